@@ -1,0 +1,36 @@
+"""Archerfish: an LLM inference engine, service and optimizer.
+
+The package imports nothing heavy by itself: `from archerfish import LLM` loads torch, `import archerfish` does not.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from archerfish.machine import hide_broken_amx
+
+# Must run before torch is imported anywhere: torch reads the variable once.
+hide_broken_amx()
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from archerfish.engine.llm import LLM
+    from archerfish.engine.outputs import CompletionOutput, RequestOutput
+    from archerfish.errors import ArcherfishError
+    from archerfish.request import SamplingParams
+
+_HOME = {
+    "LLM": "archerfish.engine.llm",
+    "CompletionOutput": "archerfish.engine.outputs",
+    "RequestOutput": "archerfish.engine.outputs",
+    "ArcherfishError": "archerfish.errors",
+    "SamplingParams": "archerfish.request",
+}
+
+__all__ = ["LLM", "ArcherfishError", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'archerfish' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

@@ -1,0 +1,14 @@
+"""What a model is, in numbers. Pure arithmetic: no torch, no files."""
+
+from archerfish.arch.arch import (
+    Activation,
+    Arch,
+    AttentionSpec,
+    ExpertsSpec,
+    LayerSpec,
+    MlpSpec,
+    NormSpec,
+)
+from archerfish.arch.rope import RopeSpec
+
+__all__ = ["Activation", "Arch", "AttentionSpec", "ExpertsSpec", "LayerSpec", "MlpSpec", "NormSpec", "RopeSpec"]

@@ -1,0 +1,60 @@
+"""What a user can set, each field with its meaning. Values may be "auto" or None; resolve.py makes them concrete.
+
+The text under a field is its documentation everywhere: command-line help is generated from it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+LoadFormat = Literal["auto", "dummy"]
+Device = Literal["auto", "cpu", "cuda"]
+Batching = Literal["continuous", "dynamic", "static"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Everything an engine is built from."""
+
+    model: str | None = None
+    """Directory of a checkpoint in Hugging Face layout, or a hub name such as Qwen/Qwen3-0.6B."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub model."""
+    tokenizer: str | None = None
+    """Directory or hub name of the tokenizer, if it is not the model's own."""
+    skip_tokenizer_init: bool = False
+    """Load no tokenizer: prompts and answers are token ids."""
+    load_format: LoadFormat = "auto"
+    """auto reads safetensors; dummy makes random weights from config.json alone."""
+    dtype: Dtype = "auto"
+    """Number format of weights and activations; auto takes the checkpoint's, and float32 for float16 on a CPU."""
+    hf_overrides: Mapping[str, Any] = field(default_factory=dict)
+    """JSON object laid over config.json; a null removes a field."""
+    seed: int = 0
+    """Where the seeds of requests that name none come from, and dummy weights."""
+    max_model_len: int | None = None
+    """Longest prompt plus answer in tokens; by default what the model was trained for."""
+    device: Device = "auto"
+    """Where to run; auto takes a GPU where there is one."""
+    threads: int | None = None
+    """CPU threads; by default every core this process may use."""
+    block_size: int = 16
+    """Tokens in one block of the KV cache."""
+    enable_prefix_caching: bool = True
+    """Keep the KV cache of finished requests, and compute a prefix seen before only once."""
+    gpu_memory_utilization: float | None = None
+    """Share of the device's memory (main memory on a CPU) the engine may fill; by default 0.9 on a GPU, 0.5 on a CPU."""
+    kv_cache_memory_bytes: int | None = None
+    """Size of the KV cache, instead of what memory utilization leaves. Accepts 2G, 512M."""
+    max_num_seqs: int = 256
+    """Most sequences that run at once."""
+    max_num_batched_tokens: int | None = None
+    """Most tokens in one step; longer prompts are cut into chunks. By default 512 on a CPU, 8192 on a GPU."""
+    batching: Batching = "continuous"
+    """continuous admits requests at any step; dynamic starts a batch when it is full or its window has passed; \
+static only when it is full."""
+    batch_window_ms: float = 50.0
+    """With dynamic batching: how long the first request of a batch waits for company."""
+    check_invariants: bool = False
+    """Check the scheduler's and the cache's books after every step. For debugging."""

@@ -1,0 +1,74 @@
+"""What is told to a person at a terminal: log lines and progress bars, all on standard error, never standard output."""
+
+import logging
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+logger = logging.getLogger("archerfish")
+
+_PATIENCE = 0.7  # Seconds of work before a bar is worth showing.
+
+
+def enable_logging() -> None:
+    """Show the package's messages, unless the program has set up logging itself."""
+    if not logger.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+
+
+class ProgressBar:
+    """A bar that appears only on a terminal, and only if the work takes long enough to be waited for."""
+
+    def __init__(self, title: str, total: float, *, enabled: bool = True, in_bytes: bool = False) -> None:
+        self._title = title
+        self._total = total
+        self._in_bytes = in_bytes
+        self._enabled = enabled and sys.stderr.isatty()
+        self._appears_at = time.monotonic() + _PATIENCE
+        self._bar: tuple[Progress, TaskID] | None = None
+
+    def __enter__(self) -> "ProgressBar":
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar[0].stop()
+
+    def update(self, done: float, note: str = "") -> None:
+        """Say how much of the total is done, and something beside it."""
+        if not self._enabled or (self._bar is None and time.monotonic() < self._appears_at):
+            return
+        if self._bar is None:
+            self._bar = self._start()
+        progress, task = self._bar
+        progress.update(task, completed=done, note=note)
+
+    def _start(self) -> "tuple[Progress, TaskID]":
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        amount = DownloadColumn() if self._in_bytes else MofNCompleteColumn()
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            amount,
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+        )
+        progress = Progress(*columns, console=Console(stderr=True), transient=True)
+        progress.start()
+        return progress, progress.add_task(self._title, total=self._total, note="")

@@ -1,0 +1,207 @@
+"""The only place that assembles an engine: settings in, everything connected out."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from archerfish.arch.arch import Arch
+from archerfish.arch.cost import num_parameters
+from archerfish.config.resolve import Facts, ResolvedConfig, resolve
+from archerfish.config.settings import EngineConfig
+from archerfish.console import ProgressBar, logger
+from archerfish.engine.engine import Engine
+from archerfish.engine.intake import Intake
+from archerfish.errors import ModelNotFound, TokenizerError, UnsupportedModel
+from archerfish.execution.local import LocalExecutor
+from archerfish.execution.memory import CacheSize, size_cache
+from archerfish.kvcache.layout import KVLayout, kv_layout
+from archerfish.kvcache.storage import KVStorage
+from archerfish.kvcache.tables import KVTables
+from archerfish.machine import available_memory, num_usable_cores
+from archerfish.models.decoder import Decoder
+from archerfish.models.families import Family, Fields, find_family
+from archerfish.ops import Ops, Target, choose_ops
+from archerfish.ops.signatures import torch_dtype
+from archerfish.request import SamplingParams
+from archerfish.scheduling.policy import batching_policy
+from archerfish.scheduling.scheduler import Limits, Scheduler
+from archerfish.tokenizer import Tokenizer
+from archerfish.weights.load import load_weights, random_weights
+from archerfish.weights.locate import locate, read_config, read_json
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """An engine and what its faces need beside it."""
+
+    engine: Engine
+    intake: Intake
+    arch: Arch
+    config: ResolvedConfig
+    cache_size: CacheSize
+    default_params: SamplingParams
+    """What the model's makers recommend."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Checkpoint:
+    """A model's files, read as far as they are small."""
+
+    directory: Path
+    config: Mapping[str, Any]
+    generation: Mapping[str, Any]
+    family: Family
+    arch: Arch
+
+
+def build(config: EngineConfig) -> Assembly:
+    """Load the model and connect everything. Every error a user can fix is raised before weights are read."""
+    checkpoint = _read(config)
+    resolved = resolve(config, _facts(checkpoint))
+    torch.set_num_threads(resolved.threads)
+    tokenizer = _tokenizer(config, checkpoint)
+    ops, _ = choose_ops(Target(device=resolved.device, dtype=resolved.dtype))
+    dtype = torch_dtype(resolved.dtype)
+    layout = kv_layout(checkpoint.arch)
+    cache_size = size_cache(resolved, checkpoint.arch, layout, _free_memory(resolved.device), dtype.itemsize)
+    model = _model(checkpoint, resolved, ops)
+    storage = KVStorage(layout, cache_size.num_blocks, resolved.block_size, dtype, resolved.device, ops)
+    executor = LocalExecutor(model, storage, resolved.max_num_seqs, resolved.max_model_len, resolved.device)
+    scheduler = _scheduler(resolved, layout, cache_size, _eos_token_ids(checkpoint, tokenizer))
+    logger.info(str(cache_size))
+    return Assembly(
+        engine=Engine(scheduler, executor, time.monotonic, check_invariants=resolved.check_invariants),
+        intake=Intake(tokenizer, checkpoint.arch.vocab_size, time.monotonic),
+        arch=checkpoint.arch,
+        config=resolved,
+        cache_size=cache_size,
+        default_params=_default_params(checkpoint.generation),
+    )
+
+
+def _read(config: EngineConfig) -> _Checkpoint:
+    if config.model is None:
+        raise ModelNotFound(
+            "no model was named, and this build has no model in the box yet; give --model with a directory that holds "
+            "config.json and .safetensors files, or a hub name"
+        )
+    directory = locate(config.model, config.revision, weights=config.load_format != "dummy")
+    values = read_config(directory, config.hf_overrides)
+    if values.get("quantization_config") is not None or values.get("compression_config") is not None:
+        raise UnsupportedModel(
+            f"{directory} is a quantized checkpoint (quantization_config), which is not supported yet"
+        )
+    family = find_family(values)
+    generation = directory / "generation_config.json"
+    return _Checkpoint(
+        directory=directory,
+        config=values,
+        generation=read_json(generation) if generation.exists() else {},
+        family=family,
+        arch=family.read(Fields(values)),
+    )
+
+
+def _facts(checkpoint: _Checkpoint) -> Facts:
+    inner = checkpoint.config.get("text_config") or {}
+    named = [values.get(key) for values in (checkpoint.config, inner) for key in ("dtype", "torch_dtype")]
+    return Facts(
+        max_positions=checkpoint.arch.max_positions,
+        checkpoint_dtype=next((str(name).removeprefix("torch.") for name in named if name), None),
+        can_extend=checkpoint.arch.can_extend_positions,
+        has_cuda=torch.cuda.is_available(),
+        num_cores=num_usable_cores(),
+    )
+
+
+def _tokenizer(config: EngineConfig, checkpoint: _Checkpoint) -> Tokenizer | None:
+    if config.skip_tokenizer_init:
+        return None
+    if config.tokenizer is not None:
+        return Tokenizer.load(locate(config.tokenizer, weights=False))
+    try:
+        return Tokenizer.load(checkpoint.directory)
+    except TokenizerError:
+        if config.load_format == "dummy" and not (checkpoint.directory / "tokenizer.json").exists():
+            return None  # config.json alone is enough for random weights.
+        raise
+
+
+def _free_memory(device: str) -> int:
+    if device == "cuda":
+        free, _ = torch.cuda.mem_get_info()
+        return int(free)
+    return available_memory()
+
+
+def _model(checkpoint: _Checkpoint, config: ResolvedConfig, ops: Ops) -> Decoder:
+    with _default_dtype(torch_dtype(config.dtype)), torch.device(config.device):
+        model = Decoder(checkpoint.arch, ops, config.max_model_len)
+    model.to(config.device).requires_grad_(False).eval()
+    size = f"{num_parameters(checkpoint.arch) / 1e6:,.1f}M parameters, {config.dtype} on {config.device}"
+    if config.load_format == "dummy":
+        random_weights(model, config.seed)
+        logger.info("%s: %s, random weights", checkpoint.directory.name, size)
+    else:
+        total = sum(parameter.nbytes for parameter in model.parameters())
+        with ProgressBar("loading weights", total, in_bytes=True) as bar:
+            load_weights(model, checkpoint.family, checkpoint.directory, bar.update)
+        logger.info("%s: %s", checkpoint.directory.name, size)
+    return model
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _scheduler(config: ResolvedConfig, layout: KVLayout, size: CacheSize, eos: tuple[int, ...]) -> Scheduler:
+    limits = Limits(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len,
+        eos_token_ids=eos,
+    )
+    tables = KVTables(
+        size.num_blocks,
+        config.block_size,
+        layout.windows,
+        step_tokens=config.max_num_batched_tokens,
+        prefix_caching=config.enable_prefix_caching,
+    )
+    policy = batching_policy(config.batching, config.max_num_seqs, config.batch_window_ms / 1000)
+    return Scheduler(limits, tables, policy, config.seed)
+
+
+def _eos_token_ids(checkpoint: _Checkpoint, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """Every token the model may end with, whichever file names it."""
+    inner = checkpoint.config.get("text_config") or {}
+    found: set[int] = set()
+    for value in (
+        checkpoint.generation.get("eos_token_id"),
+        checkpoint.config.get("eos_token_id"),
+        inner.get("eos_token_id"),
+    ):
+        found.update([value] if isinstance(value, int) else value or [])
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        found.add(tokenizer.eos_token_id)
+    return tuple(sorted(found))
+
+
+def _default_params(generation: Mapping[str, Any]) -> SamplingParams:
+    names = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+    names |= {"repetition_penalty": "repetition_penalty", "max_new_tokens": "max_tokens"}
+    given = {ours: generation[theirs] for theirs, ours in names.items() if generation.get(theirs) is not None}
+    if generation.get("do_sample") is False:
+        given["temperature"] = 0.0
+    return SamplingParams.from_dict(given)

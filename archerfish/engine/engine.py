@@ -1,0 +1,74 @@
+"""The engine's step: plan, run, commit. Knows no torch, no text, no transport."""
+
+from collections.abc import Callable
+
+from archerfish.errors import EngineStopped
+from archerfish.execution.executor import Executor
+from archerfish.metrics.steps import StepCounts
+from archerfish.request import FinishReason, Request, TokenEvent
+from archerfish.scheduling.scheduler import Scheduler
+
+Clock = Callable[[], float]
+
+
+class Engine:
+    """Serves requests until it is closed, or until a step fails."""
+
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, clock: Clock, *, check_invariants: bool = False
+    ) -> None:
+        self.scheduler = scheduler
+        self.clock = clock
+        self.counts = StepCounts()
+        self._executor = executor
+        self._check_invariants = check_invariants
+        self.stopped: str | None = None
+        """Why no more work is taken."""
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def add(self, request: Request) -> None:
+        """Queue a request. A RequestError concerns this one alone."""
+        if self.stopped is not None:
+            raise EngineStopped(f"the engine takes no more work: {self.stopped}")
+        self.scheduler.add(request)
+
+    def cancel(
+        self, request_id: str, index: int | None = None, reason: FinishReason = FinishReason.ABORT
+    ) -> list[TokenEvent]:
+        """End a request, or one of its sequences, at any moment."""
+        return self.scheduler.cancel(request_id, index, reason)
+
+    def step(self) -> list[TokenEvent]:
+        """One forward pass over everything that can run; no events if nothing can.
+
+        A step that fails ends every open request with the reason, and the engine with it.
+        """
+        started = self.clock()
+        try:
+            plan = self.scheduler.plan(started)
+            result = self._executor.run(plan)
+            events = self.scheduler.commit(plan, result)
+            if self._check_invariants:
+                self.scheduler.check()
+        except Exception as error:
+            return self._fail(error)
+        if plan.chunks:
+            num_generated = sum(len(tokens) for tokens in result.tokens)
+            self.counts.record(plan.num_tokens, num_generated, self.clock() - started)
+        return events
+
+    def close(self) -> None:
+        """End what is open and let go of the device. A second call does nothing."""
+        if self.stopped is None:
+            self.stopped = "it was closed"
+            self.scheduler.cancel_all(self.stopped)
+            self._executor.close()
+
+    def _fail(self, error: Exception) -> list[TokenEvent]:
+        self.stopped = f"a step failed with {type(error).__name__}: {error}"
+        events = self.scheduler.cancel_all(self.stopped)
+        self._executor.close()
+        return events

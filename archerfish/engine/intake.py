@@ -1,0 +1,65 @@
+"""Turns what callers give (text, token ids, messages) into requests, refusing here what could never be served."""
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from archerfish.errors import InvalidParameter, TokenizerError
+from archerfish.request import Request, RequestClass, SamplingParams
+from archerfish.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+
+
+class Intake:
+    """Everything that must be known to judge a request before it is scheduled."""
+
+    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, clock: Callable[[], float]) -> None:
+        self.tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._clock = clock
+
+    def request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        request_class: RequestClass = RequestClass.ONLINE,
+        priority: int = 0,
+        cache_salt: str = "",
+        add_special_tokens: bool = True,
+    ) -> Request:
+        """A valid request, or a RequestError that names what is wrong."""
+        if params.stop and self.tokenizer is None:
+            raise InvalidParameter("stop", params.stop, "stop texts need a tokenizer; use stop_token_ids")
+        params.check_token_ids(self._vocab_size)
+        return Request(
+            request_id=request_id or uuid.uuid4().hex,
+            prompt_token_ids=self.token_ids(prompt, add_special_tokens=add_special_tokens),
+            params=params,
+            arrival_time=self._clock(),
+            request_class=request_class,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+
+    def token_ids(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """The prompt's token ids, all of them known to the model."""
+        if isinstance(prompt, str):
+            return tuple(self._needed_tokenizer("a text prompt").encode(prompt, add_special_tokens=add_special_tokens))
+        token_ids = tuple(prompt)
+        for token in token_ids:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self._vocab_size:
+                raise InvalidParameter("prompt", token, f"token ids are whole numbers from 0 to {self._vocab_size - 1}")
+        return token_ids
+
+    def chat_text(self, messages: Sequence[Message], **variables: Any) -> str:
+        """Messages laid out as the model's chat template wants them."""
+        return self._needed_tokenizer("a chat").chat_template.render(messages, **variables)
+
+    def _needed_tokenizer(self, what: str) -> Tokenizer:
+        if self.tokenizer is None:
+            raise TokenizerError(f"{what} needs a tokenizer, and none was loaded; give token ids instead")
+        return self.tokenizer

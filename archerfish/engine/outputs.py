@@ -1,0 +1,166 @@
+"""What a caller gets back, in the shape vLLM's users know, and the collector that builds it from token events."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from archerfish.metrics.timing import RequestTiming
+from archerfish.request import FinishReason, Request, TokenEvent, TokenLogprobs
+from archerfish.tokenizer import Detokenizer, Tokenizer
+
+
+@dataclass(slots=True)
+class Logprob:
+    """One candidate for a token's place."""
+
+    logprob: float
+    rank: int
+    """1 for the likeliest."""
+    decoded_token: str
+
+
+Logprobs = dict[int, Logprob]
+"""By token id: the chosen token and the likeliest ones."""
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One of a request's n answers."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[Logprobs] | None = None
+    finish_reason: str | None = None
+    """stop, length, abort or error; None while it is being written."""
+    stop_reason: int | str | None = None
+    """The stop token or stop text that ended it, if the request named it."""
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A request and what was written for it."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    metrics: RequestTiming
+    prompt_logprobs: list[Logprobs | None] | None = None
+    """The first is None: nothing precedes it."""
+    num_cached_tokens: int = 0
+    """Prompt tokens that did not have to be computed."""
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOutput:
+    """What one step added to one answer."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[Logprobs] | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+
+
+StopSequence = Callable[[str, int], None]
+"""(request id, index): the answer is complete, although the engine does not know it yet."""
+
+
+class Collector:
+    """Gathers one request's events: text without split characters, stop strings, log-probabilities, times."""
+
+    def __init__(self, request: Request, prompt: str | None, tokenizer: Tokenizer | None, stop: StopSequence) -> None:
+        params = request.params
+        self._request = request
+        self._tokenizer = tokenizer
+        self._stop = stop
+        self.output = RequestOutput(
+            request_id=request.request_id,
+            prompt=prompt,
+            prompt_token_ids=list(request.prompt_token_ids),
+            outputs=[CompletionOutput(index) for index in range(params.n)],
+            metrics=RequestTiming(request.arrival_time),
+            prompt_logprobs=None if params.prompt_logprobs is None else [None],
+        )
+        self._detokenizers: list[Detokenizer | None] = [None] * params.n
+        if tokenizer is not None:
+            self._detokenizers = [
+                Detokenizer(
+                    tokenizer,
+                    request.prompt_token_ids,
+                    skip_special_tokens=params.skip_special_tokens,
+                    stop=params.stop,
+                    include_stop_str_in_output=params.include_stop_str_in_output,
+                    min_tokens=params.min_tokens,
+                )
+                for _ in range(params.n)
+            ]
+
+    @property
+    def finished(self) -> bool:
+        return self.output.finished
+
+    def add(self, event: TokenEvent, now: float) -> StreamOutput | None:
+        """Take in one event; what it adds, or None if its answer was already complete."""
+        answer = self.output.outputs[event.sequence_index]
+        if answer.finish_reason is not None:
+            return None
+        self._record_start(event)
+        detokenizer = self._detokenizers[event.sequence_index]
+        token_ids, text, stop_text = event.token_ids, "", None
+        if detokenizer is not None and token_ids:
+            piece = detokenizer.add(token_ids)
+            token_ids, text, stop_text = token_ids[: piece.num_tokens], piece.text, piece.stopped
+        if token_ids:
+            self.output.metrics.record_tokens(len(token_ids), now)
+        answer.token_ids += token_ids
+        logprobs = self._add_logprobs(answer, event.logprobs, len(token_ids))
+        if stop_text is not None:
+            self._finish(answer, FinishReason.STOP, stop_text)
+            if event.finish_reason is None:
+                self._stop(event.request_id, event.sequence_index)
+        elif event.finish_reason is not None:
+            text += detokenizer.finish() if detokenizer is not None else ""
+            answer.error = event.error
+            self._finish(answer, event.finish_reason, event.stop_reason)
+        answer.text += text
+        if self.output.finished:
+            self.output.metrics.finished_time = now
+        return StreamOutput(event.sequence_index, text, token_ids, logprobs, answer.finish_reason, answer.stop_reason)
+
+    def _record_start(self, event: TokenEvent) -> None:
+        if event.scheduled_time and self.output.metrics.scheduled_time is None:
+            self.output.metrics.scheduled_time = event.scheduled_time
+            self.output.num_cached_tokens = event.num_cached_tokens
+        if event.prompt_logprobs and event.sequence_index == 0 and self.output.prompt_logprobs is not None:
+            self.output.prompt_logprobs += [self._logprobs(entry) for entry in event.prompt_logprobs]
+
+    def _add_logprobs(
+        self, answer: CompletionOutput, entries: list[TokenLogprobs] | None, count: int
+    ) -> list[Logprobs] | None:
+        if self._request.params.logprobs is None:
+            return None
+        kept = (entries or [])[:count]
+        logprobs = [self._logprobs(entry) for entry in kept]
+        answer.logprobs = (answer.logprobs or []) + logprobs
+        answer.cumulative_logprob = (answer.cumulative_logprob or 0.0) + sum(entry.logprob for entry in kept)
+        return logprobs
+
+    def _logprobs(self, entry: TokenLogprobs) -> Logprobs:
+        candidates = {
+            token: Logprob(value, rank, self._text(token)) for rank, (token, value) in enumerate(entry.top, 1)
+        }
+        candidates.setdefault(entry.token_id, Logprob(entry.logprob, entry.rank, self._text(entry.token_id)))
+        return candidates
+
+    def _text(self, token_id: int) -> str:
+        return "" if self._tokenizer is None else self._tokenizer.token_text(token_id)
+
+    def _finish(self, answer: CompletionOutput, reason: FinishReason, stop_reason: int | str | None) -> None:
+        answer.finish_reason = reason.value
+        answer.stop_reason = stop_reason
+        self.output.finished = all(output.finish_reason is not None for output in self.output.outputs)

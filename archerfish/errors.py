@@ -1,0 +1,95 @@
+"""The one exception tree: what a user can fix, and what ends the engine. Knows nothing else of the package.
+
+ArcherfishError
+├── UserError                 a person can fix it; commands print one line and exit with code 2
+│   ├── ConfigError           a setting or flag that cannot work
+│   ├── ModelError            the model cannot be used
+│   │   ├── ModelNotFound         no such directory or hub name
+│   │   ├── UnsupportedModel      an architecture or config field that is not understood
+│   │   ├── CheckpointError       weights that are missing, broken or of the wrong shape
+│   │   └── TokenizerError        no tokenizer, a broken one, or no chat template
+│   ├── RequestError          one request is refused; the others go on
+│   │   ├── InvalidParameter      a parameter that is unknown or out of range
+│   │   └── PromptTooLong         the prompt does not fit the context
+│   ├── DoesNotFit            weights, activations and KV cache exceed the memory
+│   └── NoKernel              no implementation of an operation supports what was asked
+└── EngineError               the engine cannot go on
+    ├── StepFailed                a step raised; every open request ends with this reason
+    └── EngineStopped             work was given to an engine that has ended
+"""
+
+
+class ArcherfishError(Exception):
+    """Base of everything the package raises on purpose."""
+
+
+class UserError(ArcherfishError):
+    """Something a person can fix."""
+
+
+class ConfigError(UserError):
+    """A setting or flag that cannot work."""
+
+
+class ModelError(UserError):
+    """The model cannot be used."""
+
+
+class ModelNotFound(ModelError):
+    """There is no such directory or hub name."""
+
+
+class UnsupportedModel(ModelError):
+    """An architecture or config field that is not understood."""
+
+
+class CheckpointError(ModelError):
+    """Weights that are missing, broken or of the wrong shape."""
+
+
+class TokenizerError(ModelError):
+    """No tokenizer, a broken one, or no chat template."""
+
+
+class RequestError(UserError):
+    """One request is refused; the others go on."""
+
+
+class InvalidParameter(RequestError):
+    """A parameter that is unknown or out of range."""
+
+    def __init__(self, name: str, value: object, allowed: str) -> None:
+        super().__init__(f"{name} = {value!r} is not valid: {allowed}")
+        self.name = name
+
+
+class PromptTooLong(RequestError):
+    """The prompt leaves no room for even one new token."""
+
+    def __init__(self, length: int, limit: int) -> None:
+        super().__init__(
+            f"the prompt has {length} tokens, but the context holds {limit} and one must be left for the answer; "
+            f"shorten the prompt to {limit - 1} tokens or start with --max-model-len {length + 1} or more"
+        )
+        self.length = length
+        self.limit = limit
+
+
+class DoesNotFit(UserError):
+    """Weights, activations and KV cache exceed the memory."""
+
+
+class NoKernel(UserError):
+    """No implementation of an operation supports what was asked."""
+
+
+class EngineError(ArcherfishError):
+    """The engine cannot go on."""
+
+
+class StepFailed(EngineError):
+    """A step raised; every open request ended with this reason."""
+
+
+class EngineStopped(EngineError):
+    """Work was given to an engine that has ended."""

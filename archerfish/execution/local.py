@@ -1,0 +1,102 @@
+"""Runs plans on this machine with torch: one forward pass over all chunks, then the draw."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from archerfish.execution.inputs import StepInputs, step_inputs
+from archerfish.execution.rows import Rows
+from archerfish.kvcache.storage import KVStorage
+from archerfish.models.decoder import Decoder
+from archerfish.request import TokenLogprobs
+from archerfish.sampling.sampler import Sampler, token_logprobs
+from archerfish.scheduling.plan import Plan, StepResult
+
+_LOGIT_ROWS_AT_ONCE = 128  # A prompt's logits can be far larger than anything else in a step.
+
+
+class LocalExecutor:
+    """A model, its cache and its rows."""
+
+    def __init__(self, model: Decoder, storage: KVStorage, max_num_seqs: int, max_model_len: int, device: str) -> None:
+        self._model = model
+        self._storage = storage
+        self._device = device
+        self._rows = Rows(max_num_seqs, max_model_len, len(storage.layout.windows), storage.block_size)
+        self._sampler = Sampler(max_num_seqs, model.arch.vocab_size)
+        self._num_prompt_logprobs: dict[int, int] = {}
+        """Rows that want log-probabilities of their prompt, and how many."""
+
+    @torch.inference_mode()
+    def run(self, plan: Plan) -> StepResult:
+        self._update(plan)
+        if not plan.chunks:
+            return StepResult([])
+        inputs = step_inputs(plan.chunks, self._rows, self._device)
+        hidden = self._forward(inputs)
+        prompt_logprobs = self._prompt_logprobs(plan, inputs, hidden)
+        sampling = np.flatnonzero([chunk.samples for chunk in plan.chunks])
+        tokens: list[list[int]] = [[] for _ in plan.chunks]
+        if not len(sampling):
+            return StepResult(tokens, prompt_logprobs=prompt_logprobs)
+        rows, ends = inputs.rows[sampling], inputs.ends[sampling]
+        last = torch.from_numpy(inputs.last_tokens[sampling]).to(self._device)
+        logits = self._model.logits(hidden[last])
+        draw = self._sampler.draw(logits, rows, ends, torch.from_numpy(self._rows.tokens))
+        self._rows.tokens[rows, ends] = draw.tokens
+        for place, token in zip(sampling.tolist(), draw.tokens, strict=True):
+            tokens[place] = [token]
+        return StepResult(
+            tokens,
+            {int(sampling[place]): [entry] for place, entry in draw.logprobs.items()},
+            prompt_logprobs,
+            {int(sampling[place]): reason for place, reason in draw.failures.items()},
+        )
+
+    def close(self) -> None:
+        del self._model, self._storage
+
+    def _update(self, plan: Plan) -> None:
+        """Take in what is new since the last step."""
+        for start in plan.starts:
+            self._rows.start(start)
+            self._sampler.set_row(start.row, start.params, start.seed, start.num_prompt_tokens, start.stop_token_ids)
+            self._num_prompt_logprobs.pop(start.row, None)
+            if start.params.prompt_logprobs is not None:
+                self._num_prompt_logprobs[start.row] = start.params.prompt_logprobs
+        for chunk in plan.chunks:
+            if chunk.new_blocks:
+                self._rows.append_blocks(chunk)
+        self._storage.copy(plan.copies)
+
+    def _forward(self, inputs: StepInputs) -> Tensor:
+        storage, layers = self._storage, self._model.arch.layers
+
+        def attend(layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+            if k is not None and v is not None:
+                storage.write(layer, k, v, inputs.chunks)
+            spec = layers[layer].attention
+            return storage.attend(layer, q, inputs.chunks, spec.scale, spec.window, spec.softcap)
+
+        hidden: Tensor = self._model(inputs.tokens, inputs.positions, attend)
+        return hidden
+
+    def _prompt_logprobs(self, plan: Plan, inputs: StepInputs, hidden: Tensor) -> dict[int, list[TokenLogprobs]]:
+        """For chunks whose row asked: log-probabilities of the prompt tokens that follow the chunk's own."""
+        found: dict[int, list[TokenLogprobs]] = {}
+        for place, chunk in enumerate(plan.chunks if self._num_prompt_logprobs else ()):
+            num_top = self._num_prompt_logprobs.get(chunk.row)
+            num_prompt = int(self._rows.num_prompt[chunk.row])
+            count = min(chunk.length, num_prompt - 1 - chunk.start)
+            if num_top is None or count <= 0:
+                continue
+            first = int(inputs.offsets[place])
+            following = self._rows.tokens[chunk.row, chunk.start + 1 : chunk.start + 1 + count].astype(np.int64)
+            tokens = torch.from_numpy(following).to(self._device)
+            entries: list[TokenLogprobs] = []
+            for piece in range(0, count, _LOGIT_ROWS_AT_ONCE):
+                part = tokens[piece : piece + _LOGIT_ROWS_AT_ONCE]
+                logits = self._model.logits(hidden[first + piece : first + piece + len(part)])
+                entries += token_logprobs(logits, part, [num_top] * len(part))
+            found[place] = entries
+        return found

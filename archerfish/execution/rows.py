@@ -1,0 +1,36 @@
+"""What an executor remembers of each row between steps: its tokens and its block tables."""
+
+import numpy as np
+
+from archerfish.sampling.edits import Ints
+from archerfish.scheduling.plan import Chunk, SequenceStart
+
+IntTable = np.ndarray[tuple[int, int], np.dtype[np.int32]]
+
+
+class Rows:
+    """Tokens and block tables of all rows, as arrays that a step's inputs are gathered from."""
+
+    def __init__(self, num_rows: int, max_model_len: int, num_groups: int, block_size: int) -> None:
+        self.block_size = block_size
+        blocks_per_row = -(-max_model_len // block_size)
+        # One place more: the token drawn at the very end of the context is stored, though never computed.
+        self.tokens: IntTable = np.zeros((num_rows, max_model_len + 1), np.int32)
+        self.tables: list[IntTable] = [np.zeros((num_rows, blocks_per_row), np.int32) for _ in range(num_groups)]
+        self.num_prompt: Ints = np.zeros(num_rows, np.int64)
+        self._num_blocks: Ints = np.zeros(num_rows, np.int64)
+
+    def start(self, start: SequenceStart) -> None:
+        row = start.row
+        self.tokens[row, : len(start.tokens)] = start.tokens
+        self.num_prompt[row] = start.num_prompt_tokens
+        self._num_blocks[row] = len(start.blocks[0])
+        for table, blocks in zip(self.tables, start.blocks, strict=True):
+            # A place that a window has passed is never read: any block will do.
+            table[row, : len(blocks)] = [0 if block is None else block for block in blocks]
+
+    def append_blocks(self, chunk: Chunk) -> None:
+        first = self._num_blocks[chunk.row]
+        for table, blocks in zip(self.tables, chunk.new_blocks, strict=True):
+            table[chunk.row, first : first + len(blocks)] = blocks
+        self._num_blocks[chunk.row] += len(chunk.new_blocks[0])

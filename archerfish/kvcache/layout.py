@@ -1,0 +1,54 @@
+"""How layers share the cache: which layers form a group, which slot of a block each has, and what a block weighs."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from archerfish.arch.arch import Arch
+
+
+class Place(NamedTuple):
+    """Where a layer's keys and values live."""
+
+    group: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """Groups of layers with one reach each. Every group has as many layers as a block has slots, or fewer."""
+
+    windows: tuple[int | None, ...]
+    """One for each group."""
+    num_slots: int
+    """Layers that one block holds keys and values for."""
+    places: tuple[Place, ...]
+    """One for each layer; layers that share keys and values share the place."""
+    num_kv_heads: int
+    head_dim: int
+
+    def block_bytes(self, block_size: int, bytes_per_value: int) -> int:
+        return 2 * self.num_slots * block_size * self.num_kv_heads * self.head_dim * bytes_per_value
+
+
+def kv_layout(arch: Arch) -> KVLayout:
+    """Group layers by window. Groups are as large as the rarest window allows, so that all blocks weigh the same."""
+    by_window: dict[int | None, list[int]] = defaultdict(list)
+    for index, layer in enumerate(arch.layers):
+        if layer.attention.kv_source is None:
+            by_window[layer.attention.window].append(index)
+    shapes = {(layer.attention.num_kv_heads, layer.attention.head_dim) for layer in arch.layers}
+    assert len(shapes) == 1, "all layers store keys and values of one shape"
+    num_slots = min(len(layers) for layers in by_window.values())
+    windows: list[int | None] = []
+    places: dict[int, Place] = {}
+    for window, layers in by_window.items():
+        for first in range(0, len(layers), num_slots):
+            for slot, index in enumerate(layers[first : first + num_slots]):
+                places[index] = Place(len(windows), slot)
+            windows.append(window)
+    num_kv_heads, head_dim = shapes.pop()
+    every = [
+        places[index if (s := layer.attention.kv_source) is None else s] for index, layer in enumerate(arch.layers)
+    ]
+    return KVLayout(tuple(windows), num_slots, tuple(every), num_kv_heads, head_dim)

@@ -1,0 +1,94 @@
+"""Which blocks are free, cached or in use, by reference count. Knows nothing of tokens, sequences or tensors."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NewType
+
+BlockId = NewType("BlockId", int)
+
+
+class BlockPool:
+    """A fixed number of blocks. Every operation on a block takes constant time.
+
+    A block is in use while anyone holds a reference. When the last one goes, a published block stays cached and can be
+    taken up again, until its room is needed: the one released longest ago goes first. Sequences release their last
+    block first, so a block always goes before the blocks its meaning depends on.
+    """
+
+    def __init__(self, num_blocks: int, on_evict: Callable[[BlockId], None]) -> None:
+        self.num_blocks = num_blocks
+        self._on_evict = on_evict
+        self._free = [BlockId(block) for block in reversed(range(num_blocks))]
+        self._cached: OrderedDict[BlockId, None] = OrderedDict()
+        self._references = [0] * num_blocks
+        self._published = [False] * num_blocks
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that could be reserved now: free, or cached and in nobody's use."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def num_in_use(self) -> int:
+        return self.num_blocks - self.num_available
+
+    def reserve(self, count: int) -> list[BlockId] | None:
+        """Blocks for the caller alone, or None (and nothing changed) if there are too few."""
+        if count > self.num_available:
+            return None
+        return [self._take() for _ in range(count)]
+
+    def retain(self, block: BlockId) -> None:
+        """One more holder of a block that is in use or cached."""
+        if self._references[block] == 0:
+            assert self._published[block], "only a published block can be taken up again"
+            del self._cached[block]
+        self._references[block] += 1
+
+    def release(self, block: BlockId) -> None:
+        """One holder less."""
+        assert self._references[block] > 0, "released more often than reserved"
+        self._references[block] -= 1
+        if self._references[block] == 0:
+            if self._published[block]:
+                self._cached[block] = None
+            else:
+                self._free.append(block)
+
+    def publish(self, block: BlockId) -> None:
+        """Keep the block cached after its last holder releases it; on_evict tells when it goes."""
+        assert self._references[block] > 0, "only a holder can publish"
+        self._published[block] = True
+
+    def drop_cached(self) -> None:
+        """Forget every block that nobody uses."""
+        while self._cached:
+            self._free.append(self._evict())
+
+    def check(self) -> None:
+        """Free, cached and in use add up, and no block is two of them."""
+        in_use = {block for block in range(self.num_blocks) if self._references[block] > 0}
+        free, cached = set(self._free), set(self._cached)
+        assert len(free) == len(self._free), "a block is free twice"
+        assert len(free) + len(cached) + len(in_use) == self.num_blocks, "blocks are lost or counted twice"
+        assert not (free & cached or free & in_use or cached & in_use), "a block is in two places"
+        assert all(self._published[block] for block in cached), "a cached block is not published"
+        assert not any(self._published[block] for block in free), "a free block is published"
+
+    def references(self, block: BlockId) -> int:
+        return self._references[block]
+
+    def _take(self) -> BlockId:
+        block = self._free.pop() if self._free else self._evict()
+        self._references[block] = 1
+        return block
+
+    def _evict(self) -> BlockId:
+        block, _ = self._cached.popitem(last=False)
+        self._published[block] = False
+        self._on_evict(block)
+        return block

@@ -1,0 +1,101 @@
+"""What this machine is: CPU features, memory. Reads /proc and the like; never imports torch."""
+
+import os
+import platform
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+_LAST_ISA_WITHOUT_AMX = "AVX512_CORE_FP16"
+_AMX_PALETTE_LEAF = 0x1D
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """One CPU as the operating system describes it."""
+
+    name: str
+    num_cores: int
+    flags: frozenset[str]
+    max_cpuid_leaf: int | None
+
+    @property
+    def has_hidden_amx(self) -> bool:
+        """AMX is advertised, but the leaf that describes its tiles cannot be read.
+
+        oneDNN then configures no tiles and the first matrix product dies with SIGILL.
+        """
+        return "amx_tile" in self.flags and self.max_cpuid_leaf is not None and self.max_cpuid_leaf < _AMX_PALETTE_LEAF
+
+
+@cache
+def cpu() -> Cpu:
+    try:
+        description = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        description = ""
+    return parse_cpuinfo(description)
+
+
+def parse_cpuinfo(text: str) -> Cpu:
+    """The first processor of a /proc/cpuinfo; every field falls back to what Python knows."""
+    fields: dict[str, str] = {}
+    for line in text.partition("\n\n")[0].splitlines():
+        key, _, value = line.partition(":")
+        fields[key.strip()] = value.strip()
+    leaf = fields.get("cpuid level", "")
+    return Cpu(
+        name=fields.get("model name") or platform.processor() or platform.machine(),
+        num_cores=num_usable_cores(),
+        flags=frozenset(fields.get("flags", fields.get("Features", "")).split()),
+        max_cpuid_leaf=int(leaf) if leaf.isdigit() else None,
+    )
+
+
+def num_usable_cores() -> int:
+    """Cores this process may run on, which a container or `taskset` can make fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def hide_broken_amx() -> None:
+    """Tell oneDNN to leave AMX alone where its tiles cannot be configured. A user's own setting wins."""
+    if cpu().has_hidden_amx:
+        os.environ.setdefault("ONEDNN_MAX_CPU_ISA", _LAST_ISA_WITHOUT_AMX)
+
+
+def available_memory() -> int:
+    """Bytes of main memory this process can still take: the machine's, or its container's if that is less."""
+    available = _meminfo("MemAvailable")
+    if available is None:
+        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    room = _cgroup_room()
+    return available if room is None else min(available, room)
+
+
+def total_memory() -> int:
+    """Bytes of main memory the machine has."""
+    total = _meminfo("MemTotal")
+    return total if total is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _meminfo(field: str) -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _cgroup_room() -> int | None:
+    """What the container's limit (cgroup v2) leaves, or None without one."""
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = Path("/sys/fs/cgroup/memory.current").read_text().strip()
+    except OSError:
+        return None
+    return max(0, int(limit) - int(used)) if limit.isdigit() and used.isdigit() else None

@@ -1,0 +1,1 @@
+"""Metrics: they hear of everything and decide nothing."""

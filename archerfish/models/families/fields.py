@@ -1,0 +1,207 @@
+"""Reads config.json field by field and knows which were never read: what is not understood is refused by name."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from archerfish.arch.arch import Activation
+from archerfish.arch.rope import RopeKind, RopeSpec
+from archerfish.errors import UnsupportedModel
+
+# Training, bookkeeping and generation defaults: none of them changes what a forward pass computes.
+_WITHOUT_EFFECT = frozenset(
+    "architectures model_type transformers_version torch_dtype dtype _name_or_path name_or_path auto_map use_cache "
+    "initializer_range initializer_factor pretraining_tp attention_dropout attn_pdrop embd_pdrop resid_pdrop "
+    "hidden_dropout residual_dropout embedding_dropout resid_dropout dropout output_attentions output_hidden_states "
+    "output_router_logits router_aux_loss_coef router_jitter_noise bos_token_id eos_token_id pad_token_id "
+    "unk_token_id sep_token_id decoder_start_token_id is_decoder is_encoder_decoder add_cross_attention "
+    "cross_attention_hidden_size tie_encoder_decoder gradient_checkpointing use_return_dict return_dict torchscript "
+    "chunk_size_feed_forward id2label label2id num_labels problem_type finetuning_task task_specific_params "
+    "pruned_heads prefix prune_heads keys_to_ignore_at_inference _attn_implementation attn_implementation "
+    "_attn_implementation_autoset _flash_attn_2_enabled use_flash_attn cache_implementation max_length min_length "
+    "temperature top_k top_p do_sample num_beams repetition_penalty unsloth_version unsloth_fixed quantization "
+    "max_window_layers summary_type summary_use_proj summary_activation summary_proj_to_labels "
+    "summary_first_dropout reorder_and_upcast_attn n_ctx".split()
+)
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+}
+
+_missing: Any = object()
+
+
+class Fields:
+    """A config.json being read."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        # A null means the same as leaving the field out, everywhere in this format.
+        self._values = {name: value for name, value in values.items() if value is not None}
+        self._read: set[str] = set()
+
+    def get(self, name: str, default: Any = _missing) -> Any:
+        """The value, whatever its type. Without a default the field is required."""
+        self._read.add(name)
+        if name in self._values:
+            return self._values[name]
+        if default is _missing:
+            raise UnsupportedModel(f"config.json lacks the field {name!r}")
+        return default
+
+    def has(self, name: str) -> bool:
+        return name in self._values
+
+    def integer(self, name: str, default: int | None = None, least: int = 1) -> int:
+        value = self.get(name, _missing if default is None else default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self._bad(name, value, f"a whole number of at least {least}")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self.get(name, _missing if default is None else default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self._bad(name, value, "a number")
+        return float(value)
+
+    def optional_number(self, name: str) -> float | None:
+        return self.number(name) if self.has(name) else None
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.get(name, default)
+        if not isinstance(value, bool):
+            raise self._bad(name, value, "true or false")
+        return value
+
+    def activation(self, name: str, default: str) -> Activation:
+        value = self.get(name, default)
+        if value not in _ACTIVATIONS:
+            raise self._bad(name, value, f"one of {', '.join(_ACTIVATIONS)}")
+        return _ACTIVATIONS[value]
+
+    def only(self, name: str, value: Any) -> None:
+        """Accept the field only with this value: another would mean arithmetic we do not do."""
+        found = self.get(name, value)
+        if found != value:
+            raise self._bad(name, found, json.dumps(value))
+
+    def skip(self, *names: str) -> None:
+        """Fields that this family may carry and that have no effect on it."""
+        self._read.update(names)
+
+    def finish(self) -> None:
+        """Refuse what nobody read."""
+        unknown = sorted(set(self._values) - self._read - _WITHOUT_EFFECT)
+        if unknown:
+            override = json.dumps(dict.fromkeys(unknown))
+            raise UnsupportedModel(
+                f"config.json has fields that are not understood for this model type: {', '.join(unknown)}; "
+                f"if they do not change the model's arithmetic, pass --hf-overrides '{override}'"
+            )
+
+    def _bad(self, name: str, value: object, wanted: str) -> UnsupportedModel:
+        return UnsupportedModel(f"config.json: {name} = {value!r} is not supported; it must be {wanted}")
+
+    # -- parts that many families share ---------------------------------------------------------------------------
+
+    def head_dim(self) -> int:
+        hidden, heads = self.integer("hidden_size"), self.integer("num_attention_heads")
+        if not self.has("head_dim") and hidden % heads:
+            raise self._bad("num_attention_heads", heads, f"a divisor of hidden_size = {hidden}")
+        return self.integer("head_dim", hidden // heads)
+
+    def num_kv_heads(self, name: str = "num_key_value_heads") -> int:
+        heads = self.integer("num_attention_heads")
+        kv_heads = self.integer(name, heads)
+        if heads % kv_heads:
+            raise self._bad(name, kv_heads, f"a divisor of num_attention_heads = {heads}")
+        return kv_heads
+
+    def windows(self, num_layers: int, default_types: list[str] | None = None) -> list[int | None]:
+        """Each layer's window: from layer_types where given, else one window for all layers that have any."""
+        types = self.get("layer_types", default_types)
+        window = self.integer("sliding_window") if self.has("sliding_window") else None
+        self.skip("sliding_window")
+        if types is None:
+            return [window] * num_layers
+        if len(types) != num_layers or not set(types) <= {"full_attention", "sliding_attention"}:
+            raise self._bad("layer_types", types, f"{num_layers} times full_attention or sliding_attention")
+        return [window if kind == "sliding_attention" else None for kind in types]
+
+    def rope(self, dim: int, default_theta: float = 10000.0, layer_type: str | None = None) -> RopeSpec:
+        """The rotation, in today's layout (rope_parameters) or the older one (rope_theta, rope_scaling)."""
+        values = self.get("rope_parameters", None) or self.get("rope_scaling", None) or {}
+        if layer_type is not None and layer_type in values:
+            values = values[layer_type] or {}
+        inner = Fields(values)
+        theta = inner.number("rope_theta", self.number("rope_theta", default_theta))
+        partial = inner.number("partial_rotary_factor", self.number("partial_rotary_factor", 1.0))
+        kind = inner.get("rope_type", inner.get("type", "default"))
+        if kind not in get_args(RopeKind):
+            raise UnsupportedModel(
+                f"rope type {kind!r} is not supported; supported are {', '.join(get_args(RopeKind))}"
+            )
+        spec = self._scaled_rope(inner, kind, theta, int(dim * partial))
+        inner.finish()
+        return spec
+
+    def _scaled_rope(self, inner: "Fields", kind: RopeKind, theta: float, dim: int) -> RopeSpec:
+        trained = self.integer("max_position_embeddings", 2048)
+        original = inner.integer("original_max_position_embeddings", trained)
+        original = self.integer("original_max_position_embeddings", original)
+        if kind == "default":
+            inner.skip("factor")
+            return RopeSpec(theta=theta, dim=dim)
+        if kind == "linear":
+            return RopeSpec(theta=theta, dim=dim, kind=kind, factor=inner.number("factor"))
+        if kind == "dynamic":
+            return RopeSpec(
+                theta=theta, dim=dim, kind=kind, factor=inner.number("factor"), original_max_positions=trained
+            )
+        if kind == "llama3":
+            return RopeSpec(
+                theta=theta,
+                dim=dim,
+                kind=kind,
+                factor=inner.number("factor"),
+                original_max_positions=original,
+                low_freq_factor=inner.number("low_freq_factor"),
+                high_freq_factor=inner.number("high_freq_factor"),
+            )
+        attention_factor = inner.optional_number("attention_factor")
+        factor = inner.number("factor", trained / original)
+        if kind == "yarn":
+            return RopeSpec(
+                theta=theta,
+                dim=dim,
+                kind=kind,
+                factor=factor,
+                original_max_positions=original,
+                attention_factor=attention_factor,
+                beta_fast=inner.number("beta_fast", 32.0),
+                beta_slow=inner.number("beta_slow", 1.0),
+                truncate=inner.flag("truncate", True),
+                mscale=inner.optional_number("mscale"),
+                mscale_all_dim=inner.optional_number("mscale_all_dim"),
+            )
+        return RopeSpec(
+            theta=theta,
+            dim=dim,
+            kind=kind,
+            factor=factor,
+            original_max_positions=original,
+            attention_factor=attention_factor,
+            short_factor=self._factors(inner, "short_factor", dim),
+            long_factor=self._factors(inner, "long_factor", dim),
+        )
+
+    def _factors(self, inner: "Fields", name: str, dim: int) -> tuple[float, ...]:
+        factors = inner.get(name)
+        if not isinstance(factors, list) or len(factors) != dim // 2:
+            raise self._bad(name, factors, f"a list of {dim // 2} numbers")
+        return tuple(float(f) for f in factors)

@@ -1,0 +1,97 @@
+"""Gemma 2 and Gemma 3 (text): norms on both sides, windows on most layers, scaled embeddings, soft caps."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from archerfish.arch.arch import Arch, AttentionSpec, LayerSpec, NormSpec
+from archerfish.arch.rope import RopeSpec
+from archerfish.models.families.family import Family, Names
+from archerfish.models.families.fields import Fields
+from archerfish.models.families.llama import arch, attention, gated_mlp
+
+# Fields that published multimodal Gemma 3 configs leave out of their text part.
+_GEMMA3_DEFAULTS = {"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}
+
+
+def _read_gemma2(fields: Fields) -> Arch:
+    num_layers = fields.integer("num_hidden_layers")
+    alternating = ["full_attention" if index % 2 else "sliding_attention" for index in range(num_layers)]
+    rope = fields.rope(fields.head_dim())
+    windows = fields.windows(num_layers, alternating)
+    return _gemma(fields, [_attention(fields, rope, window, None) for window in windows])
+
+
+def _read_gemma3_text(fields: Fields) -> Arch:
+    fields.only("use_bidirectional_attention", False)
+    num_layers = fields.integer("num_hidden_layers")
+    pattern = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern", 6))
+    default = ["sliding_attention" if (index + 1) % pattern else "full_attention" for index in range(num_layers)]
+    far, near = _ropes(fields)
+    windows = fields.windows(num_layers, default)
+    return _gemma(fields, [_attention(fields, far if w is None else near, w, "head") for w in windows])
+
+
+def _read_gemma3(fields: Fields) -> Arch:
+    """The language model inside a multimodal checkpoint."""
+    text: Mapping[str, Any] = fields.get("text_config")
+    fields.skip("vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index")
+    fields.skip("tie_word_embeddings")
+    fields.finish()
+    return _read_gemma3_text(Fields({**_GEMMA3_DEFAULTS, **text, "model_type": "gemma3_text"}))
+
+
+def _ropes(fields: Fields) -> tuple[RopeSpec, RopeSpec]:
+    """Rotations of layers that see everything and of layers with a window. Scaling stretches only the first."""
+    dim = fields.head_dim()
+    far = fields.rope(dim, 1_000_000.0, "full_attention")
+    near_theta = fields.number("rope_local_base_freq", 10_000.0)
+    if "sliding_attention" in fields.get("rope_parameters", {}):
+        return far, fields.rope(dim, near_theta, "sliding_attention")
+    return far, RopeSpec(theta=near_theta, dim=dim)
+
+
+def _attention(fields: Fields, rope: RopeSpec, window: int | None, qk_norm: str | None) -> AttentionSpec:
+    bias = fields.flag("attention_bias", False)
+    return attention(
+        fields,
+        rope,
+        window,
+        scale=fields.number("query_pre_attn_scalar", 256.0) ** -0.5,
+        softcap=fields.optional_number("attn_logit_softcapping"),
+        qk_norm=qk_norm,
+        qkv_bias=bias,
+        output_bias=bias,
+    )
+
+
+def _gemma(fields: Fields, attentions: list[AttentionSpec]) -> Arch:
+    fields.skip("hidden_act")  # Present beside hidden_activation in older configs, which is the one that counts.
+    mlp = gated_mlp(fields, activation_field="hidden_activation", default_activation="gelu_pytorch_tanh")
+    return arch(
+        fields,
+        [LayerSpec(attention=spec, feed_forward=mlp, norm_outputs=True) for spec in attentions],
+        norm=NormSpec(eps=fields.number("rms_norm_eps", 1e-6), weight_offset=1.0),
+        tie_embeddings=fields.flag("tie_word_embeddings", True),
+        embedding_multiplier=fields.integer("hidden_size") ** 0.5,
+        logit_softcap=fields.optional_number("final_logit_softcapping"),
+    )
+
+
+_NAMES = Names(mlp_norm="pre_feedforward_layernorm")
+_NOT_TEXT = (re.escape("vision_tower.") + ".*", re.escape("multi_modal_projector.") + ".*")
+
+FAMILIES = {
+    "gemma2": Family(read=_read_gemma2, places=_NAMES.places),
+    "gemma3_text": Family(read=_read_gemma3_text, places=_NAMES.places),
+    "gemma3": Family(
+        read=_read_gemma3,
+        places=_NAMES.places,
+        renames=(
+            (r"^model\.language_model\.", "model."),
+            (r"^language_model\.", ""),
+            (r"^model\.(vision|multi)", r"\1"),
+        ),
+        ignored=_NOT_TEXT,
+    ),
+}

@@ -1,0 +1,22 @@
+"""OLMo 2: norms after attention and feed-forward instead of before, queries and keys normalized over all heads."""
+
+from archerfish.arch.arch import Arch, LayerSpec, NormSpec
+from archerfish.models.families.family import Family, Names
+from archerfish.models.families.fields import Fields
+from archerfish.models.families.llama import IGNORED, arch, attention, gated_mlp
+
+
+def _read_olmo2(fields: Fields) -> Arch:
+    bias = fields.flag("attention_bias", False)
+    rope = fields.rope(fields.head_dim())
+    layer = LayerSpec(
+        attention=attention(fields, rope, None, qkv_bias=bias, output_bias=bias, qk_norm="width"),
+        feed_forward=gated_mlp(fields),
+        norm_inputs=False,
+        norm_outputs=True,
+    )
+    norm = NormSpec(eps=fields.number("rms_norm_eps", 1e-5))
+    return arch(fields, [layer] * fields.integer("num_hidden_layers"), norm=norm)
+
+
+FAMILIES = {"olmo2": Family(read=_read_olmo2, places=Names().places, ignored=IGNORED)}

@@ -1,0 +1,18 @@
+"""Phi-3 and Phi-4: Llama's arithmetic with fused projections; a part of each head may turn; long contexts by longrope."""
+
+from archerfish.arch.arch import Arch, LayerSpec
+from archerfish.models.families.family import Family, Names
+from archerfish.models.families.fields import Fields
+from archerfish.models.families.llama import IGNORED, arch, attention, gated_mlp
+
+
+def _read_phi3(fields: Fields) -> Arch:
+    rope = fields.rope(fields.head_dim())
+    windows = fields.windows(fields.integer("num_hidden_layers"))
+    mlp = gated_mlp(fields)
+    return arch(fields, [LayerSpec(attention=attention(fields, rope, w), feed_forward=mlp) for w in windows])
+
+
+_NAMES = Names(qkv="self_attn.qkv_proj", up="mlp.gate_up_proj")
+
+FAMILIES = {"phi3": Family(read=_read_phi3, places=_NAMES.places, ignored=IGNORED)}

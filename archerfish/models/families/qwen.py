@@ -1,0 +1,67 @@
+"""Qwen2 and 2.5 (biased projections), Qwen3 (normalized queries and keys), Qwen3-MoE (experts on chosen layers)."""
+
+from archerfish.arch.arch import Arch, ExpertsSpec, LayerSpec, MlpSpec
+from archerfish.models.families.family import Family, Names
+from archerfish.models.families.fields import Fields
+from archerfish.models.families.llama import IGNORED, arch, attention, gated_mlp
+
+
+def _read_qwen2(fields: Fields) -> Arch:
+    rope = fields.rope(fields.head_dim())
+    layers = [
+        LayerSpec(attention=attention(fields, rope, window, qkv_bias=True), feed_forward=gated_mlp(fields))
+        for window in _windows(fields)
+    ]
+    return arch(fields, layers)
+
+
+def _read_qwen3(fields: Fields) -> Arch:
+    mlp = gated_mlp(fields)
+    return arch(fields, _qwen3_layers(fields, [mlp] * fields.integer("num_hidden_layers")))
+
+
+def _read_qwen3_moe(fields: Fields) -> Arch:
+    experts = ExpertsSpec(
+        num_experts=fields.integer("num_experts", 128),
+        num_experts_per_token=fields.integer("num_experts_per_tok", 8),
+        size=fields.integer("moe_intermediate_size", 768),
+        activation=fields.activation("hidden_act", "silu"),
+        normalize_weights=fields.flag("norm_topk_prob", False),
+    )
+    step = fields.integer("decoder_sparse_step", 1)
+    dense = set(fields.get("mlp_only_layers", []))
+    mlp = gated_mlp(fields)
+    feed_forward: list[MlpSpec | ExpertsSpec] = [
+        mlp if index in dense or (index + 1) % step else experts for index in range(fields.integer("num_hidden_layers"))
+    ]
+    return arch(fields, _qwen3_layers(fields, feed_forward))
+
+
+def _qwen3_layers(fields: Fields, feed_forward: "list[MlpSpec] | list[MlpSpec | ExpertsSpec]") -> list[LayerSpec]:
+    bias = fields.flag("attention_bias", False)
+    rope = fields.rope(fields.head_dim())
+    return [
+        LayerSpec(
+            attention=attention(fields, rope, window, qkv_bias=bias, output_bias=bias, qk_norm="head"),
+            feed_forward=part,
+        )
+        for window, part in zip(_windows(fields), feed_forward, strict=True)
+    ]
+
+
+def _windows(fields: Fields) -> list[int | None]:
+    """Qwen configs carry a window that is off unless use_sliding_window says otherwise; it starts at a later layer."""
+    num_layers = fields.integer("num_hidden_layers")
+    if not fields.flag("use_sliding_window", False):
+        fields.skip("sliding_window", "max_window_layers", "layer_types")
+        return [None] * num_layers
+    first = fields.integer("max_window_layers", 28, least=0)
+    default = ["full_attention" if index < first else "sliding_attention" for index in range(num_layers)]
+    return fields.windows(num_layers, default)
+
+
+FAMILIES = {
+    "qwen2": Family(read=_read_qwen2, places=Names().places, ignored=IGNORED),
+    "qwen3": Family(read=_read_qwen3, places=Names().places, ignored=IGNORED),
+    "qwen3_moe": Family(read=_read_qwen3_moe, places=Names().places, ignored=IGNORED),
+}

@@ -1,0 +1,28 @@
+"""SmolLM3: Llama with no position at all on every few layers."""
+
+from archerfish.arch.arch import Arch, LayerSpec
+from archerfish.models.families.family import Family, Names
+from archerfish.models.families.fields import Fields
+from archerfish.models.families.llama import IGNORED, arch, attention, gated_mlp
+
+
+def _read_smollm3(fields: Fields) -> Arch:
+    num_layers = fields.integer("num_hidden_layers")
+    interval = fields.integer("no_rope_layer_interval", 4)
+    turns = fields.get("no_rope_layers", [int((index + 1) % interval != 0) for index in range(num_layers)])
+    windowed = fields.flag("use_sliding_window", False)
+    default = ["full_attention" if turning or not windowed else "sliding_attention" for turning in turns[:num_layers]]
+    bias = fields.flag("attention_bias", False)
+    mlp = gated_mlp(fields, bias=fields.flag("mlp_bias", False))
+    rope = fields.rope(fields.head_dim(), 2_000_000.0)
+    layers = [
+        LayerSpec(
+            attention=attention(fields, rope if turning else None, window, qkv_bias=bias, output_bias=bias),
+            feed_forward=mlp,
+        )
+        for turning, window in zip(turns, fields.windows(num_layers, default), strict=False)
+    ]
+    return arch(fields, layers, tie_embeddings=fields.flag("tie_word_embeddings", True))
+
+
+FAMILIES = {"smollm3": Family(read=_read_smollm3, places=Names().places, ignored=IGNORED)}

@@ -1,0 +1,63 @@
+"""Chooses one implementation for each operation, once, from an ordered list; keeps the reasons against the others."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from archerfish.errors import NoKernel
+from archerfish.ops.reference import IMPLEMENTATIONS as REFERENCE
+from archerfish.ops.signatures import Ops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What the chosen kernels will be asked to run on."""
+
+    device: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    """One way to run one operation."""
+
+    operation: str
+    name: str
+    function: Callable[..., Any]
+    supports: Callable[[Target], str | None]
+    """None if it runs on the target, else the reason why not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What was taken for an operation, and why not what stood before it."""
+
+    operation: str
+    name: str
+    rejected: tuple[tuple[str, str], ...]
+    """(implementation, reason) in the order they were tried."""
+
+
+def implementations() -> list[Implementation]:
+    """All that exist, fastest first; the reference comes last and runs everywhere."""
+    return [Implementation(op, "reference", function, lambda _: None) for op, function in REFERENCE.items()]
+
+
+def choose_ops(target: Target, candidates: list[Implementation] | None = None) -> tuple[Ops, list[Choice]]:
+    """The first implementation of each operation that supports the target."""
+    candidates = implementations() if candidates is None else candidates
+    functions: dict[str, Callable[..., Any]] = {}
+    choices = []
+    for operation in (f.name for f in fields(Ops)):
+        rejected: list[tuple[str, str]] = []
+        for candidate in (c for c in candidates if c.operation == operation):
+            reason = candidate.supports(target)
+            if reason is None:
+                functions[operation] = candidate.function
+                choices.append(Choice(operation, candidate.name, tuple(rejected)))
+                break
+            rejected.append((candidate.name, reason))
+        else:
+            tried = "; ".join(f"{name}: {reason}" for name, reason in rejected) or "there is none"
+            raise NoKernel(f"no implementation of {operation} for {target.dtype} on {target.device}. Tried: {tried}")
+    return Ops(**functions), choices

@@ -1,0 +1,21 @@
+"""The operations in plain torch: right everywhere, on any device, and what every other implementation is held to."""
+
+from collections.abc import Callable
+from typing import Any
+
+from archerfish.ops.reference.attention import attend
+from archerfish.ops.reference.cache import copy_blocks, write_kv
+from archerfish.ops.reference.layers import activate, embed, experts, layer_norm, linear, rms_norm, rotate
+
+IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
+    "linear": linear,
+    "embed": embed,
+    "rms_norm": rms_norm,
+    "layer_norm": layer_norm,
+    "rotate": rotate,
+    "activate": activate,
+    "experts": experts,
+    "attend": attend,
+    "write_kv": write_kv,
+    "copy_blocks": copy_blocks,
+}

@@ -1,0 +1,214 @@
+"""What a client asks for and what it gets back, as plain data. Knows no torch, no scheduler, no tokenizer."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum, IntEnum
+from typing import Any, NamedTuple
+
+from archerfish.errors import InvalidParameter
+
+GREEDY_BELOW = 1e-5
+"""A temperature under this is greedy: dividing by it would only overflow."""
+
+_LARGEST_SEED = 2**64 - 1
+
+
+class RequestClass(IntEnum):
+    """Which work goes first. Batch work fills what online work leaves."""
+
+    ONLINE = 0
+    BATCH = 1
+
+
+class FinishReason(Enum):
+    """Why a sequence ended, in the words of OpenAI's API where it has one."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SLO:
+    """What a request must meet to count as goodput."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are chosen and when to stop. Checked when made: an instance is always valid."""
+
+    n: int = 1
+    """Number of answers to write for the prompt."""
+    max_tokens: int | None = 16
+    """Most tokens to write; None writes until the context is full."""
+    min_tokens: int = 0
+    """Tokens to write before a stop token or stop string may end the answer."""
+    temperature: float = 1.0
+    """0 takes the likeliest token; larger values spread the choice."""
+    top_k: int = 0
+    """Keep the k likeliest tokens; 0 or -1 keeps all."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens whose probability reaches this."""
+    min_p: float = 0.0
+    """Keep tokens at least this likely relative to the likeliest."""
+    repetition_penalty: float = 1.0
+    """Above 1 makes tokens already in prompt or answer less likely."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logit of every token already in the answer."""
+    frequency_penalty: float = 0.0
+    """Subtracted once for each time a token is already in the answer."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the logits of these token ids."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """If given, only these token ids can be chosen."""
+    stop: tuple[str, ...] = ()
+    """Texts that end the answer."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Token ids that end the answer, beside the model's own."""
+    ignore_eos: bool = False
+    """Write on past the model's end token."""
+    include_stop_str_in_output: bool = False
+    """Keep the stop text at the end of the answer."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+    seed: int | None = None
+    """Same seed, same tokens, in whatever batch. None draws one."""
+    logprobs: int | None = None
+    """Log-probabilities of the chosen token and of this many likeliest ones."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt."""
+
+    def __post_init__(self) -> None:
+        self._normalize()
+        self._check()
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "SamplingParams":
+        """As a client sends them. A name that is not a parameter is refused."""
+        known = {f.name for f in fields(cls)}
+        for name, value in values.items():
+            if name not in known:
+                raise InvalidParameter(name, value, f"there is no such parameter; known are {', '.join(sorted(known))}")
+        return cls(**values)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+    def _normalize(self) -> None:
+        """Accept what people write (one stop string, lists) and keep one form."""
+        set_field = object.__setattr__
+        stop: Any = self.stop
+        set_field(self, "stop", (stop,) if isinstance(stop, str) else tuple(stop or ()))
+        set_field(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        if self.allowed_token_ids is not None:
+            set_field(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+        if self.top_k == -1:
+            set_field(self, "top_k", 0)
+        bias = {int(token): float(value) for token, value in (self.logit_bias or {}).items()}
+        set_field(self, "logit_bias", bias)
+
+    def _check(self) -> None:
+        for name, least in (("n", 1), ("min_tokens", 0), ("top_k", 0)):
+            _check_int(name, getattr(self, name), least)
+        for name, least in (("max_tokens", 1), ("logprobs", 0), ("prompt_logprobs", 0)):
+            if getattr(self, name) is not None:
+                _check_int(name, getattr(self, name), least)
+        if self.seed is not None:
+            _check_int("seed", self.seed, 0, _LARGEST_SEED)
+        _check_float("temperature", self.temperature, 0.0, math.inf)
+        _check_float("top_p", self.top_p, 0.0, 1.0, open_below=True)
+        _check_float("min_p", self.min_p, 0.0, 1.0)
+        _check_float("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_below=True)
+        _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidParameter("min_tokens", self.min_tokens, f"it exceeds max_tokens = {self.max_tokens}")
+        if any(not isinstance(text, str) or not text for text in self.stop):
+            raise InvalidParameter("stop", self.stop, "every stop must be a text that is not empty")
+        if any(not math.isfinite(value) for value in self.logit_bias.values()):
+            raise InvalidParameter("logit_bias", self.logit_bias, "every value must be a finite number")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidParameter("allowed_token_ids", (), "leave it out, or allow at least one token")
+
+    def check_token_ids(self, vocab_size: int) -> None:
+        """Refuse token ids that the model does not have."""
+        named: tuple[tuple[str, Iterable[int]], ...] = (
+            ("logit_bias", self.logit_bias),
+            ("allowed_token_ids", self.allowed_token_ids or ()),
+            ("stop_token_ids", self.stop_token_ids),
+        )
+        for name, token_ids in named:
+            for token_id in token_ids:
+                _check_int(name, token_id, 0, vocab_size - 1)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _check_int(name, getattr(self, name), 0, vocab_size)
+
+
+def _check_int(name: str, value: object, least: int, most: int | None = None) -> None:
+    allowed = f"it must be a whole number of at least {least}" + ("" if most is None else f" and at most {most}")
+    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
+        raise InvalidParameter(name, value, allowed)
+
+
+def _check_float(name: str, value: object, least: float, most: float, *, open_below: bool = False) -> None:
+    bound = "above" if open_below else "at least"
+    allowed = f"it must be a number {bound} {least:g}" + ("" if most == math.inf else f" and at most {most:g}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise InvalidParameter(name, value, allowed)
+    if value > most or value < least or (open_below and value == least):
+        raise InvalidParameter(name, value, allowed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a client asked for, as the engine takes it."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    arrival_time: float
+    request_class: RequestClass = RequestClass.ONLINE
+    priority: int = 0
+    """Lower goes first within a class."""
+    cache_salt: str = ""
+    """Requests share cached prefixes only with requests of the same salt."""
+    slo: SLO | None = None
+    tenant: str = ""
+
+
+class TokenLogprobs(NamedTuple):
+    """How likely one token was, and the likeliest ones at its place."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    """1 for the likeliest token."""
+    top: list[tuple[int, float]]
+    """(token id, log-probability), likeliest first."""
+
+
+class TokenEvent(NamedTuple):
+    """News of one sequence after a step: tokens it grew by, and whether it ended."""
+
+    request_id: str
+    sequence_index: int
+    """Which of the request's n sequences."""
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """For prompt tokens 1, 2, ... in order, as far as this step computed them; the first has no probability."""
+    num_cached_tokens: int = 0
+    """Prompt tokens that came from the cache when the sequence was first scheduled."""
+    scheduled_time: float = 0.0
+    """When the sequence first left the queue."""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    """The token id that ended the sequence, if it was one the request named."""
+    error: str | None = None

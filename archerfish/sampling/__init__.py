@@ -1,0 +1,1 @@
+"""Sampling: from logits to tokens. Filters, penalties, seeded noise, log-probabilities."""

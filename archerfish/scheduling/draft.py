@@ -1,0 +1,145 @@
+"""A plan being made: who gets which chunk, as far as the token budget, the rows and the blocks go."""
+
+from archerfish.kvcache.prefix import NO_MATCH, PrefixMatch
+from archerfish.kvcache.tables import BlockCopy, BlockTable
+from archerfish.request import RequestClass
+from archerfish.scheduling.plan import Chunk, SequenceStart
+from archerfish.scheduling.roster import Roster
+from archerfish.scheduling.sequence import Sequence
+
+
+class Draft:
+    """Made afresh for each step. Online work is served before batch work sees the budget."""
+
+    def __init__(self, roster: Roster, budget: int, now: float) -> None:
+        self.chunks: dict[Sequence, Chunk] = {}
+        self.starts: list[SequenceStart] = []
+        self.copies: list[BlockCopy] = []
+        self._roster = roster
+        self._tables = roster.tables
+        self._budget = budget
+        self._now = now
+
+    # -- sequences that run ---------------------------------------------------------------------------------------
+
+    def continue_running(self, kind: RequestClass) -> None:
+        """A chunk for every running sequence, as far as the budget goes."""
+        chunks = self.chunks
+        behind = []
+        # One token each first, so that a long prompt cannot hold up the answers of others.
+        for sequence in tuple(self._roster.running[kind]):
+            table, computed = sequence.table, sequence.computed
+            if table is None or not self._budget:
+                continue  # Preempted a moment ago, or no budget left.
+            if len(sequence.tokens) - computed > 1:
+                behind.append(sequence)
+            elif computed < table.capacity:
+                chunks[sequence] = Chunk(sequence.row, computed, 1, True)
+                self._budget -= 1
+            else:
+                self._extend(sequence)
+        for sequence in behind:
+            if sequence.table is not None and self._budget:
+                self._extend(sequence)
+
+    def _extend(self, sequence: Sequence) -> None:
+        """A chunk as long as budget and blocks allow. Without a single block left, whoever is last makes way."""
+        assert sequence.table is not None
+        while (room := self._tables.room(sequence.table) - sequence.computed) < 1:
+            victim = self._roster.last()
+            if victim is sequence:
+                return  # All others come first: wait for one of them to end.
+            self._preempt(victim)
+        self._give(sequence, sequence.table, min(sequence.todo, self._budget, room))
+
+    def _give(self, sequence: Sequence, table: BlockTable, length: int) -> None:
+        new_blocks = self._tables.reserve(table, sequence.computed + length)
+        assert new_blocks is not None, "there was room"
+        samples = length == sequence.todo
+        self.chunks[sequence] = Chunk(sequence.row, sequence.computed, length, samples, new_blocks)
+        self._budget -= length
+
+    def _preempt(self, victim: Sequence) -> None:
+        chunk = self.chunks.pop(victim, None)
+        self._budget += chunk.length if chunk is not None else 0
+        self._roster.preempt(victim)
+
+    # -- sequences that wait --------------------------------------------------------------------------------------
+
+    def admit(self, kind: RequestClass, num_seats: int) -> list[Sequence]:
+        """Let up to num_seats in, strictly in order: the first that does not fit holds the line."""
+        admitted: list[Sequence] = []
+        while len(admitted) < num_seats and self._budget:
+            sequence = self._roster.waiting.first(kind)
+            if sequence is None or not self._admit(sequence):
+                break
+            admitted.append(sequence)
+        return admitted
+
+    def _admit(self, sequence: Sequence) -> bool:
+        if not self._roster.has_free_row and not self._displace(sequence):
+            return False
+        opened = self._fork(sequence) or self._open(sequence)
+        if opened is None:
+            return False
+        table, sequence.computed = opened
+        self._roster.seat(sequence, table)
+        self.starts.append(
+            SequenceStart(
+                row=sequence.row,
+                tokens=tuple(sequence.tokens),
+                num_prompt_tokens=sequence.num_prompt_tokens,
+                blocks=tuple(tuple(blocks) for blocks in table.groups),
+                params=sequence.request.params,
+                seed=sequence.seed,
+                stop_token_ids=tuple(sequence.stop_token_ids),
+            )
+        )
+        room = self._tables.room(table) - sequence.computed
+        self._give(sequence, table, min(sequence.todo, self._budget, room))
+        if not sequence.scheduled:
+            sequence.scheduled = True
+            sequence.scheduled_time = self._now
+            sequence.num_cached_tokens = sequence.computed
+        return True
+
+    def _fork(self, sequence: Sequence) -> tuple[BlockTable, int] | None:
+        """Share the prompt of a sibling that has computed it; only its last token is computed again."""
+        parent = sequence.parent
+        if parent is None or parent.table is None or sequence.scheduled:
+            return None
+        shared = sequence.num_prompt_tokens - 1
+        # One column more than the fork itself takes: its first token may open a new block.
+        if parent.computed < shared or self._tables.pool.num_available < 2 * len(self._tables.windows):
+            return None
+        fork = self._tables.fork(parent.table, shared)
+        if fork is None:
+            return None
+        self.copies.extend(fork.copies)
+        return fork.table, shared
+
+    def _open(self, sequence: Sequence) -> tuple[BlockTable, int] | None:
+        """Start from the longest cached prefix, once everything the sequence has so far will fit."""
+        match = self._match(sequence)
+        while not self._tables.can_hold(match, len(sequence.tokens)):
+            if not self._displace(sequence):
+                return None
+        return self._tables.open(match), match.num_blocks * self._tables.block_size
+
+    def _match(self, sequence: Sequence) -> PrefixMatch:
+        # Probabilities of prompt tokens need every position computed.
+        if not self._tables.prefix_caching or sequence.request.params.prompt_logprobs is not None:
+            return NO_MATCH
+        # The last token is always computed: its logits are what the next one is drawn from.
+        num_blocks = (len(sequence.tokens) - 1) // self._tables.block_size
+        return self._tables.match(sequence.names.upto(sequence.tokens, num_blocks))
+
+    def _displace(self, sequence: Sequence) -> bool:
+        """Preempt a running sequence of a lower class, if there is one."""
+        if not self._roster.num_running:
+            return False
+        victim = self._roster.last()
+        if victim.request.request_class <= sequence.request.request_class:
+            return False
+        self._preempt(victim)
+        return True

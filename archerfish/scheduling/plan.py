@@ -1,0 +1,67 @@
+"""What the scheduler asks of a step and what an executor answers: plain data that can be logged, replayed and sent.
+
+Executors keep state by row: a sequence gets a row when it is started, and later chunks name only the row and what is
+new. A row is free for another sequence once a plan starts one on it.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from archerfish.kvcache.pool import BlockId
+from archerfish.kvcache.tables import BlockCopy, Blocks
+from archerfish.request import SamplingParams, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceStart:
+    """Everything an executor must know of a sequence that takes up a row, for the first time or after preemption."""
+
+    row: int
+    tokens: tuple[int, ...]
+    num_prompt_tokens: int
+    blocks: tuple[tuple[BlockId | None, ...], ...]
+    """Blocks it already shares, one tuple for each group; None where a window has passed."""
+    params: SamplingParams
+    seed: int
+    stop_token_ids: tuple[int, ...]
+    """Tokens that must not be drawn before min_tokens are written."""
+
+
+class Chunk(NamedTuple):
+    """The tokens of one sequence that a step computes: positions start to start + length."""
+
+    row: int
+    start: int
+    length: int
+    samples: bool
+    """The chunk reaches the sequence's last token, so the next one is drawn."""
+    new_blocks: Blocks = ()
+    """Blocks to append to the row's tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step."""
+
+    step: int
+    starts: list[SequenceStart]
+    copies: list[BlockCopy]
+    chunks: list[Chunk]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.length for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What became of a plan's chunks, in their order."""
+
+    tokens: list[list[int]]
+    """Tokens drawn for each chunk; none where it does not sample."""
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    """By chunk, for the tokens drawn."""
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    """By chunk, for the prompt tokens that follow the chunk's tokens."""
+    failures: dict[int, str] = field(default_factory=dict)
+    """By chunk, why its sequence cannot go on."""

@@ -1,0 +1,260 @@
+"""Decides what each step computes and keeps every sequence's progress. Knows ids and numbers only: no tensors, no text.
+
+There is one notion of progress: todo = len(tokens) - computed. Prefill, chunked prefill, decode, cache hits, forks and
+preemption are that number growing and shrinking; nothing here asks which of them it is.
+"""
+
+import random
+from dataclasses import dataclass
+
+from archerfish.errors import InvalidParameter, PromptTooLong, RequestError
+from archerfish.kvcache.tables import KVTables
+from archerfish.request import FinishReason, Request, RequestClass, TokenEvent, TokenLogprobs
+from archerfish.scheduling.draft import Draft
+from archerfish.scheduling.plan import Chunk, Plan, StepResult
+from archerfish.scheduling.policy import BatchingPolicy, Situation
+from archerfish.scheduling.roster import Roster
+from archerfish.scheduling.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a step and a sequence may be."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class PrefixCounts:
+    """How much of the prompts came from the cache."""
+
+    num_queried: int = 0
+    num_hit: int = 0
+
+
+class Scheduler:
+    """plan() and commit() alternate; requests are added and cancelled between any two calls."""
+
+    def __init__(self, limits: Limits, tables: KVTables, policy: BatchingPolicy, seed: int = 0) -> None:
+        self.limits = limits
+        self.tables = tables
+        self.policy = policy
+        self.prefix_counts = PrefixCounts()
+        self.expects_more = False
+        """Whether more requests may come: batches that wait to be full go on waiting."""
+        self._roster = Roster(limits.max_num_seqs, tables)
+        self._requests: dict[str, list[Sequence]] = {}
+        """Sequences of each open request that have not ended."""
+        self._planned: list[Sequence] | None = None
+        """Sequences of the step in flight, in chunk order."""
+        self._ended_in_flight: set[Sequence] = set()
+        self._step = 0
+        self._seeds = random.Random(seed)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._roster.waiting)
+
+    @property
+    def num_running(self) -> int:
+        return self._roster.num_running
+
+    @property
+    def num_preemptions(self) -> int:
+        return self._roster.num_preemptions
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._requests)
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Queue a request, or raise a RequestError that leaves everything as it was."""
+        if request.request_id in self._requests:
+            raise RequestError(f"a request with id {request.request_id!r} is already open")
+        if not request.prompt_token_ids:
+            raise InvalidParameter("prompt", "", "it must have at least one token")
+        if len(request.prompt_token_ids) >= self.limits.max_model_len:
+            raise PromptTooLong(len(request.prompt_token_ids), self.limits.max_model_len)
+        seed = request.params.seed if request.params.seed is not None else self._seeds.getrandbits(64)
+        block_size, longest, eos = self.tables.block_size, self.limits.max_model_len, self.limits.eos_token_ids
+        sequences = [Sequence(request, i, seed, block_size, longest, eos) for i in range(request.params.n)]
+        self._requests[request.request_id] = sequences
+        # The others fork from the first once its prompt is computed.
+        self._roster.waiting.add(sequences[0])
+
+    def cancel(
+        self, request_id: str, index: int | None = None, reason: FinishReason = FinishReason.ABORT
+    ) -> list[TokenEvent]:
+        """End a request, or one of its sequences. What has already ended is left alone."""
+        ended = [s for s in self._requests.get(request_id, []) if index is None or s.index == index]
+        for sequence in ended:
+            if index == 0:
+                self._queue_forks(sequence)  # The others may still be waiting for this one's prompt.
+            self._end(sequence)
+        return [_end_event(sequence, reason) for sequence in ended]
+
+    def cancel_all(self, error: str) -> list[TokenEvent]:
+        """End every open request because of an error."""
+        ended = [sequence for sequences in self._requests.values() for sequence in sequences]
+        for sequence in ended:
+            self._end(sequence)
+        return [_end_event(sequence, FinishReason.ERROR, error) for sequence in ended]
+
+    # -- plan -----------------------------------------------------------------------------------------------------
+
+    def plan(self, now: float) -> Plan:
+        """What the next step computes; no chunks if nothing can run."""
+        assert self._planned is None, "commit the last plan first"
+        draft = Draft(self._roster, self.limits.max_num_batched_tokens, now)
+        for kind in RequestClass:
+            draft.continue_running(kind)
+            if self.num_waiting:
+                admitted = draft.admit(kind, self.policy.num_admissible(self._situation(kind, now)))
+                self._count_prefixes(admitted)
+        self._step += 1
+        self._planned = list(draft.chunks)
+        return Plan(self._step, draft.starts, draft.copies, list(draft.chunks.values()))
+
+    def seconds_until_start(self, now: float) -> float | None:
+        """After a plan without chunks: when to plan again. None if only an arrival or a cancel can help."""
+        return self.policy.seconds_until_start(self._situation(RequestClass.BATCH, now))
+
+    def _situation(self, kind: RequestClass, now: float) -> Situation:
+        oldest = self._roster.waiting.oldest_arrival()
+        # Sequences of a lower class do not count: they make way.
+        num_running = sum(len(running) for other, running in self._roster.running.items() if other <= kind)
+        oldest_wait = 0.0 if oldest is None else now - oldest
+        return Situation(num_running, self.num_waiting, oldest_wait, self.expects_more)
+
+    def _count_prefixes(self, admitted: list[Sequence]) -> None:
+        for sequence in admitted:
+            self.prefix_counts.num_queried += len(sequence.tokens)
+            self.prefix_counts.num_hit += sequence.computed
+
+    # -- commit ---------------------------------------------------------------------------------------------------
+
+    def commit(self, plan: Plan, result: StepResult) -> list[TokenEvent]:
+        """Take in what a step computed; the events are news for clients."""
+        assert self._planned is not None and plan.step == self._step, "commit the plan that was made last"
+        sequences, self._planned = self._planned, None
+        already_ended, self._ended_in_flight = self._ended_in_flight, set()
+        for sequence in already_ended:
+            # Only now: the step in flight was still reading its blocks.
+            self._roster.unseat(sequence)
+        events: list[TokenEvent] = []
+        for place, (sequence, chunk, tokens) in enumerate(zip(sequences, plan.chunks, result.tokens, strict=True)):
+            if sequence.table is None:
+                continue  # Cancelled in flight, or a sibling failed a moment ago.
+            if place in result.failures:
+                events.extend(self._fail(sequence, result.failures[place]))
+                continue
+            event = self._grow(sequence, chunk, tokens)
+            if sequence.wants_logprobs:
+                event = _with_logprobs(
+                    event, sequence, chunk, result.logprobs.get(place), result.prompt_logprobs.get(place)
+                )
+            if event is not None:
+                events.append(event)
+                if event.finish_reason is not None:
+                    self._end(sequence)
+        return events
+
+    def _grow(self, sequence: Sequence, chunk: Chunk, tokens: list[int]) -> TokenEvent | None:
+        """Count the chunk as computed and append what was drawn."""
+        assert sequence.table is not None
+        block_size = self.tables.block_size
+        before, computed = sequence.computed, chunk.start + chunk.length
+        sequence.computed = computed
+        if computed // block_size != before // block_size:
+            self.tables.advance(sequence.table, computed, sequence.names, sequence.tokens)
+        if not tokens:
+            return None
+        if sequence.index == 0 and sequence.request.params.n > 1:
+            self._queue_forks(sequence)
+        sequence.tokens.extend(tokens)
+        length, last = len(sequence.tokens), tokens[-1]
+        finish_reason, stop_reason = None, None
+        if last in sequence.stop_token_ids and length > sequence.stops_after:
+            finish_reason = FinishReason.STOP
+            stop_reason = last if last in sequence.request.params.stop_token_ids else None
+        elif length >= sequence.length_limit:
+            finish_reason = FinishReason.LENGTH
+        return TokenEvent(
+            sequence.request.request_id,
+            sequence.index,
+            tokens,
+            None,
+            None,
+            sequence.num_cached_tokens,
+            sequence.scheduled_time,
+            finish_reason,
+            stop_reason,
+        )
+
+    def _queue_forks(self, parent: Sequence) -> None:
+        """The parent's prompt is computed, or it ends before that: its siblings can start."""
+        for sequence in self._requests[parent.request.request_id]:
+            if sequence is not parent and sequence.parent is None:
+                sequence.parent = parent
+                self._roster.waiting.add(sequence)
+
+    def _fail(self, sequence: Sequence, error: str) -> list[TokenEvent]:
+        """End the whole request: siblings would fail the same way, or wait for a prompt that never comes."""
+        siblings = list(self._requests[sequence.request.request_id])
+        for sibling in siblings:
+            self._end(sibling)
+        return [_end_event(sibling, FinishReason.ERROR, error) for sibling in siblings]
+
+    def _end(self, sequence: Sequence) -> None:
+        """Take the sequence out of everything; its blocks at once, or when the step in flight is committed."""
+        request_id = sequence.request.request_id
+        siblings = self._requests[request_id]
+        siblings.remove(sequence)
+        if not siblings:
+            del self._requests[request_id]
+        if sequence.table is None:
+            if sequence.index == 0 or sequence.parent is not None:
+                self._roster.waiting.remove(sequence)
+        elif self._planned is not None and sequence in self._planned:
+            self._ended_in_flight.add(sequence)
+        else:
+            self._roster.unseat(sequence)
+
+    def check(self) -> None:
+        """Every row, block and sequence is accounted for exactly once."""
+        self._roster.check(in_flight=self._planned is not None)
+
+
+def _end_event(sequence: Sequence, reason: FinishReason, error: str | None = None) -> TokenEvent:
+    return TokenEvent(
+        request_id=sequence.request.request_id,
+        sequence_index=sequence.index,
+        token_ids=[],
+        num_cached_tokens=sequence.num_cached_tokens,
+        scheduled_time=sequence.scheduled_time,
+        finish_reason=reason,
+        error=error,
+    )
+
+
+def _with_logprobs(
+    event: TokenEvent | None,
+    sequence: Sequence,
+    chunk: Chunk,
+    logprobs: list[TokenLogprobs] | None,
+    prompt_logprobs: list[TokenLogprobs] | None,
+) -> TokenEvent | None:
+    if prompt_logprobs is not None:
+        # After a preemption the prompt is computed again; what was told once is not told twice.
+        prompt_logprobs = prompt_logprobs[max(0, sequence.num_prompt_logprobs - chunk.start) :]
+        sequence.num_prompt_logprobs += len(prompt_logprobs)
+    if not logprobs and not prompt_logprobs:
+        return event
+    if event is None:
+        event = TokenEvent(sequence.request.request_id, sequence.index, [])
+    return event._replace(logprobs=logprobs, prompt_logprobs=prompt_logprobs)

@@ -1,0 +1,77 @@
+"""One stream of tokens being grown for a request. Its one measure of progress is len(tokens) - computed."""
+
+from archerfish.kvcache.tables import BlockNames, BlockTable
+from archerfish.request import Request
+
+_MASK = 2**64 - 1
+
+
+class Sequence:
+    """Mutable state of a sequence; only the scheduler changes it."""
+
+    __slots__ = (
+        "computed",
+        "index",
+        "length_limit",
+        "names",
+        "num_cached_tokens",
+        "num_prompt_logprobs",
+        "num_prompt_tokens",
+        "order",
+        "parent",
+        "request",
+        "row",
+        "scheduled",
+        "scheduled_time",
+        "seed",
+        "stop_token_ids",
+        "stops_after",
+        "table",
+        "tokens",
+        "wants_logprobs",
+    )
+
+    def __init__(
+        self, request: Request, index: int, seed: int, block_size: int, max_model_len: int, eos: tuple[int, ...]
+    ) -> None:
+        params = request.params
+        self.request = request
+        self.index = index
+        self.seed = sequence_seed(seed, index)
+        self.tokens = list(request.prompt_token_ids)
+        self.num_prompt_tokens = len(self.tokens)
+        self.computed = 0
+        self.table: BlockTable | None = None
+        """None while waiting."""
+        self.row = 0
+        self.names = BlockNames(request.cache_salt, block_size)
+        self.parent: Sequence | None = None
+        """The sequence to fork from when admitted, if it still has what is needed."""
+        self.stop_token_ids = frozenset((*params.stop_token_ids, *(() if params.ignore_eos else eos)))
+        self.stops_after = self.num_prompt_tokens + params.min_tokens
+        limit = max_model_len if params.max_tokens is None else self.num_prompt_tokens + params.max_tokens
+        self.length_limit = min(limit, max_model_len)
+        self.order = (request.request_class, request.priority, request.arrival_time, request.request_id, index)
+        """Who goes first: smaller is earlier. Preemption takes the largest."""
+        self.scheduled = False
+        """Has ever left the queue."""
+        self.num_cached_tokens = 0
+        self.num_prompt_logprobs = 0
+        """How many prompt tokens' probabilities have been told."""
+        self.scheduled_time = 0.0
+        self.wants_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
+
+    @property
+    def todo(self) -> int:
+        """Tokens whose keys and values are still to be computed."""
+        return len(self.tokens) - self.computed
+
+
+def sequence_seed(seed: int, index: int) -> int:
+    """The seed of a request's index-th sequence: the first has the request's own, the others scrambled ones."""
+    if index == 0:
+        return seed
+    x = (seed + index * 0x9E3779B97F4A7C15) & _MASK  # splitmix64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)

@@ -1,0 +1,302 @@
+"""Owns the model's chat template: messages to the text of a prompt. Knows no token ids and no engine."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from archerfish.errors import InvalidParameter, RequestError, TokenizerError
+from archerfish.tokenizer.files import read_json_object, read_text
+
+Message = Mapping[str, Any]
+
+_PROBE = "Archerfish"
+
+# The space at its end tells whether the template trimmed the message.
+_CONTINUE_HERE = "ARCHERFISH_CONTINUES_HERE "
+
+
+class ContentForms(NamedTuple):
+    """In which forms a template understands the content of a message."""
+
+    text: bool
+    parts: bool
+    """A list of {"type": "text", "text": ...}."""
+
+
+class ChatTemplate:
+    """A model's chat templates; usually one, sometimes another for tools. Nothing changes after loading.
+
+    Templates come with models from anywhere, so they run in a sandbox. They are compiled when first used: a broken one
+    does not keep anybody from completing plain text.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        *,
+        origin: str = "the model",
+        clock: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        """`sources` by name; "default" serves unless "tool_use" is there and tools are given."""
+        self._sources = dict(sources)
+        self._special_tokens = dict(special_tokens)
+        self._origin = origin
+        self._environment = _environment(clock)
+        self._compiled: dict[str, jinja2.Template] = {}
+        self._content_forms: dict[str, ContentForms] = {}
+
+    @classmethod
+    def load(
+        cls,
+        directory: Path,
+        special_tokens: Mapping[str, str],
+        *,
+        clock: Callable[[], datetime] = datetime.now,
+    ) -> "ChatTemplate":
+        """From chat_template.jinja, else tokenizer_config.json, else chat_template.json; empty if there is none."""
+        return cls(_read_sources(directory), special_tokens, origin=str(directory), clock=clock)
+
+    @property
+    def is_present(self) -> bool:
+        return bool(self._sources)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        /,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **variables: Any,
+    ) -> str:
+        """The prompt as text; encode it without adding special tokens, for the template wrote them.
+
+        `continue_final_message` leaves the last message open for the model to write on, which rules out a generation
+        prompt. `variables` are what the template knows beside: `enable_thinking`, `documents`, ...
+        """
+        name = self._choose(tools)
+        template = self._compile(name)
+        _check_messages(messages)
+        _check_tools(tools)
+        if "messages" in variables:
+            raise InvalidParameter("messages", "a template variable", "give the messages as messages")
+        prepared = _in_form(messages, self._forms(name))
+        if continue_final_message:
+            prepared, final_text = _open_ended(prepared)
+        context = {
+            "documents": None,
+            **self._special_tokens,
+            **variables,
+            "messages": prepared,
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
+        }
+        rendered = _run(template, context)
+        return _cut_open(rendered, final_text) if continue_final_message else rendered
+
+    def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> str:
+        if not self._sources:
+            raise TokenizerError(
+                f"{self._origin} has no chat template: use generate with plain text, or put a chat_template.jinja there"
+            )
+        name = "tool_use" if tools is not None and "tool_use" in self._sources else "default"
+        if name not in self._sources:
+            names = ", ".join(sorted(self._sources))
+            raise TokenizerError(f"{self._origin} has chat templates ({names}) but none is named default: rename one")
+        return name
+
+    def _compile(self, name: str) -> jinja2.Template:
+        if name not in self._compiled:
+            try:
+                self._compiled[name] = self._environment.from_string(self._sources[name])
+            except jinja2.TemplateSyntaxError as error:
+                raise TokenizerError(
+                    f"the chat template of {self._origin} cannot be parsed (line {error.lineno}: {error.message}): "
+                    "correct it, or use generate with plain text"
+                ) from error
+        return self._compiled[name]
+
+    def _forms(self, name: str) -> ContentForms:
+        if name not in self._content_forms:
+            self._content_forms[name] = _content_forms(self._compile(name), self._special_tokens)
+        return self._content_forms[name]
+
+
+def _read_sources(directory: Path) -> dict[str, str]:
+    """Templates by name, from the first place that has any."""
+    source = read_text(directory / "chat_template.jinja")
+    extra = sorted((directory / "additional_chat_templates").glob("*.jinja"))
+    if source is not None or extra:
+        sources = {path.name.removesuffix(".jinja"): read_text(path) or "" for path in extra}
+        return sources if source is None else {"default": source, **sources}
+    for name in ("tokenizer_config.json", "chat_template.json"):
+        path = directory / name
+        value = read_json_object(path).get("chat_template")
+        if value is not None:
+            return _sources_from_json(path, value)
+    return {}
+
+
+def _sources_from_json(path: Path, value: object) -> dict[str, str]:
+    if isinstance(value, str):
+        return {"default": value}
+    if isinstance(value, list):
+        value = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
+    if isinstance(value, dict) and value and all(isinstance(text, str) for pair in value.items() for text in pair):
+        return value
+    raise TokenizerError(f"chat_template in {path} must be a text or a list of objects with name and template")
+
+
+def _check_messages(messages: object) -> None:
+    if not isinstance(messages, (list, tuple)):
+        raise InvalidParameter("messages", messages, "it must be a list of messages")
+    if not messages:
+        raise InvalidParameter("messages", messages, "give at least one message")
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise InvalidParameter(f"messages[{index}]", message, "each message must be an object with a role")
+        role = message.get("role")
+        if not isinstance(role, str) or not role:
+            raise InvalidParameter(f"messages[{index}].role", role, "it must be a text such as user or assistant")
+        _check_content(f"messages[{index}].content", message.get("content"))
+
+
+def _check_content(name: str, content: object) -> None:
+    if content is None or isinstance(content, str):
+        return
+    if not isinstance(content, (list, tuple)):
+        raise InvalidParameter(name, content, "it must be a text or a list of parts")
+    for index, part in enumerate(content):
+        if not isinstance(part, Mapping):
+            raise InvalidParameter(f"{name}[{index}]", part, "each part must be an object with a type")
+        if part.get("type") == "text" and not isinstance(part.get("text"), str):
+            raise InvalidParameter(f"{name}[{index}].text", part.get("text"), "it must be a text")
+
+
+def _check_tools(tools: object) -> None:
+    if tools is None:
+        return
+    if not isinstance(tools, (list, tuple)) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise InvalidParameter("tools", tools, "it must be a list of objects, each the JSON schema of a function")
+
+
+def _content_forms(template: jinja2.Template, special_tokens: Mapping[str, str]) -> ContentForms:
+    """Find out by trying: a template that prints the parts like the text understands both."""
+
+    def probe(content: object) -> str:
+        context = {
+            "documents": None,
+            **special_tokens,
+            "messages": [{"role": "user", "content": content}],
+            "tools": None,
+            "add_generation_prompt": False,
+        }
+        try:
+            return _run(template, context)
+        except RequestError:
+            return ""
+
+    from_text, from_parts = probe(_PROBE), probe([{"type": "text", "text": _PROBE}])
+    if _PROBE in from_text:
+        return ContentForms(text=True, parts=from_parts == from_text)
+    if _PROBE in from_parts:
+        return ContentForms(text=False, parts=True)
+    # Neither was printed, so the probe says nothing; text is what most templates take.
+    return ContentForms(text=True, parts=False)
+
+
+def _in_form(messages: Sequence[Message], forms: ContentForms) -> list[dict[str, Any]]:
+    """Copies of the messages, with their content as the template understands it."""
+    prepared = []
+    for message in messages:
+        copy = dict(message)
+        content = copy.get("content")
+        if isinstance(content, str) and not forms.text:
+            copy["content"] = [{"type": "text", "text": content}]
+        elif isinstance(content, (list, tuple)) and not forms.parts and _only_text(content):
+            copy["content"] = "".join(part["text"] for part in content)
+        prepared.append(copy)
+    return prepared
+
+
+def _only_text(parts: Sequence[Mapping[str, Any]]) -> bool:
+    return all(part.get("type") == "text" for part in parts)
+
+
+def _open_ended(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """Mark where the last message ends, so that what the template writes behind it can be cut off."""
+    *earlier, final = messages
+    content: Any = final.get("content") or ()
+    if isinstance(content, str):
+        return [*earlier, {**final, "content": content + _CONTINUE_HERE}], content
+    for index in reversed(range(len(content))):
+        text = content[index].get("text")
+        if isinstance(text, str):
+            marked = {**content[index], "text": text + _CONTINUE_HERE}
+            return [*earlier, {**final, "content": [*content[:index], marked, *content[index + 1 :]]}], text
+    raise InvalidParameter("continue_final_message", True, "the final message has no text to continue")
+
+
+def _cut_open(rendered: str, final_text: str) -> str:
+    end = rendered.rfind(_CONTINUE_HERE.strip())
+    if end < 0 or final_text.strip() not in rendered:
+        raise RequestError("the chat template does not print the final message as it is, so it cannot be continued")
+    kept = rendered[:end]
+    return kept if rendered.startswith(_CONTINUE_HERE, end) else kept.rstrip()
+
+
+def _run(template: jinja2.Template, context: Mapping[str, Any]) -> str:
+    try:
+        return template.render(context)
+    # A template is a program: on messages it was not made for, it can fail in any way.
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise RequestError(f"the chat template refused the messages: {reason}") from error
+
+
+def _environment(clock: Callable[[], datetime]) -> jinja2.Environment:
+    """As transformers sets it up, for templates are written against that."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: clock().strftime(form)
+    return environment
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes for HTML, which is not what models were trained on.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}` marks the assistant's words for training; here they are printed like any others."""
+
+    tags = {"generation"}  # noqa: RUF012 - so declared by jinja2
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        # A scope of its own, as where the block is used for training: what is set inside stays inside.
+        return [nodes.Scope(body).set_lineno(line)]

@@ -1,0 +1,210 @@
+"""Owns the text of an answer while its tokens arrive: whole characters only, up to a stop string. Knows no engine."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from archerfish.tokenizer.stop_strings import StopStrings
+from archerfish.tokenizer.tokenizer import Tokenizer
+
+_REPLACEMENT = "\ufffd"
+"""What decoders write for bytes that are not a character, be they wrong or not complete yet."""
+
+_MOST_UNFINISHED = 3
+"""A UTF-8 character has at most four bytes, so at most three tokens wait for its last one."""
+
+_NUM_CONTEXT_TOKENS = 8
+
+
+class Piece(NamedTuple):
+    """What tokens added to an answer."""
+
+    text: str
+    """Text to show now. May be empty while a character or a possible stop string is incomplete."""
+    stopped: str | None
+    """The stop string that ended the answer, if one did."""
+    num_tokens: int
+    """How many of the tokens belong to the answer: those behind the one that completed the stop string do not."""
+
+
+class Detokenizer:
+    """Turns one sequence's tokens into text, and ends it at a stop string.
+
+    Text is only given out when nothing can change it: neither half a character nor what may still become a stop string.
+    As in vLLM, a stop string counts only if it ends in text written after the first `min_tokens` tokens; it may begin
+    before. Of several stop strings, the one that is complete first ends the answer; of two that are complete with the
+    same character, the one that began earlier.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        stop: tuple[str, ...] = (),
+        include_stop_str_in_output: bool = False,
+        min_tokens: int = 0,
+    ) -> None:
+        self._tokens = TokenText(tokenizer, prompt_token_ids, skip_special_tokens=skip_special_tokens)
+        self._stop_strings = StopStrings(stop)
+        self._include_stop = include_stop_str_in_output
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
+        self._shown: list[str] = []
+        # The end of the text so far that may still become a stop string.
+        self._held = ""
+        self._stopped: str | None = None
+        self._is_finished = False
+
+    @property
+    def text(self) -> str:
+        """All text given out so far."""
+        self._shown = ["".join(self._shown)]
+        return self._shown[0]
+
+    def add(self, token_ids: Sequence[int]) -> Piece:
+        """Take in the next tokens. After a stop string, further tokens change nothing."""
+        assert not self._is_finished or self._stopped is not None, "tokens came after finish"
+        texts: list[str] = []
+        num_tokens = 0
+        for token_id in token_ids:
+            if self._stopped is not None:
+                break
+            num_tokens += 1
+            texts.append(self._add_one(token_id))
+        return Piece(self._show("".join(texts)), self._stopped, num_tokens)
+
+    def finish(self) -> str:
+        """The text held back, when the sequence ended without a stop string. An incomplete character is U+FFFD."""
+        if self._is_finished:
+            return ""
+        self._is_finished = True
+        if self._stopped is not None:
+            return ""
+        return self._show(self._held + self._tokens.finish())
+
+    def _add_one(self, token_id: int) -> str:
+        self._num_tokens += 1
+        written = self._tokens.add(token_id)
+        match = self._stop_strings.find(written, may_stop=self._num_tokens > self._min_tokens)
+        if match is not None:
+            self._stopped = match.stop
+            text = self._held + written[: match.end]
+            return text if self._include_stop else text[: -len(match.stop)]
+        text = self._held + written
+        num_shown = len(text) - self._stop_strings.num_open
+        self._held = text[num_shown:]
+        return text[:num_shown]
+
+    def _show(self, text: str) -> str:
+        if text:
+            self._shown.append(text)
+        return text
+
+
+class TokenText:
+    """The text of a growing sequence, in whole characters, at a constant cost per token.
+
+    A token's text depends on its neighbours: bytes become a character together, and decoders drop the space before the
+    very first token. So a few tokens are decoded again each time: `context`, whose text is out already, and `pending`,
+    of which the first `num_shown` characters are. The prompt's last tokens are the first context.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        # Special tokens left out here never push text out of the context.
+        visible = self._visible(prompt_token_ids[-4 * _NUM_CONTEXT_TOKENS :])[-_NUM_CONTEXT_TOKENS:]
+        num_dropped, num_unfinished = self._cut_prompt(visible)
+        self._context = visible[num_dropped : len(visible) - num_unfinished]
+        self._context_text = self._decode(self._context)
+        # A character that the prompt began is written with the answer, which completes it.
+        self._pending = visible[len(visible) - num_unfinished :]
+        self._prompt_rest = self._pending_text(self._pending)
+        self._num_shown = len(self._prompt_rest) - _num_unfinished(self._prompt_rest)
+
+    def add(self, token_id: int) -> str:
+        """Take in one token; the text that is now certain."""
+        if not self._visible((token_id,)):
+            return ""
+        self._pending.append(token_id)
+        text = self._pending_text(self._pending)
+        if not text:
+            # Not made context, as text must follow text for its leading space to be kept.
+            del self._pending[_MOST_UNFINISHED:]
+            return ""
+        num_unfinished = _num_unfinished(text)
+        if not num_unfinished:
+            return self._complete(text)
+        if len(self._pending) > _MOST_UNFINISHED:
+            return self._let_go(text)
+        end = len(text) - num_unfinished
+        if end <= self._num_shown:
+            return ""
+        certain = text[self._first_new(text) : end]
+        self._num_shown = end
+        return certain
+
+    def finish(self) -> str:
+        """The rest of the text, with U+FFFD for a character that stays incomplete."""
+        return self._complete(self._pending_text(self._pending))
+
+    def _complete(self, text: str) -> str:
+        """All pending text is certain, so it becomes the context."""
+        text = text[self._first_new(text) :]
+        self._context, self._pending, self._num_shown = self._pending, [], 0
+        self._context_text = self._decode(self._context)
+        return text
+
+    def _let_go(self, text: str) -> str:
+        """Give out what no later token can change, and forget its tokens: only the last few can be unfinished."""
+        self._pending = self._pending[-_MOST_UNFINISHED:]
+        kept = self._pending_text(self._pending)
+        num_unfinished = min(_num_unfinished(kept), _num_unfinished(text))
+        first_new = self._first_new(text)
+        if not num_unfinished:
+            # Byte fallback takes a whole run of byte tokens for wrong if one is, with one U+FFFD for each: without the
+            # wrong one before them, the kept tokens have become a character.
+            self._num_shown = 0
+            return text[first_new : len(text) - _MOST_UNFINISHED] + self._complete(kept)
+        certain = text[first_new : len(text) - num_unfinished]
+        self._num_shown = len(kept) - num_unfinished
+        return certain
+
+    def _first_new(self, text: str) -> int:
+        """Where in the pending text that begins which is not out yet."""
+        rest, self._prompt_rest = self._prompt_rest, ""
+        # Still there, so the answer did not complete it: a U+FFFD at the end of the prompt is the prompt's.
+        return max(self._num_shown, len(rest)) if rest and text.startswith(rest) else self._num_shown
+
+    def _pending_text(self, token_ids: list[int]) -> str:
+        """The text of tokens that follow the context."""
+        both = self._decode(self._context + token_ids)
+        if both.startswith(self._context_text):
+            return both[len(self._context_text) :]
+        # Bytes at the end of the context and bytes that follow it were decoded as one run, which is not valid (yet).
+        return self._decode(token_ids)
+
+    def _cut_prompt(self, token_ids: list[int]) -> tuple[int, int]:
+        """How many of the first tokens to drop, because they end a character begun before them, and how many of the
+        last ones begin a character that is still incomplete.
+        """
+        for num_unfinished in range(min(_MOST_UNFINISHED, len(token_ids)) + 1):
+            num_left = len(token_ids) - num_unfinished
+            for num_dropped in range(max(1, min(_MOST_UNFINISHED + 1, num_left))):
+                text = self._decode(token_ids[num_dropped:num_left])
+                if not text.startswith(_REPLACEMENT) and not text.endswith(_REPLACEMENT):
+                    return num_dropped, num_unfinished
+        return 0, min(_MOST_UNFINISHED, len(token_ids))
+
+    def _visible(self, token_ids: Sequence[int]) -> list[int]:
+        return self._tokenizer.visible(token_ids, self._skip_special_tokens)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
+
+
+def _num_unfinished(text: str) -> int:
+    """How many characters at the end of the text may be bytes of a character that is not complete."""
+    num_trailing = len(text) - len(text.rstrip(_REPLACEMENT))
+    return min(num_trailing, _MOST_UNFINISHED)

@@ -1,0 +1,105 @@
+"""A checkpoint's safetensors files, memory-mapped: names, shapes and formats first, contents only when asked for."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from archerfish.errors import CheckpointError
+from archerfish.weights.locate import read_json
+
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+class Stored(NamedTuple):
+    """One tensor as its file describes it."""
+
+    file: Path
+    name: str
+    """As spelled in the file."""
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Checkpoint:
+    """Open files of one checkpoint. Use as a context manager."""
+
+    def __init__(self, directory: Path, renames: tuple[tuple[str, str], ...] = ()) -> None:
+        self.directory = directory
+        self._open: dict[Path, Any] = {}
+        self.tensors: dict[str, Stored] = {}
+        """By name after renaming."""
+        try:
+            for file in _files(directory):
+                self._add(file, renames)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> "Checkpoint":
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for handle in self._open.values():
+            handle.__exit__(None, None, None)
+        self._open.clear()
+
+    def read(self, name: str) -> Tensor:
+        """A view of the file's pages: nothing is copied until it is used."""
+        stored = self.tensors[name]
+        tensor: Tensor = self._open[stored.file].get_tensor(stored.name)
+        return tensor
+
+    def _add(self, file: Path, renames: tuple[tuple[str, str], ...]) -> None:
+        try:
+            handle: Any = safe_open(file, framework="pt", device="cpu")
+            self._open[file] = handle
+            for spelled in handle.keys():  # noqa: SIM118 - not a dict
+                part = handle.get_slice(spelled)
+                name = spelled
+                for pattern, replacement in renames:
+                    name = re.sub(pattern, replacement, name)
+                if name in self.tensors:
+                    raise CheckpointError(f"{file} and {self.tensors[name].file} both hold {spelled}")
+                self.tensors[name] = Stored(file, spelled, tuple(part.get_shape()), part.get_dtype())
+        except (SafetensorError, OSError, ValueError) as error:
+            size = file.stat().st_size if file.exists() else 0
+            raise CheckpointError(f"{file} ({size} bytes) is not a whole safetensors file: {error}") from error
+
+
+def is_float(stored: Stored) -> bool:
+    return stored.dtype in _FLOATS
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    index = directory / "model.safetensors.index.json"
+    if index.exists():
+        mapping = read_json(index).get("weight_map")
+        if not isinstance(mapping, dict) or not all(isinstance(name, str) for name in mapping.values()):
+            raise CheckpointError(f"{index} has no weight_map from tensor names to file names")
+        names = sorted(set(mapping.values()))
+        if missing := [name for name in names if not (directory / name).is_file()]:
+            raise CheckpointError(f"{index.name} names files that {directory} does not have: {', '.join(missing)}")
+        yield from (directory / name for name in names)
+        return
+    files = sorted(directory.glob("*.safetensors"))
+    single = directory / "model.safetensors"
+    if single in files:
+        files = [single]
+    if not files:
+        pickles = [path.name for pattern in _PICKLES for path in sorted(directory.glob(pattern))]
+        found = (
+            f" It has {', '.join(pickles[:3])}: pickled weights can run code and are not read; convert them."
+            if pickles
+            else ""
+        )
+        raise CheckpointError(f"{directory} has no .safetensors files.{found}")
+    yield from files

@@ -1,0 +1,88 @@
+"""Finds a model's files: a local directory as it is, a hub name through huggingface_hub and its cache."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from archerfish.errors import ModelError, ModelNotFound
+
+_WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+_ONLY_TOKENIZER = ["*.json", "*.jinja", "tokenizer.model"]
+
+
+def locate(model: str, revision: str | None = None, *, weights: bool = True) -> Path:
+    """The directory that holds the model's files; downloads a hub model, or its small files if weights is False.
+
+    HF_HOME, HF_HUB_OFFLINE and HF_TOKEN have their usual meaning.
+    """
+    directory = Path(model).expanduser()
+    if directory.is_dir():
+        return directory
+    if directory.is_file():
+        raise ModelNotFound(f"{model} is a file; give the directory that holds it, with its config.json")
+    if not _is_hub_name(model):
+        raise ModelNotFound(f"there is no directory {model}, and it is not a hub name such as Qwen/Qwen3-0.6B")
+    return _download(model, revision, _WANTED if weights else _ONLY_TOKENIZER)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, or a ModelError that names the file and what is wrong with it."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelNotFound(
+            f"{path.parent} has no {path.name}; a model directory in Hugging Face layout has one"
+        ) from None
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{path} is not UTF-8 text (byte {error.start})") from error
+    except json.JSONDecodeError as error:
+        raise ModelError(
+            f"{path} is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+        ) from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} holds a JSON {type(value).__name__}, not an object")
+    return value
+
+
+def read_config(directory: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json with a user's overrides laid over it; an override of None removes the field."""
+    return {**read_json(directory / "config.json"), **overrides}
+
+
+def _is_hub_name(model: str) -> bool:
+    parts = model.split("/")
+    return 1 <= len(parts) <= 2 and all(part and not part.startswith((".", "~")) for part in parts)
+
+
+def _download(name: str, revision: str | None, patterns: list[str]) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+    except GatedRepoError as error:
+        raise ModelNotFound(f"{name} is gated: accept its terms on the hub and set HF_TOKEN") from error
+    except RevisionNotFoundError as error:
+        raise ModelNotFound(f"{name} has no revision {revision!r} on the hub") from error
+    except LocalEntryNotFoundError as error:
+        offline = "HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE") else "the hub cannot be reached"
+        raise ModelNotFound(
+            f"there is no directory {name}, it is not in the hub cache, and {offline}; give a local directory"
+        ) from error
+    except (RepositoryNotFoundError, EntryNotFoundError, HFValidationError) as error:
+        raise ModelNotFound(
+            f"there is no directory {name}, and the hub has no such model (or HF_TOKEN may not see it)"
+        ) from error
+    except OSError as error:
+        raise ModelNotFound(f"there is no directory {name}, and fetching it from the hub failed: {error}") from error
