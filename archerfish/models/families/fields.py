@@ -146,7 +146,10 @@ class Fields:
             raise UnsupportedModel(
                 f"rope type {kind!r} is not supported; supported are {', '.join(get_args(RopeKind))}"
             )
-        spec = self._scaled_rope(inner, kind, theta, int(dim * partial))
+        turning = int(dim * partial)
+        if turning < 2 or turning % 2:
+            raise self._bad("partial_rotary_factor", partial, f"such that an even number of the {dim} dimensions turns")
+        spec = self._scaled_rope(inner, kind, theta, turning)
         inner.finish()
         return spec
 

@@ -22,7 +22,7 @@ def _read_qwen3(fields: Fields) -> Arch:
 
 def _read_qwen3_moe(fields: Fields) -> Arch:
     experts = ExpertsSpec(
-        num_experts=fields.integer("num_experts", 128),
+        num_experts=fields.integer("num_experts", fields.integer("num_local_experts", 128)),
         num_experts_per_token=fields.integer("num_experts_per_tok", 8),
         size=fields.integer("moe_intermediate_size", 768),
         activation=fields.activation("hidden_act", "silu"),
