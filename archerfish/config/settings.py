@@ -44,7 +44,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     """Keep the KV cache of finished requests, and compute a prefix seen before only once."""
     gpu_memory_utilization: float | None = None
-    """Share of the device's memory (main memory on a CPU) the engine may fill; by default 0.9 on a GPU, 0.5 on a CPU."""
+    """Share of the device's free memory (main memory on a CPU) to fill; by default 0.9 on a GPU, 0.5 on a CPU."""
     kv_cache_memory_bytes: int | None = None
     """Size of the KV cache, instead of what memory utilization leaves. Accepts 2G, 512M."""
     max_num_seqs: int = 256

@@ -18,7 +18,7 @@ from archerfish.engine.engine import Engine
 from archerfish.engine.intake import Intake
 from archerfish.errors import ModelNotFound, TokenizerError, UnsupportedModel
 from archerfish.execution.local import LocalExecutor
-from archerfish.execution.memory import CacheSize, size_cache
+from archerfish.execution.memory import CacheSize, Memory
 from archerfish.kvcache.layout import KVLayout, kv_layout
 from archerfish.kvcache.storage import KVStorage
 from archerfish.kvcache.tables import KVTables
@@ -68,7 +68,8 @@ def build(config: EngineConfig) -> Assembly:
     ops, _ = choose_ops(Target(device=resolved.device, dtype=resolved.dtype))
     dtype = torch_dtype(resolved.dtype)
     layout = kv_layout(checkpoint.arch)
-    cache_size = size_cache(resolved, checkpoint.arch, layout, _free_memory(resolved.device), dtype.itemsize)
+    memory = Memory(checkpoint.arch, layout, _free_memory(resolved.device), dtype.itemsize)
+    cache_size = memory.size_cache(resolved)
     model = _model(checkpoint, resolved, ops)
     storage = KVStorage(layout, cache_size.num_blocks, resolved.block_size, dtype, resolved.device, ops)
     executor = LocalExecutor(model, storage, resolved.max_num_seqs, resolved.max_model_len, resolved.device)

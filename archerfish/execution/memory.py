@@ -1,6 +1,8 @@
 """Sizes the KV cache from a memory budget, or says what does not fit and which setting would make it fit."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 from archerfish.arch.arch import Arch, ExpertsSpec
 from archerfish.arch.cost import weight_bytes
@@ -18,7 +20,6 @@ class CacheSize:
     """What the KV cache comes to."""
 
     num_blocks: int
-    block_size: int
     num_bytes: int
     max_model_len: int
     blocks_per_request: int
@@ -39,94 +40,109 @@ class CacheSize:
         return f"KV cache: {self.num_tokens:,} tokens, {requests} requests of {self.max_model_len:,} tokens at once"
 
 
-def size_cache(config: ResolvedConfig, arch: Arch, layout: KVLayout, available: int, bytes_per_value: int) -> CacheSize:
-    """As many blocks as the budget holds, but no more than max_num_seqs requests of full length could use.
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What is to be fitted where. `available` is what the device has free before weights are loaded."""
 
-    `available` is the device's memory that is free before weights are loaded.
-    """
-    block_bytes = layout.block_bytes(config.block_size, bytes_per_value)
-    needed = _blocks_per_request(config, layout, config.max_model_len)
-    weights = int(weight_bytes(arch, bytes_per_value))
-    activations = activation_bytes(arch, config, bytes_per_value)
-    if config.kv_cache_memory_bytes is not None:
+    arch: Arch
+    layout: KVLayout
+    available: int
+    bytes_per_value: int
+
+    def size_cache(self, config: ResolvedConfig) -> CacheSize:
+        """As many blocks as the budget holds, but no more than max_num_seqs requests of full length could use."""
+        size = self._size(config)
+        if size is None:
+            raise DoesNotFit(f"the model does not fit in memory.\n{self._table(config)}\n{self._remedy(config)}")
+        return size
+
+    @property
+    def weights(self) -> int:
+        return int(weight_bytes(self.arch, self.bytes_per_value))
+
+    def activations(self, config: ResolvedConfig) -> int:
+        """Most memory a step's intermediate values take: the widest layer for every token, and the logits."""
+        widest = 0
+        for layer in self.arch.layers:
+            part, hidden = layer.feed_forward, 4 * self.arch.hidden_size
+            inner = part.size * (3 if isinstance(part, ExpertsSpec) or part.gated else 2)
+            inner *= part.num_experts_per_token if isinstance(part, ExpertsSpec) else 1
+            widest = max(widest, hidden + inner, hidden + 3 * layer.attention.qkv_width)
+        step = config.max_num_batched_tokens * widest * self.bytes_per_value
+        logits = min(config.max_num_seqs, config.max_num_batched_tokens) * self.arch.vocab_size * 4 * _LOGIT_COPIES
+        return step + logits
+
+    def one_request(self, config: ResolvedConfig) -> int:
+        """Bytes of the KV cache that a single request of full length holds."""
+        return self._blocks_per_request(config) * self._block_bytes(config)
+
+    def _size(self, config: ResolvedConfig) -> CacheSize | None:
+        """None if not even one request of full length fits."""
+        rest = self.weights + self.activations(config)
         budget = config.kv_cache_memory_bytes
-    else:
-        budget = int(available * config.gpu_memory_utilization) - weights - activations
-    num_blocks = min(budget // block_bytes, config.max_num_seqs * needed)
-    if num_blocks < needed or weights + activations + needed * block_bytes > available:
-        raise _does_not_fit(config, layout, available, (weights, activations, budget, needed * block_bytes))
-    return CacheSize(num_blocks, config.block_size, num_blocks * block_bytes, config.max_model_len, needed)
+        if budget is None:
+            budget = int(self.available * config.gpu_memory_utilization) - rest
+        per_request = self._blocks_per_request(config)
+        num_blocks = min(budget // self._block_bytes(config), config.max_num_seqs * per_request)
+        if num_blocks < per_request or rest + self.one_request(config) > self.available:
+            return None
+        return CacheSize(num_blocks, num_blocks * self._block_bytes(config), config.max_model_len, per_request)
 
+    def _blocks_per_request(self, config: ResolvedConfig) -> int:
+        windows, step_tokens = self.layout.windows, config.max_num_batched_tokens
+        return blocks_held(config.max_model_len, windows, config.block_size, step_tokens)
 
-def activation_bytes(arch: Arch, config: ResolvedConfig, bytes_per_value: int) -> int:
-    """Most memory a step's intermediate values take: the widest layer for every token, and the logits."""
-    widest = 0
-    for layer in arch.layers:
-        part = layer.feed_forward
-        inner = part.size * (3 if isinstance(part, ExpertsSpec) or part.gated else 2)
-        if isinstance(part, ExpertsSpec):
-            inner *= part.num_experts_per_token
-        widest = max(widest, 4 * arch.hidden_size + inner, 4 * arch.hidden_size + 3 * layer.attention.qkv_width)
-    step = config.max_num_batched_tokens * widest * bytes_per_value
-    logits = min(config.max_num_seqs, config.max_num_batched_tokens) * arch.vocab_size * 4 * _LOGIT_COPIES
-    return step + logits
+    def _block_bytes(self, config: ResolvedConfig) -> int:
+        return self.layout.block_bytes(config.block_size, self.bytes_per_value)
 
+    # -- what to say when it does not fit -------------------------------------------------------------------------
 
-def _blocks_per_request(config: ResolvedConfig, layout: KVLayout, length: int) -> int:
-    return blocks_held(length, layout.windows, config.block_size, config.max_num_batched_tokens)
-
-
-def _does_not_fit(
-    config: ResolvedConfig, layout: KVLayout, available: int, parts: tuple[int, int, int, int]
-) -> DoesNotFit:
-    weights, activations, budget, kv = parts
-    rows = [
-        ("weights", weights),
-        ("activations", activations),
-        (f"KV cache of one request of {config.max_model_len} tokens", kv),
-        ("needed", weights + activations + kv),
-        ("available", available),
-    ]
-    if config.kv_cache_memory_bytes is not None:
-        rows.append(("allowed for the KV cache (--kv-cache-memory-bytes)", budget))
-    else:
-        rows.append(
-            (
-                f"usable at --gpu-memory-utilization {config.gpu_memory_utilization:g}",
-                int(available * config.gpu_memory_utilization),
-            )
-        )
-    table = "\n".join(f"  {name:<52} {format_bytes(value):>12}" for name, value in rows)
-    return DoesNotFit(f"the model does not fit in memory.\n{table}\n{_remedy(config, layout, available, parts)}")
-
-
-def _remedy(config: ResolvedConfig, layout: KVLayout, available: int, parts: tuple[int, int, int, int]) -> str:
-    """The flag and the value that would make it fit."""
-    weights, activations, budget, kv = parts
-    needed = weights + activations + kv
-    if needed <= available:
+    def _table(self, config: ResolvedConfig) -> str:
+        activations, one_request = self.activations(config), self.one_request(config)
+        rows = [
+            ("weights", self.weights),
+            ("activations", activations),
+            (f"KV cache of one request of {config.max_model_len} tokens", one_request),
+            ("needed", self.weights + activations + one_request),
+            ("available", self.available),
+        ]
         if config.kv_cache_memory_bytes is not None:
-            return f"Use --kv-cache-memory-bytes {kv}, or a smaller --max-model-len."
-        share = -(-needed * 100 // available) / 100
-        if share <= 1:
-            return f"Use --gpu-memory-utilization {share:g}, or a smaller --max-model-len."
-    length = _longest_that_fits(config, layout, available - weights - activations, kv)
-    if length >= 2:
-        extra = "" if config.kv_cache_memory_bytes is not None else " --gpu-memory-utilization 1"
-        return f"Use --max-model-len {length}{extra}."
-    if weights + activations > available and weights < available:
-        return f"Use smaller steps: --max-num-batched-tokens {max(1, config.max_num_batched_tokens // 4)} --max-num-seqs 8."
-    return f"The weights alone need {format_bytes(weights)} of {format_bytes(available)}: use a smaller model."
+            rows.append(("allowed for the KV cache (--kv-cache-memory-bytes)", config.kv_cache_memory_bytes))
+        else:
+            usable = int(self.available * config.gpu_memory_utilization)
+            rows.append((f"usable at --gpu-memory-utilization {config.gpu_memory_utilization:g}", usable))
+        return "\n".join(f"  {name:<52} {format_bytes(value):>12}" for name, value in rows)
 
+    def _remedy(self, config: ResolvedConfig) -> str:
+        """The first change of settings that makes it fit, tried out before it is said."""
+        for changes in self._remedies(config):
+            if self._size(replace(config, **changes)) is not None:
+                flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in changes.items())
+                return f"Use {flags}."
+        return (
+            f"The weights alone need {format_bytes(self.weights)}: use a smaller model or a machine with more memory."
+        )
 
-def _longest_that_fits(config: ResolvedConfig, layout: KVLayout, budget: int, kv: int) -> int:
-    """Longest context whose KV cache fits the budget, in whole blocks."""
-    if config.kv_cache_memory_bytes is not None:
-        budget = min(budget, config.kv_cache_memory_bytes)
-    num_blocks = max(0, budget) * _blocks_per_request(config, layout, config.max_model_len) // kv
-    low, high = 0, config.max_model_len // config.block_size
-    while low < high:
-        middle = (low + high + 1) // 2
-        fits = _blocks_per_request(config, layout, middle * config.block_size) <= num_blocks
-        low, high = (middle, high) if fits else (low, middle - 1)
-    return low * config.block_size
+    def _remedies(self, config: ResolvedConfig) -> Iterator[dict[str, Any]]:
+        if config.kv_cache_memory_bytes is not None:
+            yield {"kv_cache_memory_bytes": self.one_request(config)}
+            yield {"max_model_len": self._longest(config)}
+            return
+        needed = self.weights + self.activations(config) + self.one_request(config)
+        yield {"gpu_memory_utilization": min(1.0, (-(-needed * 100 // self.available) + 1) / 100)}
+        yield {"max_model_len": self._longest(config)}
+        full: dict[str, Any] = {"gpu_memory_utilization": 1.0}
+        yield {"max_model_len": self._longest(replace(config, **full)), **full}
+        smaller: dict[str, Any] = {name: getattr(config, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
+        while smaller["max_num_seqs"] > 1:
+            smaller = {name: max(1, value // 2) for name, value in smaller.items()}
+            yield {**smaller, "max_model_len": self._longest(replace(config, **smaller, **full)), **full}
+
+    def _longest(self, config: ResolvedConfig) -> int:
+        """Longest context that fits, in whole blocks; at least 2, whether it fits or not."""
+        low, high = 0, config.max_model_len // config.block_size
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = self._size(replace(config, max_model_len=middle * config.block_size)) is not None
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return max(2, low * config.block_size)

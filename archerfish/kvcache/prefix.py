@@ -34,7 +34,7 @@ def child_name(parent: BlockName, tokens: Sequence[int]) -> BlockName:
 
 
 class PrefixTree:
-    """Finds blocks by name. One map for each KV group: a group with a window may have lost early blocks that others keep."""
+    """Finds blocks by name. Each KV group has its own map: one with a window may have lost blocks that others keep."""
 
     def __init__(self, windows: tuple[int | None, ...], block_size: int) -> None:
         # Blocks a group needs before a position: all of them, or those its window reaches into.

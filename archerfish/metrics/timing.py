@@ -1,4 +1,4 @@
-"""When things happened to a request, and the latencies that follow from it. All times come from one clock, in seconds."""
+"""When things happened to a request, and the latencies that follow. All times come from one clock, in seconds."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,7 @@
 """A decoder-only transformer, as an Arch describes it. Knows nothing of caches, batches, requests or number formats.
 
-`model(tokens, positions, attend)`: what a token may look at is the caller's business. `attend(layer, q, k, v)` is given,
-so the same decoder serves paged inference, plain training and calibration.
+`model(tokens, positions, attend)`: what a token may look at is the caller's business. `attend(layer, q, k, v)` is
+given, so the same decoder serves paged inference, plain training and calibration.
 """
 
 from collections.abc import Callable

@@ -12,7 +12,8 @@ _REPLACEMENT = "\ufffd"
 _MOST_UNFINISHED = 3
 """A UTF-8 character has at most four bytes, so at most three tokens wait for its last one."""
 
-_NUM_CONTEXT_TOKENS = 8
+_NUM_PROMPT_TOKENS = 8
+"""So many tokens at the end of the prompt are read: enough to find the start of a character."""
 
 
 class Piece(NamedTuple):
@@ -107,95 +108,102 @@ class TokenText:
 
     A token's text depends on its neighbours: bytes become a character together, and decoders drop the space before the
     very first token. So a few tokens are decoded again each time: `context`, whose text is out already, and `pending`,
-    of which the first `num_shown` characters are. The prompt's last tokens are the first context.
+    of which the first `num_shown` characters are.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
-        # Special tokens left out here never push text out of the context.
-        visible = self._visible(prompt_token_ids[-4 * _NUM_CONTEXT_TOKENS :])[-_NUM_CONTEXT_TOKENS:]
-        num_dropped, num_unfinished = self._cut_prompt(visible)
-        self._context = visible[num_dropped : len(visible) - num_unfinished]
-        self._context_text = self._decode(self._context)
-        # A character that the prompt began is written with the answer, which completes it.
-        self._pending = visible[len(visible) - num_unfinished :]
-        self._prompt_rest = self._pending_text(self._pending)
-        self._num_shown = len(self._prompt_rest) - _num_unfinished(self._prompt_rest)
+        self._context: list[int] = []
+        self._context_text = ""
+        self._pending: list[int] = []
+        self._num_shown = 0
+        self._num_unfinished_in_prompt = 0
+        self._read_prompt(self._visible(prompt_token_ids[-4 * _NUM_PROMPT_TOKENS :])[-_NUM_PROMPT_TOKENS:])
 
     def add(self, token_id: int) -> str:
         """Take in one token; the text that is now certain."""
+        # A token without text must not become the context: a space is only kept behind other text.
         if not self._visible((token_id,)):
             return ""
         self._pending.append(token_id)
         text = self._pending_text(self._pending)
         if not text:
-            # Not made context, as text must follow text for its leading space to be kept.
-            del self._pending[_MOST_UNFINISHED:]
-            return ""
+            return self._pass_over()
         num_unfinished = _num_unfinished(text)
         if not num_unfinished:
-            return self._complete(text)
+            return self._of_answer(self._complete(text))
         if len(self._pending) > _MOST_UNFINISHED:
-            return self._let_go(text)
-        end = len(text) - num_unfinished
-        if end <= self._num_shown:
-            return ""
-        certain = text[self._first_new(text) : end]
-        self._num_shown = end
-        return certain
+            return self._of_answer(self._let_go(text))
+        certain = text[self._num_shown : len(text) - num_unfinished]
+        self._num_shown += len(certain)
+        return self._of_answer(certain)
 
     def finish(self) -> str:
         """The rest of the text, with U+FFFD for a character that stays incomplete."""
-        return self._complete(self._pending_text(self._pending))
+        return self._of_answer(self._complete(self._pending_text(self._pending)))
+
+    def _read_prompt(self, token_ids: list[int]) -> None:
+        """Make the end of the prompt the context. A character that it leaves incomplete is written with the answer."""
+        text = self._decode(token_ids)
+        if _REPLACEMENT not in text:
+            self._context, self._context_text = token_ids, text
+            return
+        for token_id in token_ids:
+            self.add(token_id)
+        self._num_unfinished_in_prompt = len(self._pending_text(self._pending)) - self._num_shown
+
+    def _of_answer(self, text: str) -> str:
+        """Without what the prompt left incomplete and the answer did not complete: that is the prompt's."""
+        while text.startswith(_REPLACEMENT) and self._num_unfinished_in_prompt:
+            text = text[1:]
+            self._num_unfinished_in_prompt -= 1
+        if text:
+            self._num_unfinished_in_prompt = 0
+        return text
+
+    def _pass_over(self) -> str:
+        """The pending token has no text. It is of no use but where it is the space that decoders drop."""
+        if not self._context_text and len(self._context) < _NUM_PROMPT_TOKENS:
+            self._context = self._context + self._pending
+        self._pending = []
+        return ""
 
     def _complete(self, text: str) -> str:
         """All pending text is certain, so it becomes the context."""
-        text = text[self._first_new(text) :]
+        text = text[self._num_shown :]
         self._context, self._pending, self._num_shown = self._pending, [], 0
         self._context_text = self._decode(self._context)
         return text
 
     def _let_go(self, text: str) -> str:
         """Give out what no later token can change, and forget its tokens: only the last few can be unfinished."""
-        self._pending = self._pending[-_MOST_UNFINISHED:]
-        kept = self._pending_text(self._pending)
-        num_unfinished = min(_num_unfinished(kept), _num_unfinished(text))
-        first_new = self._first_new(text)
-        if not num_unfinished:
-            # Byte fallback takes a whole run of byte tokens for wrong if one is, with one U+FFFD for each: without the
-            # wrong one before them, the kept tokens have become a character.
-            self._num_shown = 0
-            return text[first_new : len(text) - _MOST_UNFINISHED] + self._complete(kept)
-        certain = text[first_new : len(text) - num_unfinished]
-        self._num_shown = len(kept) - num_unfinished
+        for num_kept in range(_MOST_UNFINISHED, 0, -1):
+            kept = self._pending[-num_kept:]
+            kept_text = self._pending_text(kept)
+            if not _num_unfinished(kept_text):
+                # Byte fallback takes a whole run of byte tokens for wrong, with one U+FFFD for each, if any of them is.
+                # Without the wrong ones before them, the last tokens are a character.
+                wrong = text[self._num_shown : len(text) - num_kept]
+                self._pending, self._num_shown = kept, 0
+                return wrong + self._complete(kept_text)
+        kept = self._pending[-_MOST_UNFINISHED:]
+        kept_text = self._pending_text(kept)
+        num_unfinished = min(_num_unfinished(text), _num_unfinished(kept_text))
+        certain = text[self._num_shown : len(text) - num_unfinished]
+        self._pending, self._num_shown = kept, len(kept_text) - num_unfinished
         return certain
-
-    def _first_new(self, text: str) -> int:
-        """Where in the pending text that begins which is not out yet."""
-        rest, self._prompt_rest = self._prompt_rest, ""
-        # Still there, so the answer did not complete it: a U+FFFD at the end of the prompt is the prompt's.
-        return max(self._num_shown, len(rest)) if rest and text.startswith(rest) else self._num_shown
 
     def _pending_text(self, token_ids: list[int]) -> str:
         """The text of tokens that follow the context."""
         both = self._decode(self._context + token_ids)
-        if both.startswith(self._context_text):
+        if not self._context:
+            return both
+        # A context of which no text is left (a space that was dropped) starts any text, also that of joined bytes.
+        if both.startswith(self._context_text or _REPLACEMENT) is bool(self._context_text):
             return both[len(self._context_text) :]
         # Bytes at the end of the context and bytes that follow it were decoded as one run, which is not valid (yet).
         return self._decode(token_ids)
-
-    def _cut_prompt(self, token_ids: list[int]) -> tuple[int, int]:
-        """How many of the first tokens to drop, because they end a character begun before them, and how many of the
-        last ones begin a character that is still incomplete.
-        """
-        for num_unfinished in range(min(_MOST_UNFINISHED, len(token_ids)) + 1):
-            num_left = len(token_ids) - num_unfinished
-            for num_dropped in range(max(1, min(_MOST_UNFINISHED + 1, num_left))):
-                text = self._decode(token_ids[num_dropped:num_left])
-                if not text.startswith(_REPLACEMENT) and not text.endswith(_REPLACEMENT):
-                    return num_dropped, num_unfinished
-        return 0, min(_MOST_UNFINISHED, len(token_ids))
 
     def _visible(self, token_ids: Sequence[int]) -> list[int]:
         return self._tokenizer.visible(token_ids, self._skip_special_tokens)

@@ -17,6 +17,8 @@ _OLDER_FORMATS = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", 
 # Ordinary texts, tried in turn, because a small vocabulary may lack any one of them.
 _ORDINARY_TEXTS = ("a", "0", ".", " ")
 
+_TOKEN_OPTIONS = ("lstrip", "rstrip", "normalized", "single_word", "special")
+
 
 class Tokenizer:
     """A model's tokenizer. Nothing changes after loading, so threads may share one.
@@ -192,7 +194,9 @@ def _declare_tokens(
     try:
         declared = config.get("added_tokens_decoder", {})
         for token_id in sorted(map(int, declared)):
-            added = tokenizers.AddedToken(**declared[str(token_id)])
+            token = declared[str(token_id)]
+            options = {name: bool(token[name]) for name in _TOKEN_OPTIONS if name in token}
+            added = tokenizers.AddedToken(token["content"], **options)
             # Where a new token would get another id than declared, the model has no row for it.
             if vocabulary.token_to_id(added.content) is None and token_id == vocabulary.get_vocab_size():
                 vocabulary.add_tokens([added])
@@ -210,9 +214,9 @@ def _declare_tokens(
         found = vocabulary.token_to_id(text)
         if found is None:
             continue
-        token = known.get(found) or tokenizers.AddedToken(text, normalized=False)
-        token.special = True
-        vocabulary.add_special_tokens([token])
+        added = known.get(found) or tokenizers.AddedToken(text, normalized=False)
+        added.special = True
+        vocabulary.add_special_tokens([added])
 
 
 def _frame(vocabulary: tokenizers.Tokenizer, config: Mapping[str, Any], special_tokens: Mapping[str, str]) -> None:

@@ -1,1 +1,1 @@
-"""Weights: where a model lies (locate.py), what its files hold (checkpoint.py), bringing them into a decoder (load.py)."""
+"""Weights: where a model lies (locate.py), what its files hold (checkpoint.py), filling a decoder (load.py)."""

@@ -61,7 +61,9 @@ CASES = [
     Case("llama-rope-linear", "LlamaConfig", _rope("linear", factor=3.0)),
     Case("llama-rope-dynamic", "LlamaConfig", _rope("dynamic", factor=2.0)),
     Case("llama-rope-yarn", "LlamaConfig", _rope("yarn", **_YARN)),
-    Case("llama-rope-yarn-mscale", "LlamaConfig", _rope("yarn", mscale=0.7, mscale_all_dim=1.2, truncate=False, **_YARN)),
+    Case(
+        "llama-rope-yarn-mscale", "LlamaConfig", _rope("yarn", mscale=0.7, mscale_all_dim=1.2, truncate=False, **_YARN)
+    ),
     Case("mistral-window", "MistralConfig", {"sliding_window": 48}),
     Case("mistral-no-window", "MistralConfig", {"sliding_window": None, "head_dim": 16}),
     Case("mixtral", "MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),

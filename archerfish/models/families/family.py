@@ -40,7 +40,7 @@ class Family:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """Where the usual parts of a decoder stand in a checkpoint. `{i}` is the layer; None where a family has no such part."""
+    """Where the usual parts of a decoder stand in a checkpoint; `{i}` is the layer, `{e}` the expert."""
 
     embedding: str = "model.embed_tokens"
     norm: str = "model.norm"

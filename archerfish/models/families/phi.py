@@ -1,4 +1,4 @@
-"""Phi-3 and Phi-4: Llama's arithmetic with fused projections; a part of each head may turn; long contexts by longrope."""
+"""Phi-3 and Phi-4: Llama with fused projections; only a part of each head may turn; long contexts by longrope."""
 
 from archerfish.arch.arch import Arch, LayerSpec
 from archerfish.models.families.family import Family, Names

@@ -1,0 +1,32 @@
+# Two commands: `make run` writes text, `make test` passes every check and test. Both set up everything first.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+# A directory or hub name; the default has random weights and needs no download.
+MODEL ?= examples/random-llama --load-format dummy
+PROMPT ?= Once upon a time
+
+.PHONY: run test check bench clean
+
+run: $(INSTALLED)
+	$(BIN)/archerfish generate "$(PROMPT)" --model $(MODEL) --max-tokens 64 --temperature 0
+
+test: check
+	$(BIN)/python -m pytest -n auto
+
+check: $(INSTALLED)
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
+
+bench: $(INSTALLED)
+	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
+
+$(INSTALLED): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test,check]"
+	touch $(INSTALLED)
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .hypothesis .import_linter_cache

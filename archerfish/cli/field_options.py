@@ -1,0 +1,96 @@
+"""Makes command-line options from the fields of a dataclass, grouped in the help. Knows no particular dataclass."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
+from typing import Any, Literal, get_args, get_origin
+
+import click
+
+from archerfish.config.load import field_docs, field_types, flag_name, without_none
+
+CommandFunction = Callable[..., None]
+
+_METAVARS: dict[Any, str] = {int: "INT", float: "NUMBER", str: "TEXT", Mapping: "JSON", tuple: "ID,..."}
+
+
+class SectionOption(click.Option):
+    """An option that its command's help shows under a heading."""
+
+    def __init__(self, *arguments: Any, section: str, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.section = section
+
+
+class SectionedCommand(click.Command):
+    """A command whose help lists its own options first, then those of each section."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                heading = parameter.section if isinstance(parameter, SectionOption) else "Options"
+                sections.setdefault(heading, []).append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+def field_options(
+    record: type,
+    *,
+    section: str,
+    prefix: str,
+    left_out: tuple[str, ...] = (),
+    spell: Callable[[str], str] = flag_name,
+    defaults: Mapping[str, object] | None = None,
+) -> Callable[[CommandFunction], CommandFunction]:
+    """A decorator that gives a command one option for each field.
+
+    The option's parameter is the field's name behind the prefix. `defaults` are shown instead of the fields' own.
+    """
+    docs, types = field_docs(record), field_types(record)
+    shown = {field.name: None if field.default is MISSING else field.default for field in fields(record)}
+    shown.update(defaults or {})
+
+    def decorate(command: CommandFunction) -> CommandFunction:
+        # The option that is given to a function last comes first in its help.
+        for name in reversed([name for name in shown if name not in left_out]):
+            kind = without_none(types[name])
+            text = docs[name] + _default_note(shown[name])
+            declaration, shape = _declaration(spell(name), kind), _shape(kind)
+            command = click.option(
+                declaration, prefix + name, cls=SectionOption, section=section, help=text, **shape
+            )(command)
+        return command
+
+    return decorate
+
+
+def take_given(parameters: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Takes out the parameters with the prefix, and gives back by field name those that the user set."""
+    taken = {name: parameters.pop(name) for name in list(parameters) if name.startswith(prefix)}
+    return {name.removeprefix(prefix): value for name, value in taken.items() if value not in (None, ())}
+
+
+def _declaration(flag: str, kind: Any) -> str:
+    return f"{flag}/--no-{flag.removeprefix('--')}" if kind is bool else flag
+
+
+def _shape(kind: Any) -> dict[str, Any]:
+    """What click must know of the value. Conversion is left to config/load.py, which reads the other sources too."""
+    if kind is bool:
+        return {"default": None}
+    if get_origin(kind) is Literal:
+        return {"type": click.Choice(get_args(kind))}
+    if kind == tuple[str, ...]:
+        return {"type": str, "multiple": True, "metavar": "TEXT"}
+    return {"type": str, "metavar": _METAVARS[get_origin(kind) or kind]}
+
+
+def _default_note(default: object) -> str:
+    if default is None or default == ():
+        return ""
+    if isinstance(default, bool):
+        return f" [default: {'on' if default else 'off'}]"
+    return f" [default: {default:g}]" if isinstance(default, float) else f" [default: {default}]"

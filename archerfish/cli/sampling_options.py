@@ -1,0 +1,51 @@
+"""Gives a command the sampling parameters as options, and lays them over what the model's makers recommend."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+
+from archerfish.cli.field_options import CommandFunction, field_options, take_given
+from archerfish.config.load import flag_name, read_flags
+from archerfish.request import SamplingParams
+
+_SECTION = "Sampling (by default what the model's generation_config.json names, else the values shown)"
+_PREFIX = "sampling_"
+_MAX_TOKENS = 128
+_UNSET = SamplingParams()
+
+
+def sampling_options(*, left_out: tuple[str, ...] = ()) -> Callable[[CommandFunction], CommandFunction]:
+    """The command is called with `sampling`: the parameters that the user gave, by name."""
+
+    def decorate(command: CommandFunction) -> CommandFunction:
+        @wraps(command)
+        def with_sampling(**parameters: Any) -> None:
+            sampling = read_flags(SamplingParams, take_given(parameters, _PREFIX), _flag)
+            # Bad values show now, not after the model was loaded.
+            sampling_params(_UNSET, sampling)
+            command(sampling=sampling, **parameters)
+
+        return field_options(
+            SamplingParams,
+            section=_SECTION,
+            prefix=_PREFIX,
+            left_out=left_out,
+            spell=_flag,
+            defaults={"max_tokens": _MAX_TOKENS},
+        )(with_sampling)
+
+    return decorate
+
+
+def sampling_params(recommended: SamplingParams, sampling: Mapping[str, Any]) -> SamplingParams:
+    """What the model recommends, with the user's own parameters over it."""
+    if recommended.max_tokens == _UNSET.max_tokens:
+        # The library's default is short, for tests and scripts; here a person waits for an answer.
+        recommended = replace(recommended, max_tokens=_MAX_TOKENS)
+    return replace(recommended, **sampling)
+
+
+def _flag(field_name: str) -> str:
+    # --seed is the engine's: it seeds dummy weights, and the requests that have no seed of their own.
+    return "--sampling-seed" if field_name == "seed" else flag_name(field_name)
