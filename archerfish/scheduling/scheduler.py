@@ -99,7 +99,10 @@ class Scheduler:
         return [_end_event(sequence, reason) for sequence in ended]
 
     def cancel_all(self, error: str) -> list[TokenEvent]:
-        """End every open request because of an error."""
+        """End every open request because of an error. A step in flight is lost: it will not be committed."""
+        for sequence in self._ended_in_flight:
+            self._roster.unseat(sequence)
+        self._planned, self._ended_in_flight = None, set()
         ended = [sequence for sequences in self._requests.values() for sequence in sequences]
         for sequence in ended:
             self._end(sequence)

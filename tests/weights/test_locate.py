@@ -1,0 +1,50 @@
+"""Hub names resolve through the hub cache, revisions included, without a network."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from archerfish import LLM
+from archerfish.errors import ModelNotFound
+from archerfish.weights.locate import locate
+from tests.checkpoints import write_checkpoint
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A hub cache that holds one model, as huggingface_hub lays it out."""
+    torch.set_num_threads(1)
+    repository = tmp_path / "models--somebody--tiny"
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    write_checkpoint(repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return repository / "snapshots" / commit
+
+
+def test_a_hub_name_is_found_in_the_cache(hub: Path) -> None:
+    assert locate("somebody/tiny") == hub
+    assert locate("somebody/tiny", hub.name) == hub
+    output = LLM("somebody/tiny", threads=1, max_num_seqs=2).generate("Hello")[0]
+    assert len(output.outputs[0].token_ids) > 0
+
+
+def test_what_is_not_in_the_cache_is_said_to_be_so(hub: Path) -> None:
+    assert hub.exists()
+    with pytest.raises(ModelNotFound, match="not in the hub cache"):
+        locate("somebody/else")
+    with pytest.raises(ModelNotFound):
+        locate("somebody/tiny", "no-such-branch")
+    with pytest.raises(ModelNotFound, match="not a hub name"):
+        locate("a/b/c/d")
+
+
+def test_a_directory_wins_over_a_hub_name(hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hub.exists()
+    local = tmp_path / "work" / "somebody" / "tiny"
+    local.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "work")
+    assert locate("somebody/tiny") == Path("somebody/tiny")
