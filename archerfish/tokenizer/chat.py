@@ -236,14 +236,15 @@ def _only_text(parts: Sequence[Mapping[str, Any]]) -> bool:
 def _open_ended(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
     """Mark where the last message ends, so that what the template writes behind it can be cut off."""
     *earlier, final = messages
-    content: Any = final.get("content") or ()
+    content: Any = final.get("content")
     if isinstance(content, str):
         return [*earlier, {**final, "content": content + _CONTINUE_HERE}], content
-    for index in reversed(range(len(content))):
-        text = content[index].get("text")
+    parts = [dict(part) for part in content or ()]
+    for part in reversed(parts):
+        text = part.get("text")
         if isinstance(text, str):
-            marked = {**content[index], "text": text + _CONTINUE_HERE}
-            return [*earlier, {**final, "content": [*content[:index], marked, *content[index + 1 :]]}], text
+            part["text"] = text + _CONTINUE_HERE
+            return [*earlier, {**final, "content": parts}], text
     raise InvalidParameter("continue_final_message", True, "the final message has no text to continue")
 
 

@@ -163,8 +163,8 @@ class TokenText:
         return text
 
     def _pass_over(self) -> str:
-        """The pending token has no text. It is of no use but where it is the space that decoders drop."""
-        if not self._context_text and len(self._context) < _NUM_PROMPT_TOKENS:
+        """The pending token has no text. It may still matter to the next: it can be the space that decoders drop."""
+        if len(self._context) < _NUM_PROMPT_TOKENS:
             self._context = self._context + self._pending
         self._pending = []
         return ""
@@ -189,7 +189,8 @@ class TokenText:
                 return wrong + self._complete(kept_text)
         kept = self._pending[-_MOST_UNFINISHED:]
         kept_text = self._pending_text(kept)
-        num_unfinished = min(_num_unfinished(text), _num_unfinished(kept_text))
+        num_not_shown = len(text) - self._num_shown
+        num_unfinished = min(_num_unfinished(text), _num_unfinished(kept_text), num_not_shown)
         certain = text[self._num_shown : len(text) - num_unfinished]
         self._pending, self._num_shown = kept, len(kept_text) - num_unfinished
         return certain
@@ -199,11 +200,10 @@ class TokenText:
         both = self._decode(self._context + token_ids)
         if not self._context:
             return both
-        # A context of which no text is left (a space that was dropped) starts any text, also that of joined bytes.
-        if both.startswith(self._context_text or _REPLACEMENT) is bool(self._context_text):
-            return both[len(self._context_text) :]
-        # Bytes at the end of the context and bytes that follow it were decoded as one run, which is not valid (yet).
-        return self._decode(token_ids)
+        # Bytes at the end of the context and bytes that follow it are decoded as one run: if that is not valid (yet),
+        # the context's own characters are gone, too. Of a context that is but a dropped space, there were none.
+        has_changed = not both.startswith(self._context_text) if self._context_text else both.startswith(_REPLACEMENT)
+        return self._decode(token_ids) if has_changed else both[len(self._context_text) :]
 
     def _visible(self, token_ids: Sequence[int]) -> list[int]:
         return self._tokenizer.visible(token_ids, self._skip_special_tokens)
