@@ -10,7 +10,11 @@ from archerfish.config.load import field_docs, field_types, flag_name, without_n
 
 CommandFunction = Callable[..., None]
 
+NUMBERS_NOTE = "Whole numbers may be written 4k (4000) or 4K (4096), also 25.6k, 2M, 1G."
+
 _METAVARS: dict[Any, str] = {int: "INT", float: "NUMBER", str: "TEXT", Mapping: "JSON", tuple: "ID,..."}
+_TEXTS = tuple[str, ...]
+_REPEATED = " May be given several times."
 
 
 class SectionOption(click.Option):
@@ -27,7 +31,7 @@ class SectionedCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
         for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
             if record is not None:
                 heading = parameter.section if isinstance(parameter, SectionOption) else "Options"
                 sections.setdefault(heading, []).append(record)
@@ -57,11 +61,11 @@ def field_options(
         # The option that is given to a function last comes first in its help.
         for name in reversed([name for name in shown if name not in left_out]):
             kind = without_none(types[name])
-            text = docs[name] + _default_note(shown[name])
+            text = docs[name] + (_REPEATED if kind == _TEXTS else "") + _default_note(shown[name])
             declaration, shape = _declaration(spell(name), kind), _shape(kind)
-            command = click.option(
-                declaration, prefix + name, cls=SectionOption, section=section, help=text, **shape
-            )(command)
+            command = click.option(declaration, prefix + name, cls=SectionOption, section=section, help=text, **shape)(
+                command
+            )
         return command
 
     return decorate
@@ -83,7 +87,7 @@ def _shape(kind: Any) -> dict[str, Any]:
         return {"default": None}
     if get_origin(kind) is Literal:
         return {"type": click.Choice(get_args(kind))}
-    if kind == tuple[str, ...]:
+    if kind == _TEXTS:
         return {"type": str, "multiple": True, "metavar": "TEXT"}
     return {"type": str, "metavar": _METAVARS[get_origin(kind) or kind]}
 

@@ -22,8 +22,8 @@ def sampling_options(*, left_out: tuple[str, ...] = ()) -> Callable[[CommandFunc
         @wraps(command)
         def with_sampling(**parameters: Any) -> None:
             sampling = read_flags(SamplingParams, take_given(parameters, _PREFIX), _flag)
-            # Bad values show now, not after the model was loaded.
-            sampling_params(_UNSET, sampling)
+            # Shows bad values now, not after the model was loaded; how long the answer may be is not known yet.
+            SamplingParams(**{"max_tokens": None, **sampling})
             command(sampling=sampling, **parameters)
 
         return field_options(

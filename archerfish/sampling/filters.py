@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+_NUCLEUS_GUESS = 256  # Tokens to sort at first: a nucleus is rarely larger, and sorting the vocabulary is slow.
+
 
 def penalize(
     logits: Tensor,
@@ -35,24 +37,36 @@ def keep_likeliest(logits: Tensor, top_k: Tensor | None, top_p: Tensor | None, m
     """
     if min_p is not None:
         logits = _at_least(logits, logits.amax(-1) + torch.log(min_p))
-    if top_k is None and top_p is None:
-        return logits
-    vocabulary = logits.shape[-1]
-    limit = torch.full(logits.shape[:1], vocabulary, device=logits.device) if top_k is None else top_k.long()
-    limit = torch.where((limit <= 0) | (limit > vocabulary), vocabulary, limit)
-    widest = int(limit.max()) if top_p is None or top_k is not None else vocabulary
-    likeliest = logits.topk(widest, dim=-1).values  # Sorted, largest first.
-    threshold = likeliest.gather(1, limit[:, None] - 1)
+    if top_k is not None:
+        logits = _at_least(logits, _kth_largest(logits, top_k.long()))
     if top_p is not None:
-        kept = likeliest.masked_fill(likeliest < threshold, -torch.inf)
-        chances = torch.softmax(kept, dim=-1)
-        before = chances.cumsum(-1) - chances  # Probability of all likelier tokens.
-        num_kept = (before < top_p[:, None]).sum(-1, keepdim=True).clamp_(min=1)
-        # Rows without top_p keep all: rounding of the sum must not cut their tail.
-        cut = likeliest.gather(1, num_kept - 1).masked_fill(top_p[:, None] >= 1.0, -torch.inf)
-        threshold = torch.maximum(threshold, cut)
-    return _at_least(logits, threshold[:, 0])
+        logits = _at_least(logits, _last_of_nucleus(logits, top_p))
+    return logits
 
 
 def _at_least(logits: Tensor, threshold: Tensor) -> Tensor:
     return logits.masked_fill(logits < threshold[:, None], -torch.inf)
+
+
+def _kth_largest(logits: Tensor, k: Tensor) -> Tensor:
+    """-inf for rows whose k is 0 or exceeds the vocabulary."""
+    idle = (k <= 0) | (k >= logits.shape[-1])
+    k = k.masked_fill(idle, 1)
+    likeliest = logits.topk(int(k.max()), dim=-1).values  # Sorted, largest first.
+    return likeliest.gather(1, k[:, None] - 1)[:, 0].masked_fill(idle, -torch.inf)
+
+
+def _last_of_nucleus(logits: Tensor, top_p: Tensor) -> Tensor:
+    """The least likely token of the smallest set that reaches top_p; -inf for rows whose top_p is 1."""
+    idle = top_p >= 1.0  # Rounding of a sum must not cut their tail.
+    total = logits.logsumexp(-1, keepdim=True)
+    width = min(_NUCLEUS_GUESS, logits.shape[-1])
+    while True:
+        likeliest = logits.topk(width, dim=-1).values
+        chances = torch.exp(likeliest - total)
+        inside = chances.cumsum(-1) - chances < top_p[:, None]  # By the probability of all likelier tokens.
+        if width == logits.shape[-1] or not bool((inside[:, -1] & ~idle).any()):
+            break
+        width = min(8 * width, logits.shape[-1])
+    num_inside = inside.sum(-1, keepdim=True).clamp_(min=1)
+    return likeliest.gather(1, num_inside - 1)[:, 0].masked_fill(idle, -torch.inf)

@@ -72,7 +72,7 @@ class Sampler:
 
         penalized = penalize(
             logits[places],
-            history[torch.from_numpy(rows[asking]).to(history.device), :longest].to(torch.int64),
+            history[torch.from_numpy(rows[asking]).to(history.device), :longest].to(logits.device, torch.int64),
             of(positions),
             of(self._num_prompt[rows]),
             of(repetition),

@@ -34,15 +34,18 @@ def attend(
 
 
 class _QueryTile:
-    """Queries of equal chunks, [chunks, length, H, D], and their softmax so far."""
+    """Queries of equal chunks, [chunks, length, H, D], and their softmax so far.
+
+    Everything inside has the key-value head first, so that gathering a tile of keys is the only copy made of it.
+    """
 
     def __init__(self, q: Tensor, num_kv_heads: int, scale: float, softcap: float | None) -> None:
         self.num_chunks, self.length, self.num_heads, self.head_dim = q.shape
         self.repeat = self.num_heads // num_kv_heads
         self.softcap = softcap
-        # Query heads that share a key-value head become rows of one matrix product: [chunks, G, repeat * length, D].
+        # Query heads that share a key-value head become rows of one matrix product: [G, chunks, repeat * length, D].
         q = q.view(self.num_chunks, self.length, num_kv_heads, self.repeat, self.head_dim).float() * scale
-        self.q = q.permute(0, 2, 3, 1, 4).reshape(self.num_chunks, num_kv_heads, -1, self.head_dim)
+        self.q = q.permute(2, 0, 3, 1, 4).reshape(num_kv_heads, self.num_chunks, -1, self.head_dim)
         rows = self.q.shape[:-1]
         self.peak = self.q.new_full(rows, -torch.inf)
         self.total = self.q.new_zeros(rows)
@@ -51,51 +54,51 @@ class _QueryTile:
     def walk(
         self, keys: Tensor, values: Tensor, equal: EqualChunks, group: int, first: int, window: int | None
     ) -> None:
-        block_size = keys.shape[1]
+        block_size, device = keys.shape[1], keys.device
         blocks_per_tile = max(1, KEYS_PER_TILE // block_size)
         table = equal.tables[group]
-        query_positions = equal.starts[:, None] + torch.arange(first, first + self.length, device=keys.device)
+        query_positions = equal.starts[:, None] + torch.arange(first, first + self.length, device=device)
         # Each chunk starts at the block where its first query's window begins: position 0 without one.
         oldest = torch.zeros_like(equal.starts)
         if window is not None:
             oldest = (query_positions[:, 0] - window + 1).clamp(min=0) // block_size
         furthest = [-(-end // block_size) - block for end, block in zip(equal.ends, oldest.tolist(), strict=True)]
+        offsets = torch.arange(block_size, device=device)
+        keys, values = keys.permute(2, 0, 1, 3), values.permute(2, 0, 1, 3)  # [G, N, B, D]
         for tile in range(0, max(furthest), blocks_per_tile):
             # Without a window chunks end in order, longest first; with one they may not, and all stay.
             active = sum(blocks > tile for blocks in furthest) if window is None else self.num_chunks
-            blocks = oldest[:active, None] + torch.arange(tile, tile + blocks_per_tile, device=keys.device)
+            num_blocks = min(blocks_per_tile, max(furthest) - tile)
+            blocks = oldest[:active, None] + torch.arange(tile, tile + num_blocks, device=device)
             ids = table[:active].gather(1, blocks.clamp(max=table.shape[1] - 1))
-            offsets = torch.arange(block_size, device=keys.device)
             key_positions = (blocks[:, :, None] * block_size + offsets).flatten(1)  # [active, keys]
             visible = key_positions[:, None, :] <= query_positions[:active, :, None]  # [active, length, keys]
             if window is not None:
                 visible &= key_positions[:, None, :] > query_positions[:active, :, None] - window
-            self._add(keys[ids].flatten(1, 2), values[ids].flatten(1, 2), visible, active)
+            self._add(keys[:, ids].flatten(2, 3), values[:, ids].flatten(2, 3), visible, active)
 
     def _add(self, keys: Tensor, values: Tensor, visible: Tensor, active: int) -> None:
-        """Take in one tile of keys and values, [active, keys, G, D]."""
+        """Take in one tile of keys and values, [G, active, keys, D]."""
         # A block may hold another request's leftovers, even NaN: a weight of zero would not silence those.
-        written = visible.any(1)[:, :, None, None]
-        values = values.float().masked_fill(~written, 0.0)
-        scores = self.q[:active] @ keys.float().permute(0, 2, 3, 1)  # [active, G, repeat * length, keys]
+        values = values.float().masked_fill_(~visible.any(1)[:, :, None], 0.0)
+        scores = self.q[:, :active] @ keys.float().transpose(2, 3)  # [G, active, repeat * length, keys]
         if self.softcap is not None:
             scores = torch.tanh(scores / self.softcap) * self.softcap
-        hidden = ~visible[:, None, None]  # [active, 1, 1, length, keys]
-        scores = self._by_query(scores).masked_fill_(hidden, -torch.inf).flatten(2, 3)
+        scores = self._by_query(scores).masked_fill_(~visible[:, None], -torch.inf).flatten(2, 3)
 
-        peak = torch.maximum(self.peak[:active], scores.amax(-1))
+        peak = torch.maximum(self.peak[:, :active], scores.amax(-1))
         safe_peak = peak.masked_fill(peak == -torch.inf, 0.0)  # A row that has seen no key yet.
-        weights = torch.exp(scores - safe_peak[..., None])
-        shrink = torch.exp(self.peak[:active] - safe_peak)
-        self.total[:active] = self.total[:active] * shrink + weights.sum(-1)
-        self.sum[:active] = self.sum[:active] * shrink[..., None] + weights @ values.permute(0, 2, 1, 3)
-        self.peak[:active] = peak
+        weights = torch.exp(scores.sub_(safe_peak[..., None]))
+        shrink = torch.exp(self.peak[:, :active] - safe_peak)
+        self.total[:, :active] = self.total[:, :active] * shrink + weights.sum(-1)
+        self.sum[:, :active] = self.sum[:, :active] * shrink[..., None] + weights @ values
+        self.peak[:, :active] = peak
 
     def result(self) -> Tensor:
         """[chunks, length, H, D]."""
         out = self._by_query(self.sum / self.total[..., None])
-        return out.permute(0, 3, 1, 2, 4).reshape(self.num_chunks, self.length, self.num_heads, self.head_dim)
+        return out.permute(1, 3, 0, 2, 4).reshape(self.num_chunks, self.length, self.num_heads, self.head_dim)
 
     def _by_query(self, x: Tensor) -> Tensor:
-        """[chunks, G, repeat * length, n] -> [chunks, G, repeat, length, n]."""
+        """[G, chunks, repeat * length, n] -> [G, chunks, repeat, length, n]."""
         return x.view(*x.shape[:2], self.repeat, self.length, x.shape[-1])

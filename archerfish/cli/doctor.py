@@ -1,0 +1,115 @@
+"""`archerfish doctor`: what this machine offers, and which kernels a model would run on."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from archerfish.cli.diagnosis import CpuReport, Diagnosis, KernelReport, MemoryReport
+
+
+@click.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object; memory in bytes and bytes per second.")
+def command(as_json: bool) -> None:
+    """Show what this machine offers and which kernels will run on it.
+
+    Measures how fast memory can be read, which bounds how fast answers are written.
+    """
+    from archerfish.cli.diagnosis import diagnose
+
+    diagnosis = diagnose()
+    if as_json:
+        click.echo(json.dumps(asdict(diagnosis), indent=2))
+    else:
+        _print(diagnosis)
+
+
+def _print(diagnosis: "Diagnosis") -> None:
+    from rich.console import Console
+
+    console = Console()
+    versions = ((name, number or "not installed") for name, number in diagnosis.versions.items())
+    console.print(_pairs("Versions", versions))
+    console.print(_pairs("CPU", _cpu_rows(diagnosis.cpu)))
+    console.print(_pairs("Memory", _memory_rows(diagnosis.memory)))
+    for gpu in diagnosis.gpus:
+        rows = [("compute capability", gpu.compute_capability), ("multiprocessors", str(gpu.num_multiprocessors))]
+        console.print(_pairs(f"GPU: {gpu.name}", [*rows, *_memory_rows(gpu.memory)]))
+    if not diagnosis.gpus:
+        console.print("GPU: none that torch can use\n", style="dim")
+    console.print(_kernel_table(diagnosis))
+    for problem in diagnosis.problems:
+        console.print(problem, style="red", markup=False)
+
+
+def _pairs(title: str, rows: Iterable[tuple[str, str]]) -> "Table":
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, padding=(0, 2))
+    for name, value in rows:
+        table.add_row(name, escape(value))
+    # A table without borders runs into the next one.
+    table.add_row("", "")
+    return table
+
+
+def _cpu_rows(cpu: "CpuReport") -> list[tuple[str, str]]:
+    present = [name for name, there in cpu.features.items() if there]
+    absent = [name for name, there in cpu.features.items() if not there]
+    amx = "none"
+    if cpu.has_hidden_amx:
+        amx = "yes: oneDNN cannot configure its tiles and must not use it"
+    return [
+        ("name", cpu.name),
+        ("cores", str(cpu.num_cores)),
+        ("features", " ".join(present) or "none of those that matter"),
+        ("lacks", " ".join(absent) or "none of those that matter"),
+        ("hidden AMX", amx),
+        ("ONEDNN_MAX_CPU_ISA", cpu.onednn_max_cpu_isa or "not set"),
+    ]
+
+
+def _memory_rows(memory: "MemoryReport") -> list[tuple[str, str]]:
+    from archerfish.config.numbers import format_bytes
+
+    return [
+        ("total", format_bytes(memory.total)),
+        ("available", format_bytes(memory.available)),
+        ("read bandwidth", f"{memory.read_bandwidth / 1e9:,.1f} GB/s measured"),
+    ]
+
+
+def _kernel_table(diagnosis: "Diagnosis") -> "Table":
+    from rich.markup import escape
+    from rich.table import Table
+
+    dtypes = list(dict.fromkeys(report.dtype for report in diagnosis.kernels))
+    by_operation: dict[str, dict[str, KernelReport]] = {}
+    for report in diagnosis.kernels:
+        by_operation.setdefault(report.operation, {})[report.dtype] = report
+    title = f"Kernels on {diagnosis.device}"
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2))
+    for heading in ("operation", *dtypes, "why not another"):
+        table.add_column(heading, header_style="dim")
+    for operation, reports in by_operation.items():
+        chosen = [reports[dtype].kernel if dtype in reports else "-" for dtype in dtypes]
+        table.add_row(operation, *chosen, escape(_why_not(list(reports.values()))))
+    return table
+
+
+def _why_not(reports: "list[KernelReport]") -> str:
+    """Each reason once; with the number formats it holds for, if it does not hold for all."""
+    holds_for: dict[str, list[str]] = {}
+    for report in reports:
+        for rejection in report.rejected:
+            holds_for.setdefault(f"{rejection.kernel}: {rejection.reason}", []).append(report.dtype)
+    return "\n".join(
+        reason if len(dtypes) == len(reports) else f"{reason} ({', '.join(dtypes)})"
+        for reason, dtypes in holds_for.items()
+    )
