@@ -6,10 +6,11 @@ The package imports nothing heavy by itself: `from archerfish import LLM` loads 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from archerfish.machine import hide_broken_amx
+from archerfish.machine import calm_threads, hide_broken_amx
 
-# Must run before torch is imported anywhere: torch reads the variable once.
+# Before torch is imported anywhere: its libraries read their variables once.
 hide_broken_amx()
+calm_threads()
 
 __version__ = "0.1.0"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 _LAST_ISA_WITHOUT_AMX = "AVX512_CORE_FP16"
 _AMX_PALETTE_LEAF = 0x1D
+_SPINS = "1000"  # Microseconds, not milliseconds: about the gap between two operations of a step.
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,16 @@ def hide_broken_amx() -> None:
     """Tell oneDNN to leave AMX alone where its tiles cannot be configured. A user's own setting wins."""
     if cpu().has_hidden_amx:
         os.environ.setdefault("ONEDNN_MAX_CPU_ISA", _LAST_ISA_WITHOUT_AMX)
+
+
+def calm_threads() -> None:
+    """Let torch's idle threads spin only briefly, then sleep. A user's own setting wins.
+
+    They would spin for long by default, and a busy neighbour then makes every small operation wait for its time slice:
+    a decode step was seen to take ten times as long.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
 
 
 def available_memory() -> int:

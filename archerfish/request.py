@@ -45,7 +45,7 @@ class SamplingParams:
     n: int = 1
     """Number of answers to write for the prompt."""
     max_tokens: int | None = 16
-    """Most tokens to write; None writes until the context is full."""
+    """Most tokens to write; without a limit (None) it writes until the context is full."""
     min_tokens: int = 0
     """Tokens to write before a stop token or stop string may end the answer."""
     temperature: float = 1.0
@@ -77,7 +77,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
     seed: int | None = None
-    """Same seed, same tokens, in whatever batch. None draws one."""
+    """Same seed, same tokens, in whatever batch. Without one, a seed is drawn."""
     logprobs: int | None = None
     """Log-probabilities of the chosen token and of this many likeliest ones."""
     prompt_logprobs: int | None = None
@@ -110,7 +110,11 @@ class SamplingParams:
             set_field(self, "allowed_token_ids", tuple(self.allowed_token_ids))
         if self.top_k == -1:
             set_field(self, "top_k", 0)
-        bias = {int(token): float(value) for token, value in (self.logit_bias or {}).items()}
+        try:
+            # JSON knows only text as keys.
+            bias = {int(token): float(value) for token, value in (self.logit_bias or {}).items()}
+        except (TypeError, ValueError):
+            raise InvalidParameter("logit_bias", self.logit_bias, "it must map token ids to numbers") from None
         set_field(self, "logit_bias", bias)
 
     def _check(self) -> None:

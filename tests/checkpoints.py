@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from archerfish.models.families import Fields, find_family
 from archerfish.models.decoder import Decoder
+from archerfish.models.families import Fields, find_family
 from archerfish.ops import Target, choose_ops
 from archerfish.weights.load import random_weights
 
@@ -27,7 +27,10 @@ CONFIG = {
     "torch_dtype": "float32",
     "eos_token_id": 1,
 }
-CHAT_TEMPLATE = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<s>{% endif %}"
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<s>{% endif %}"
+)
 _TEXT = ["The quick brown fox jumps over the lazy dog. Ça va? 你好，世界 🐟 Привет!"] * 4
 
 

@@ -29,16 +29,16 @@ def write(text: str) -> None:
 def write_stream(pieces: "Iterable[StreamOutput]", *, has_text: bool) -> None:
     """Write one answer as it comes, as text or as token ids."""
     timing = RequestTiming(time.monotonic())
-    reason = None
+    reason = error = None
     for piece in pieces:
         before = "," if timing.num_generated_tokens and piece.token_ids else ""
         write(piece.text if has_text else before + _ids_text(piece.token_ids))
         if piece.token_ids:
             timing.record_tokens(len(piece.token_ids), time.monotonic())
-        reason = piece.finish_reason
+        reason, error = piece.finish_reason, piece.error
     write("\n")
     if reason == "error":
-        raise EngineError("the answer could not be completed; --json shows why")
+        raise EngineError(f"the answer could not be completed: {error}")
     logger.info(_speed(timing))
 
 

@@ -35,7 +35,7 @@ def command(system: str | None, sampling: Mapping[str, Any], config: EngineConfi
         # A model that cannot chat should say so before anybody types; what it thinks of this turn does not matter.
         with suppress(RequestError):
             llm.assembly.intake.chat_text([{"role": "user", "content": "Hello"}])
-        params = sampling_params(llm.default_sampling_params(), sampling)
+        params = sampling_params(llm.assembly.recommended, sampling)
         conversation = Conversation(llm.stream_chat, params, system)
         if sys.stdin.isatty():
             _notice(_WELCOME)
@@ -73,16 +73,16 @@ def _obey(conversation: Conversation, line: str) -> None:
 
 
 def _answer(conversation: Conversation, text: str) -> None:
-    reason = None
+    reason = error = None
     with _interrupt_flag() as interrupted, closing(conversation.answer(text)) as pieces:
         for piece in pieces:
             write(piece.text)
-            reason = piece.finish_reason
+            reason, error = piece.finish_reason, piece.error
             if interrupted():
                 break
     write("\n")
     if reason == "error":
-        raise EngineError("the answer could not be completed")
+        raise EngineError(f"the answer could not be completed: {error}")
     if reason == "length":
         _notice("(Cut off: a larger --max-tokens gives more.)")
 

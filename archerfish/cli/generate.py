@@ -45,7 +45,7 @@ def command(
         raise ConfigError("--logprobs and --prompt-logprobs are shown only with --json: add it")
     prompts = gather_prompts(texts, file, token_ids)
     with open_model(config) as llm:
-        params = sampling_params(llm.default_sampling_params(), sampling)
+        params = sampling_params(llm.assembly.recommended, sampling)
         has_text = llm.assembly.intake.tokenizer is not None
         if as_json:
             write_json(llm.generate(prompts, params))

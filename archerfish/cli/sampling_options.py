@@ -1,7 +1,6 @@
 """Gives a command the sampling parameters as options, and lays them over what the model's makers recommend."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -12,7 +11,6 @@ from archerfish.request import SamplingParams
 _SECTION = "Sampling (by default what the model's generation_config.json names, else the values shown)"
 _PREFIX = "sampling_"
 _MAX_TOKENS = 128
-_UNSET = SamplingParams()
 
 
 def sampling_options(*, left_out: tuple[str, ...] = ()) -> Callable[[CommandFunction], CommandFunction]:
@@ -38,12 +36,10 @@ def sampling_options(*, left_out: tuple[str, ...] = ()) -> Callable[[CommandFunc
     return decorate
 
 
-def sampling_params(recommended: SamplingParams, sampling: Mapping[str, Any]) -> SamplingParams:
+def sampling_params(recommended: Mapping[str, Any], sampling: Mapping[str, Any]) -> SamplingParams:
     """What the model recommends, with the user's own parameters over it."""
-    if recommended.max_tokens == _UNSET.max_tokens:
-        # The library's default is short, for tests and scripts; here a person waits for an answer.
-        recommended = replace(recommended, max_tokens=_MAX_TOKENS)
-    return replace(recommended, **sampling)
+    # The library's default length is short, for tests and scripts; here a person waits for an answer.
+    return SamplingParams.from_dict({"max_tokens": _MAX_TOKENS, **recommended, **sampling})
 
 
 def _flag(field_name: str) -> str:

@@ -94,6 +94,7 @@ def _max_model_len(config: EngineConfig, facts: Facts) -> int:
 
 def _check(config: ResolvedConfig) -> None:
     for name, least in (
+        ("seed", 0),
         ("max_model_len", 2),
         ("threads", 1),
         ("block_size", 1),

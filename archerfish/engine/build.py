@@ -44,8 +44,8 @@ class Assembly:
     arch: Arch
     config: ResolvedConfig
     cache_size: CacheSize
-    default_params: SamplingParams
-    """What the model's makers recommend."""
+    recommended: Mapping[str, Any]
+    """Sampling parameters that the model's makers recommend, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def build(config: EngineConfig) -> Assembly:
         arch=checkpoint.arch,
         config=resolved,
         cache_size=cache_size,
-        default_params=_default_params(checkpoint.generation),
+        recommended=_recommended(checkpoint.generation),
     )
 
 
@@ -199,10 +199,11 @@ def _eos_token_ids(checkpoint: _Checkpoint, tokenizer: Tokenizer | None) -> tupl
     return tuple(sorted(found))
 
 
-def _default_params(generation: Mapping[str, Any]) -> SamplingParams:
+def _recommended(generation: Mapping[str, Any]) -> dict[str, Any]:
     names = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
     names |= {"repetition_penalty": "repetition_penalty", "max_new_tokens": "max_tokens"}
     given = {ours: generation[theirs] for theirs, ours in names.items() if generation.get(theirs) is not None}
     if generation.get("do_sample") is False:
         given["temperature"] = 0.0
-    return SamplingParams.from_dict(given)
+    SamplingParams.from_dict(given)  # A value that makes no sense shows now, not at the first request.
+    return given

@@ -55,6 +55,10 @@ class Engine:
                 self.scheduler.check()
         except Exception as error:
             return self._fail(error)
+        except BaseException:
+            # An interrupt tore the step apart: whoever was running starts again from the queue.
+            self.scheduler.abandon()
+            raise
         if plan.chunks:
             num_generated = sum(len(tokens) for tokens in result.tokens)
             self.counts.record(plan.num_tokens, num_generated, self.clock() - started)

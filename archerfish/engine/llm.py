@@ -109,7 +109,7 @@ class LLM:
 
     def default_sampling_params(self) -> SamplingParams:
         """What the model's generation_config.json recommends."""
-        return self._assembly.default_params
+        return SamplingParams.from_dict(self._assembly.recommended)
 
     @property
     def assembly(self) -> Assembly:

@@ -64,6 +64,7 @@ class StreamOutput:
     logprobs: list[Logprobs] | None
     finish_reason: str | None
     stop_reason: int | str | None
+    error: str | None = None
 
 
 StopSequence = Callable[[str, int], None]
@@ -130,7 +131,9 @@ class Collector:
         answer.text += text
         if self.output.finished:
             self.output.metrics.finished_time = now
-        return StreamOutput(event.sequence_index, text, token_ids, logprobs, answer.finish_reason, answer.stop_reason)
+        return StreamOutput(
+            event.sequence_index, text, token_ids, logprobs, answer.finish_reason, answer.stop_reason, answer.error
+        )
 
     def _record_start(self, event: TokenEvent) -> None:
         if event.scheduled_time and self.output.metrics.scheduled_time is None:

@@ -1,7 +1,9 @@
 """The tensors of the KV cache. Knows blocks and layers, not sequences."""
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,9 +22,8 @@ class KVStorage:
         self.block_size = block_size
         self._ops = ops
         shape = (layout.num_slots, num_blocks, block_size, layout.num_kv_heads, layout.head_dim)
-        # Zeroed pages cost nothing until they are written.
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.keys = _zeros(shape, dtype, device)
+        self.values = _zeros(shape, dtype, device)
 
     def write(self, layer: int, k: Tensor, v: Tensor, chunks: Chunks) -> None:
         place = self.layout.places[layer]
@@ -44,3 +45,10 @@ class KVStorage:
         for slot in range(self.layout.num_slots):
             self._ops.copy_blocks(self.keys[slot], sources, targets)
             self._ops.copy_blocks(self.values[slot], sources, targets)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
+    """Main memory through numpy, whose zeroed pages take no room until they are written; torch would write them all."""
+    if device == "cpu":
+        return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+    return torch.zeros(shape, dtype=dtype, device=device)

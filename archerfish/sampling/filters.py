@@ -67,6 +67,6 @@ def _last_of_nucleus(logits: Tensor, top_p: Tensor) -> Tensor:
         inside = chances.cumsum(-1) - chances < top_p[:, None]  # By the probability of all likelier tokens.
         if width == logits.shape[-1] or not bool((inside[:, -1] & ~idle).any()):
             break
-        width = min(8 * width, logits.shape[-1])
+        width = logits.shape[-1]  # A flat row: only the whole vocabulary tells.
     num_inside = inside.sum(-1, keepdim=True).clamp_(min=1)
     return likeliest.gather(1, num_inside - 1)[:, 0].masked_fill(idle, -torch.inf)

@@ -52,6 +52,11 @@ class Roster:
         self.num_preemptions += 1
         self.waiting.add(sequence)
 
+    def preempt_all(self) -> None:
+        for running in self.running.values():
+            for sequence in tuple(running):
+                self.preempt(sequence)
+
     def check(self, *, in_flight: bool) -> None:
         """Every row, block and sequence is accounted for exactly once."""
         running = [sequence for sequences in self.running.values() for sequence in sequences]

@@ -100,9 +100,7 @@ class Scheduler:
 
     def cancel_all(self, error: str) -> list[TokenEvent]:
         """End every open request because of an error. A step in flight is lost: it will not be committed."""
-        for sequence in self._ended_in_flight:
-            self._roster.unseat(sequence)
-        self._planned, self._ended_in_flight = None, set()
+        self._drop_step()
         ended = [sequence for sequences in self._requests.values() for sequence in sequences]
         for sequence in ended:
             self._end(sequence)
@@ -166,6 +164,16 @@ class Scheduler:
                 if event.finish_reason is not None:
                     self._end(sequence)
         return events
+
+    def abandon(self) -> None:
+        """Forget the step in flight, whose outcome nobody will know: everything that runs is computed again."""
+        self._drop_step()
+        self._roster.preempt_all()
+
+    def _drop_step(self) -> None:
+        for sequence in self._ended_in_flight:
+            self._roster.unseat(sequence)
+        self._planned, self._ended_in_flight = None, set()
 
     def _grow(self, sequence: Sequence, chunk: Chunk, tokens: list[int]) -> TokenEvent | None:
         """Count the chunk as computed and append what was drawn."""

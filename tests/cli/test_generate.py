@@ -170,11 +170,11 @@ def test_an_answer_that_fails_ends_with_code_1() -> None:
 
 
 def test_given_parameters_are_laid_over_the_recommended_ones() -> None:
-    recommended = SamplingParams(temperature=0.5, top_k=7, max_tokens=77)
-    assert sampling_params(recommended, {"top_k": 3}) == SamplingParams(temperature=0.5, top_k=3, max_tokens=77)
-    assert sampling_params(SamplingParams(), {}).max_tokens == 128
-    assert sampling_params(SamplingParams(), {"max_tokens": 16}).max_tokens == 16
-    assert sampling_params(SamplingParams(), {"max_tokens": None}).max_tokens is None
+    recommended = {"temperature": 0.5, "top_k": 7, "max_tokens": 16}
+    assert sampling_params(recommended, {"top_k": 3}) == SamplingParams(temperature=0.5, top_k=3, max_tokens=16)
+    assert sampling_params({}, {}).max_tokens == 128
+    assert sampling_params({}, {"max_tokens": 16}).max_tokens == 16
+    assert sampling_params({}, {"max_tokens": None}).max_tokens is None
 
 
 def test_control_characters_stay_off_a_terminal(

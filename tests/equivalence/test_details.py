@@ -67,7 +67,9 @@ class PlainAttention:
             k, v = self._made[spec.kv_source]
         self._made[layer] = (k, v)
         q, k, v = (x.transpose(0, 1) for x in (q, k, v))
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=spec.scale, enable_gqa=True).transpose(0, 1)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=spec.scale, enable_gqa=True).transpose(
+            0, 1
+        )
 
 
 def test_the_decoder_serves_a_plain_attention_too(checkpoint_root: Path) -> None:
@@ -110,8 +112,8 @@ def test_layers_that_share_keys_and_values_agree_with_dense_attention() -> None:
 
     from archerfish.execution.local import LocalExecutor
     from archerfish.kvcache.layout import kv_layout
-    from archerfish.kvcache.storage import KVStorage
     from archerfish.kvcache.pool import BlockId
+    from archerfish.kvcache.storage import KVStorage
     from archerfish.scheduling.plan import Chunk, Plan, SequenceStart
 
     layout = kv_layout(arch)

@@ -1,0 +1,5 @@
+"""Lets `python -m archerfish` be the `archerfish` command."""
+
+from archerfish.cli.main import main
+
+main()
