@@ -144,12 +144,13 @@ class LLM:
         try:
             for request, prompt in zip(requests, prompts, strict=True):
                 opened.append(self._start(request, prompt))
+            unfinished = {request.request_id for request in requests}
             with ProgressBar("answering", len(opened), enabled=progress) as bar:
-                while num_open := sum(not one.collector.finished for one in opened):
-                    self._step()
+                while unfinished:
+                    unfinished.difference_update(self._step())
                     generated = self._engine.counts.num_generated_tokens - generated_before
                     rate = generated / max(self._engine.clock() - started, 1e-9)
-                    bar.update(len(opened) - num_open, f"{rate:,.0f} tokens/s")
+                    bar.update(len(opened) - len(unfinished), f"{rate:,.0f} tokens/s")
         finally:
             # An error or an interrupt must not leave half-written answers running.
             for request in requests:
@@ -167,8 +168,9 @@ class LLM:
         finally:
             self._close(request.request_id)
 
-    def _step(self) -> None:
-        """One step for everyone: pieces of other open streams wait for their readers."""
+    def _step(self) -> list[str]:
+        """One step for everyone: pieces of other open streams wait for their readers. The requests that ended."""
+        ended = []
         events = self._engine.step()
         now = self._engine.clock()
         for event in events:
@@ -176,8 +178,11 @@ class LLM:
             piece = one.collector.add(event, now) if one is not None else None
             if one is not None and piece is not None:
                 one.pieces.append(piece)
+                if one.collector.finished:
+                    ended.append(event.request_id)
         if self._engine.stopped is not None:
             raise StepFailed(self._engine.stopped)
+        return ended
 
     def _stop_sequence(self, request_id: str, index: int) -> None:
         self._engine.cancel(request_id, index, FinishReason.STOP)

@@ -1,7 +1,7 @@
 """When waiting sequences may join: at any step, or only as a whole batch. Says how many; the scheduler says which."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,10 @@ class Situation:
 
 
 class BatchingPolicy(Protocol):
+    @property
+    def looks_at_time(self) -> bool:
+        """Whether oldest_wait must be known: finding it costs a walk along the queue."""
+
     def num_admissible(self, situation: Situation) -> int:
         """How many waiting sequences may join the next step."""
 
@@ -29,6 +33,7 @@ class ContinuousBatching:
     """Join whenever there is a place: a short answer never waits for a long one."""
 
     max_num_seqs: int
+    looks_at_time: ClassVar[bool] = False
 
     def num_admissible(self, situation: Situation) -> int:
         return self.max_num_seqs - situation.num_running
@@ -47,6 +52,10 @@ class WholeBatches:
 
     max_num_seqs: int
     window: float | None
+
+    @property
+    def looks_at_time(self) -> bool:
+        return self.window is not None
 
     def num_admissible(self, situation: Situation) -> int:
         if situation.num_running:

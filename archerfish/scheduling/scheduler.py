@@ -14,7 +14,7 @@ from archerfish.scheduling.draft import Draft
 from archerfish.scheduling.plan import Chunk, Plan, StepResult
 from archerfish.scheduling.policy import BatchingPolicy, Situation
 from archerfish.scheduling.roster import Roster
-from archerfish.scheduling.sequence import Sequence
+from archerfish.scheduling.sequence import Sequence, SequenceFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +52,8 @@ class Scheduler:
         """Sequences of the step in flight, in chunk order."""
         self._ended_in_flight: set[Sequence] = set()
         self._step = 0
+        self._num_requests = 0
+        self._facts = SequenceFacts(tables.block_size, limits.max_model_len, limits.eos_token_ids)
         self._seeds = random.Random(seed)
 
     @property
@@ -81,8 +83,8 @@ class Scheduler:
         if len(request.prompt_token_ids) >= self.limits.max_model_len:
             raise PromptTooLong(len(request.prompt_token_ids), self.limits.max_model_len)
         seed = request.params.seed if request.params.seed is not None else self._seeds.getrandbits(64)
-        block_size, longest, eos = self.tables.block_size, self.limits.max_model_len, self.limits.eos_token_ids
-        sequences = [Sequence(request, i, seed, block_size, longest, eos) for i in range(request.params.n)]
+        self._num_requests += 1
+        sequences = [Sequence(request, self._num_requests, i, seed, self._facts) for i in range(request.params.n)]
         self._requests[request.request_id] = sequences
         # The others fork from the first once its prompt is computed.
         self._roster.waiting.add(sequences[0])
@@ -126,7 +128,7 @@ class Scheduler:
         return self.policy.seconds_until_start(self._situation(RequestClass.BATCH, now))
 
     def _situation(self, kind: RequestClass, now: float) -> Situation:
-        oldest = self._roster.waiting.oldest_arrival()
+        oldest = self._roster.waiting.oldest_arrival() if self.policy.looks_at_time else None
         # Sequences of a lower class do not count: they make way.
         num_running = sum(len(running) for other, running in self._roster.running.items() if other <= kind)
         oldest_wait = 0.0 if oldest is None else now - oldest

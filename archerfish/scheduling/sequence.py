@@ -1,9 +1,19 @@
 """One stream of tokens being grown for a request. Its one measure of progress is len(tokens) - computed."""
 
+from typing import NamedTuple
+
 from archerfish.kvcache.tables import BlockNames, BlockTable
 from archerfish.request import Request
 
 _MASK = 2**64 - 1
+
+
+class SequenceFacts(NamedTuple):
+    """What is the same for all sequences of an engine."""
+
+    block_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
 
 
 class Sequence:
@@ -31,9 +41,7 @@ class Sequence:
         "wants_logprobs",
     )
 
-    def __init__(
-        self, request: Request, index: int, seed: int, block_size: int, max_model_len: int, eos: tuple[int, ...]
-    ) -> None:
+    def __init__(self, request: Request, number: int, index: int, seed: int, facts: "SequenceFacts") -> None:
         params = request.params
         self.request = request
         self.index = index
@@ -44,14 +52,14 @@ class Sequence:
         self.table: BlockTable | None = None
         """None while waiting."""
         self.row = 0
-        self.names = BlockNames(request.cache_salt, block_size)
+        self.names = BlockNames(request.cache_salt, facts.block_size)
         self.parent: Sequence | None = None
         """The sequence to fork from when admitted, if it still has what is needed."""
-        self.stop_token_ids = frozenset((*params.stop_token_ids, *(() if params.ignore_eos else eos)))
+        self.stop_token_ids = frozenset((*params.stop_token_ids, *(() if params.ignore_eos else facts.eos_token_ids)))
         self.stops_after = self.num_prompt_tokens + params.min_tokens
-        limit = max_model_len if params.max_tokens is None else self.num_prompt_tokens + params.max_tokens
-        self.length_limit = min(limit, max_model_len)
-        self.order = (request.request_class, request.priority, request.arrival_time, request.request_id, index)
+        limit = facts.max_model_len if params.max_tokens is None else self.num_prompt_tokens + params.max_tokens
+        self.length_limit = min(limit, facts.max_model_len)
+        self.order = (request.request_class, request.priority, request.arrival_time, number, index)
         """Who goes first: smaller is earlier. Preemption takes the largest."""
         self.scheduled = False
         """Has ever left the queue."""

@@ -156,7 +156,7 @@ def test_one_answer_a_turn() -> None:
 
 def test_a_template_that_refuses_the_trial_turn_may_still_chat(monkeypatch: pytest.MonkeyPatch) -> None:
     class Picky(Parrot):
-        assembly = SimpleNamespace(intake=SimpleNamespace())
+        assembly = SimpleNamespace(intake=SimpleNamespace(), recommended={})
 
         def __enter__(self) -> "Picky":
             return self

@@ -7,6 +7,10 @@ from archerfish.models.families.llama import IGNORED, arch, attention, gated_mlp
 
 
 def _read_phi3(fields: Fields) -> Arch:
+    for bias in ("attention_bias", "mlp_bias", "lm_head_bias"):
+        fields.only(bias, False)
+    for factor in ("full_attn_mod", "interpolate_factor"):
+        fields.only(factor, 1)
     rope = fields.rope(fields.head_dim())
     windows = fields.windows(fields.integer("num_hidden_layers"))
     mlp = gated_mlp(fields)

@@ -7,6 +7,7 @@ from archerfish.models.families.llama import IGNORED, arch, attention, gated_mlp
 
 
 def _read_qwen2(fields: Fields) -> Arch:
+    fields.only("use_mrope", False)
     rope = fields.rope(fields.head_dim())
     layers = [
         LayerSpec(attention=attention(fields, rope, window, qkv_bias=True), feed_forward=gated_mlp(fields))
