@@ -1,6 +1,5 @@
 """What a client asks for and what it gets back, as plain data. Knows no torch, no scheduler, no tokenizer."""
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum, IntEnum
@@ -12,6 +11,8 @@ GREEDY_BELOW = 1e-5
 """A temperature under this is greedy: dividing by it would only overflow."""
 
 _LARGEST_SEED = 2**64 - 1
+_LARGEST_COUNT = 2**31 - 1
+_LARGEST_BIAS = 10_000.0  # Decides any draw, and leaves float32 logits far from overflow.
 
 
 class RequestClass(IntEnum):
@@ -104,39 +105,37 @@ class SamplingParams:
         """Accept what people write (one stop string, lists) and keep one form."""
         set_field = object.__setattr__
         stop: Any = self.stop
-        set_field(self, "stop", (stop,) if isinstance(stop, str) else tuple(stop or ()))
-        set_field(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        set_field(self, "stop", (stop,) if isinstance(stop, str) else _as_tuple("stop", stop))
+        set_field(self, "stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids))
         if self.allowed_token_ids is not None:
-            set_field(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+            set_field(self, "allowed_token_ids", _as_tuple("allowed_token_ids", self.allowed_token_ids))
         if self.top_k == -1:
             set_field(self, "top_k", 0)
-        try:
-            # JSON knows only text as keys.
-            bias = {int(token): float(value) for token, value in (self.logit_bias or {}).items()}
-        except (TypeError, ValueError):
-            raise InvalidParameter("logit_bias", self.logit_bias, "it must map token ids to numbers") from None
-        set_field(self, "logit_bias", bias)
+        set_field(self, "logit_bias", _as_bias(self.logit_bias))
 
     def _check(self) -> None:
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidParameter(name, getattr(self, name), "it must be true or false")
         for name, least in (("n", 1), ("min_tokens", 0), ("top_k", 0)):
-            _check_int(name, getattr(self, name), least)
+            _check_int(name, getattr(self, name), least, _LARGEST_COUNT)
         for name, least in (("max_tokens", 1), ("logprobs", 0), ("prompt_logprobs", 0)):
             if getattr(self, name) is not None:
-                _check_int(name, getattr(self, name), least)
+                _check_int(name, getattr(self, name), least, _LARGEST_COUNT)
         if self.seed is not None:
             _check_int("seed", self.seed, 0, _LARGEST_SEED)
-        _check_float("temperature", self.temperature, 0.0, math.inf)
+        _check_float("temperature", self.temperature, 0.0, 1000.0)
         _check_float("top_p", self.top_p, 0.0, 1.0, open_below=True)
         _check_float("min_p", self.min_p, 0.0, 1.0)
-        _check_float("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_below=True)
+        _check_float("repetition_penalty", self.repetition_penalty, 0.001, 1000.0)
         _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidParameter("min_tokens", self.min_tokens, f"it exceeds max_tokens = {self.max_tokens}")
         if any(not isinstance(text, str) or not text for text in self.stop):
             raise InvalidParameter("stop", self.stop, "every stop must be a text that is not empty")
-        if any(not math.isfinite(value) for value in self.logit_bias.values()):
-            raise InvalidParameter("logit_bias", self.logit_bias, "every value must be a finite number")
+        for value in self.logit_bias.values():
+            _check_float("logit_bias", value, -_LARGEST_BIAS, _LARGEST_BIAS)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidParameter("allowed_token_ids", (), "leave it out, or allow at least one token")
 
@@ -155,19 +154,41 @@ class SamplingParams:
                 _check_int(name, getattr(self, name), 0, vocab_size)
 
 
-def _check_int(name: str, value: object, least: int, most: int | None = None) -> None:
-    allowed = f"it must be a whole number of at least {least}" + ("" if most is None else f" and at most {most}")
-    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
-        raise InvalidParameter(name, value, allowed)
+def _as_tuple(name: str, values: object) -> tuple[Any, ...]:
+    if values is None:
+        return ()
+    if not isinstance(values, (list, tuple)):
+        raise InvalidParameter(name, values, "it must be a list")
+    return tuple(values)
+
+
+def _as_bias(values: object) -> dict[int, float]:
+    if values is None:
+        return {}
+    bad = InvalidParameter("logit_bias", values, "it must map token ids to numbers")
+    if not isinstance(values, Mapping):
+        raise bad
+    bias = {}
+    for token, value in values.items():
+        # JSON knows only text as keys.
+        token_id = int(token) if isinstance(token, str) and token.isdecimal() else token
+        if not isinstance(token_id, int):
+            raise bad
+        bias[token_id] = value
+    return bias
+
+
+def _check_int(name: str, value: object, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InvalidParameter(name, value, f"it must be a whole number of at least {least} and at most {most}")
 
 
 def _check_float(name: str, value: object, least: float, most: float, *, open_below: bool = False) -> None:
     bound = "above" if open_below else "at least"
-    allowed = f"it must be a number {bound} {least:g}" + ("" if most == math.inf else f" and at most {most:g}")
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise InvalidParameter(name, value, allowed)
-    if value > most or value < least or (open_below and value == least):
-        raise InvalidParameter(name, value, allowed)
+    # Not-a-number fails every comparison.
+    fits = isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
+    if not fits or (open_below and value == least):
+        raise InvalidParameter(name, value, f"it must be a number {bound} {least:g} and at most {most:g}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ def measure(num_sequences: int, windows: tuple[int | None, ...]) -> list[float]:
     limits = Limits(max_num_seqs=num_sequences, max_num_batched_tokens=8192, max_model_len=4096)
     num_blocks = num_sequences * len(windows) * (PROMPT_LENGTH + 2 * NUM_STEPS) // 16
     tables = KVTables(num_blocks, 16, windows, step_tokens=8192, prefix_caching=True)
-    scheduler = Scheduler(limits, tables, ContinuousBatching(num_sequences))
+    scheduler = Scheduler(limits, tables, ContinuousBatching())
     executor = ScriptedExecutor()
     params = SamplingParams(temperature=0.0, max_tokens=3000)
     for index in range(num_sequences):

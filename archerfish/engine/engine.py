@@ -1,6 +1,7 @@
 """The engine's step: plan, run, commit. Knows no torch, no text, no transport."""
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from archerfish.errors import EngineStopped
 from archerfish.execution.executor import Executor
@@ -46,7 +47,10 @@ class Engine:
 
         A step that fails ends every open request with the reason, and the engine with it.
         """
+        if self.stopped is not None:
+            raise EngineStopped(f"the engine runs no more steps: {self.stopped}")
         started = self.clock()
+        events: list[TokenEvent] = []
         try:
             plan = self.scheduler.plan(started)
             result = self._executor.run(plan)
@@ -54,7 +58,7 @@ class Engine:
             if self._check_invariants:
                 self.scheduler.check()
         except Exception as error:
-            return self._fail(error)
+            return events + self._fail(error)
         except BaseException:
             # An interrupt tore the step apart: whoever was running starts again from the queue.
             self.scheduler.abandon()
@@ -74,5 +78,6 @@ class Engine:
     def _fail(self, error: Exception) -> list[TokenEvent]:
         self.stopped = f"a step failed with {type(error).__name__}: {error}"
         events = self.scheduler.cancel_all(self.stopped)
-        self._executor.close()
+        with suppress(Exception):  # A broken device may not even close; the reason that counts is the first.
+            self._executor.close()
         return events

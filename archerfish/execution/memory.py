@@ -33,7 +33,7 @@ class CacheSize:
     @property
     def num_tokens(self) -> int:
         """Tokens that fit, in requests of the longest context."""
-        return int(self.num_requests * self.max_model_len)
+        return self.num_blocks * self.max_model_len // self.blocks_per_request
 
     def __str__(self) -> str:
         requests = f"{self.num_requests:,.0f}" if self.num_requests >= 10 else f"{self.num_requests:.1f}"
@@ -77,16 +77,17 @@ class Memory:
         return self._blocks_per_request(config) * self._block_bytes(config)
 
     def _size(self, config: ResolvedConfig) -> CacheSize | None:
-        """None if not even one request of full length fits."""
+        """None if not even one request of full length fits, or a given size exceeds the memory."""
         rest = self.weights + self.activations(config)
         budget = config.kv_cache_memory_bytes
         if budget is None:
             budget = int(self.available * config.gpu_memory_utilization) - rest
         per_request = self._blocks_per_request(config)
         num_blocks = min(budget // self._block_bytes(config), config.max_num_seqs * per_request)
-        if num_blocks < per_request or rest + self.one_request(config) > self.available:
+        num_bytes = num_blocks * self._block_bytes(config)
+        if num_blocks < per_request or rest + num_bytes > self.available:
             return None
-        return CacheSize(num_blocks, num_blocks * self._block_bytes(config), config.max_model_len, per_request)
+        return CacheSize(num_blocks, num_bytes, config.max_model_len, per_request)
 
     def _blocks_per_request(self, config: ResolvedConfig) -> int:
         windows, step_tokens = self.layout.windows, config.max_num_batched_tokens
@@ -119,24 +120,35 @@ class Memory:
             if self._size(replace(config, **changes)) is not None:
                 flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in changes.items())
                 return f"Use {flags}."
-        return (
-            f"The weights alone need {format_bytes(self.weights)}: use a smaller model or a machine with more memory."
-        )
+        left = max(0, self.available - self.weights)
+        return f"The weights leave {format_bytes(left)} for everything else: use a smaller model, or more memory."
 
     def _remedies(self, config: ResolvedConfig) -> Iterator[dict[str, Any]]:
-        if config.kv_cache_memory_bytes is not None:
-            yield {"kv_cache_memory_bytes": self.one_request(config)}
-            yield {"max_model_len": self._longest(config)}
-            return
+        """Changes worth trying, gentlest first: more memory, shorter contexts, then smaller and smaller steps."""
+        steps: dict[str, Any] = {}
+        while True:
+            changed = replace(config, **steps)
+            roomy = replace(changed, kv_cache_memory_bytes=None, gpu_memory_utilization=1.0)
+            shortened = replace(changed, max_model_len=self._longest(roomy))
+            if config.kv_cache_memory_bytes is None:
+                first, last = {"gpu_memory_utilization": self._share(changed)}, {"gpu_memory_utilization": 1.0}
+            else:
+                first = {"kv_cache_memory_bytes": self.one_request(changed)}
+                last = {"kv_cache_memory_bytes": self.one_request(shortened)}
+            yield {**steps, **first}
+            yield {**steps, "max_model_len": self._longest(changed)}
+            yield {**steps, "max_model_len": shortened.max_model_len, **last}
+            if changed.max_num_batched_tokens == 1:
+                return
+            steps = {
+                "max_num_batched_tokens": changed.max_num_batched_tokens // 2,
+                "max_num_seqs": max(1, min(changed.max_num_seqs, changed.max_num_batched_tokens) // 2),
+            }
+
+    def _share(self, config: ResolvedConfig) -> float:
+        """The memory utilization that one request needs, to the next hundredth and one more."""
         needed = self.weights + self.activations(config) + self.one_request(config)
-        yield {"gpu_memory_utilization": min(1.0, (-(-needed * 100 // self.available) + 1) / 100)}
-        yield {"max_model_len": self._longest(config)}
-        full: dict[str, Any] = {"gpu_memory_utilization": 1.0}
-        yield {"max_model_len": self._longest(replace(config, **full)), **full}
-        smaller: dict[str, Any] = {name: getattr(config, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
-        while smaller["max_num_seqs"] > 1:
-            smaller = {name: max(1, value // 2) for name, value in smaller.items()}
-            yield {**smaller, "max_model_len": self._longest(replace(config, **smaller, **full)), **full}
+        return min(1.0, (-(-needed * 100 // max(1, self.available)) + 1) / 100)
 
     def _longest(self, config: ResolvedConfig) -> int:
         """Longest context that fits, in whole blocks; at least 2, whether it fits or not."""

@@ -34,9 +34,8 @@ class KVLayout:
 def kv_layout(arch: Arch) -> KVLayout:
     """Group layers by window. Groups are as large as the rarest window allows, so that all blocks weigh the same."""
     by_window: dict[int | None, list[int]] = defaultdict(list)
-    for index, layer in enumerate(arch.layers):
-        if layer.attention.kv_source is None:
-            by_window[layer.attention.window].append(index)
+    for index, reach in _reaches(arch).items():
+        by_window[reach].append(index)
     shapes = {(layer.attention.num_kv_heads, layer.attention.head_dim) for layer in arch.layers}
     assert len(shapes) == 1, "all layers store keys and values of one shape"
     num_slots = min(len(layers) for layers in by_window.values())
@@ -52,3 +51,16 @@ def kv_layout(arch: Arch) -> KVLayout:
         places[index if (s := layer.attention.kv_source) is None else s] for index, layer in enumerate(arch.layers)
     ]
     return KVLayout(tuple(windows), num_slots, tuple(every), num_kv_heads, head_dim)
+
+
+def _reaches(arch: Arch) -> dict[int, int | None]:
+    """For each layer that makes keys and values, the farthest window among the layers that read them."""
+    reaches: dict[int, int | None] = {}
+    for index, layer in enumerate(arch.layers):
+        window, source = layer.attention.window, layer.attention.kv_source
+        if source is None:
+            reaches[index] = window
+        else:
+            known = reaches[source]
+            reaches[source] = None if window is None or known is None else max(window, known)
+    return reaches

@@ -26,11 +26,11 @@ NO_MATCH = PrefixMatch(0, [])
 
 
 def root_name(salt: str) -> BlockName:
-    return blake2b(salt.encode(), digest_size=16).digest()
+    return blake2b(salt.encode(errors="surrogatepass"), digest_size=16, person=b"salt").digest()
 
 
 def child_name(parent: BlockName, tokens: Sequence[int]) -> BlockName:
-    return blake2b(parent + array("I", tokens).tobytes(), digest_size=16).digest()
+    return blake2b(parent + array("I", tokens).tobytes(), digest_size=16, person=b"block").digest()
 
 
 class PrefixTree:

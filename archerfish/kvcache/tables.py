@@ -4,6 +4,7 @@ Layers whose attention reaches equally far form a group; each group has its own 
 together, one block of every group at a time.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -43,12 +44,14 @@ class BlockTable:
 
 def blocks_held(num_tokens: int, windows: tuple[int | None, ...], block_size: int, step_tokens: int) -> int:
     """Most blocks a sequence of this length ever holds at once, if it grows by at most step_tokens a step."""
-    total = 0
-    for window in windows:
-        kept = num_tokens if window is None else min(num_tokens, window - 1 + step_tokens)
-        # A window rarely starts on a block's first token, so it can touch one block more.
-        total += min(-(-num_tokens // block_size), -(-kept // block_size) + (window is not None))
-    return total
+    return sum(_held(num_tokens, window, block_size, step_tokens) for window in windows)
+
+
+def _held(num_tokens: int, window: int | None, block_size: int, step_tokens: int) -> int:
+    """The same for one group."""
+    kept = num_tokens if window is None else min(num_tokens, window - 1 + step_tokens)
+    # A window rarely starts on a block's first token, so it can touch one block more.
+    return min(-(-num_tokens // block_size), -(-kept // block_size) + (window is not None))
 
 
 class BlockNames:
@@ -87,7 +90,8 @@ class KVTables:
         self.prefix_caching = prefix_caching
         self.tree = PrefixTree(windows, block_size)
         self.pool = BlockPool(num_blocks, on_evict=self.tree.forget)
-        self._has_window = any(window is not None for window in windows)
+        self.slides = any(window is not None for window in windows)
+        """Whether blocks are given back while a sequence runs."""
 
     @property
     def usage(self) -> float:
@@ -98,12 +102,26 @@ class KVTables:
         """Longest cached prefix. Changes nothing."""
         return self.tree.match(names)
 
-    def can_hold(self, match: PrefixMatch, num_tokens: int) -> bool:
-        """Whether the pool now has what a sequence of num_tokens that starts from a match will need."""
-        reused = [block for blocks in match.blocks for block in blocks if block is not None]
-        idle = sum(self.pool.references(block) == 0 for block in reused)
-        needed = blocks_held(num_tokens, self.windows, self.block_size, self.step_tokens) - len(reused)
-        return max(needed, 0) + idle <= self.pool.num_available
+    def can_hold(self, match: PrefixMatch, num_tokens: int, leaving: Sequence[BlockTable] = ()) -> bool:
+        """Whether the pool has what a sequence of num_tokens that starts from a match will need at any time.
+
+        `leaving` are tables whose blocks would be given back before.
+        """
+        given_back = Counter(block for table in leaving for blocks in table.groups for block in blocks)
+        del given_back[None]
+
+        def is_idle(block: BlockId | None) -> bool:
+            """Nobody else holds it, so that taking it up takes it from the pool."""
+            return block is not None and self.pool.references(block) == given_back[block]
+
+        available = self.pool.num_available + sum(is_idle(block) for block in given_back)
+        new = -(-num_tokens // self.block_size) - match.num_blocks
+        needed = 0
+        for group, window in enumerate(self.windows):
+            idle = sum(is_idle(block) for block in match.blocks[group]) if match.blocks else 0
+            # What others hold too costs nothing, but does not come back either when a window passes it.
+            needed += min(new + idle, _held(num_tokens, window, self.block_size, self.step_tokens))
+        return needed <= available
 
     def open(self, match: PrefixMatch) -> BlockTable:
         """A table that shares the matched blocks."""
@@ -169,7 +187,7 @@ class KVTables:
         """After a step: publish blocks that became full, let go of blocks that windows have passed."""
         if self.prefix_caching and computed // self.block_size > table.num_published:
             self._publish(table, names.upto(tokens, computed // self.block_size))
-        if self._has_window:
+        if self.slides:
             self._slide(table, computed)
 
     def release(self, table: BlockTable) -> None:

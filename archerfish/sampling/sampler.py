@@ -110,12 +110,21 @@ def token_logprobs(logits: Tensor, tokens: Tensor, num_top: list[int]) -> list[T
     logprobs = torch.log_softmax(logits, dim=-1)
     own = logprobs.gather(1, tokens[:, None])
     ranks = (logprobs > own).sum(-1) + 1
-    top = logprobs.topk(max([1, *num_top]), dim=-1)
-    columns = (tokens.tolist(), own[:, 0].tolist(), ranks.tolist(), top.indices.tolist(), top.values.tolist(), num_top)
-    return [
-        TokenLogprobs(token, value, rank, list(zip(ids[:count], values[:count], strict=True)))
-        for token, value, rank, ids, values, count in zip(*columns, strict=True)
-    ]
+    columns = (tokens.tolist(), own[:, 0].tolist(), ranks.tolist(), _likeliest(logprobs, num_top))
+    return [TokenLogprobs(*entry) for entry in zip(*columns, strict=True)]
+
+
+def _likeliest(logprobs: Tensor, counts: list[int]) -> list[list[tuple[int, float]]]:
+    """The likeliest tokens of each row. Of equally likely ones the lower id comes first, whatever other rows ask."""
+    widest = max(counts)
+    if not widest:
+        return [[] for _ in counts]
+    found = []
+    for row, count, values in zip(logprobs, counts, logprobs.topk(widest, dim=-1).values, strict=True):
+        ids = torch.nonzero(row >= values[count - 1])[:, 0] if count else row.new_zeros(0, dtype=torch.int64)
+        candidates = zip(ids.tolist(), row[ids].tolist(), strict=True)
+        found.append(sorted(candidates, key=lambda pair: (-pair[1], pair[0]))[:count])
+    return found
 
 
 def _why(peak: float) -> str:

@@ -1,5 +1,7 @@
 """A plan being made: who gets which chunk, as far as the token budget, the rows and the blocks go."""
 
+from collections.abc import Callable
+
 from archerfish.kvcache.prefix import NO_MATCH, PrefixMatch
 from archerfish.kvcache.tables import BlockCopy, BlockTable
 from archerfish.request import RequestClass
@@ -66,19 +68,17 @@ class Draft:
 
     # -- sequences that wait --------------------------------------------------------------------------------------
 
-    def admit(self, kind: RequestClass, num_seats: int) -> list[Sequence]:
-        """Let up to num_seats in, strictly in order: the first that does not fit holds the line."""
+    def admit(self, kind: RequestClass, admits: Callable[[Sequence], bool]) -> list[Sequence]:
+        """Let in whom the policy admits, strictly in order: the first that does not fit holds the line."""
         admitted: list[Sequence] = []
-        while len(admitted) < num_seats and self._budget:
-            sequence = self._roster.waiting.first(kind)
+        while self._budget:
+            sequence = self._roster.waiting.first(kind, admits)
             if sequence is None or not self._admit(sequence):
                 break
             admitted.append(sequence)
         return admitted
 
     def _admit(self, sequence: Sequence) -> bool:
-        if not self._roster.has_free_row and not self._displace(sequence):
-            return False
         opened = self._fork(sequence) or self._open(sequence)
         if opened is None:
             return False
@@ -106,7 +106,7 @@ class Draft:
     def _fork(self, sequence: Sequence) -> tuple[BlockTable, int] | None:
         """Share the prompt of a sibling that has computed it; only its last token is computed again."""
         parent = sequence.parent
-        if parent is None or parent.table is None or sequence.scheduled:
+        if parent is None or parent.table is None or sequence.scheduled or not self._roster.has_free_row:
             return None
         shared = sequence.num_prompt_tokens - 1
         # One column more than the fork itself takes: its first token may open a new block.
@@ -119,11 +119,17 @@ class Draft:
         return fork.table, shared
 
     def _open(self, sequence: Sequence) -> tuple[BlockTable, int] | None:
-        """Start from the longest cached prefix, once everything the sequence has so far will fit."""
-        match = self._match(sequence)
-        while not self._tables.can_hold(match, len(sequence.tokens)):
-            if not self._displace(sequence):
-                return None
+        """Start from the longest cached prefix, if a row is free and everything the sequence has so far fits.
+
+        Running sequences of a lower class make way, but only if that is enough: none is thrown out for nothing.
+        """
+        match, length = self._match(sequence), len(sequence.tokens)
+        lower = self._roster.running_below(sequence.request.request_class)
+        leaving = [other.table for other in lower if other.table is not None]
+        if not (self._roster.has_free_row or lower) or not self._tables.can_hold(match, length, leaving):
+            return None
+        while not self._roster.has_free_row or not self._tables.can_hold(match, length):
+            self._preempt(self._roster.last())
         return self._tables.open(match), match.num_blocks * self._tables.block_size
 
     def _match(self, sequence: Sequence) -> PrefixMatch:
@@ -133,13 +139,3 @@ class Draft:
         # The last token is always computed: its logits are what the next one is drawn from.
         num_blocks = (len(sequence.tokens) - 1) // self._tables.block_size
         return self._tables.match(sequence.names.upto(sequence.tokens, num_blocks))
-
-    def _displace(self, sequence: Sequence) -> bool:
-        """Preempt a running sequence of a lower class, if there is one."""
-        if not self._roster.num_running:
-            return False
-        victim = self._roster.last()
-        if victim.request.request_class <= sequence.request.request_class:
-            return False
-        self._preempt(victim)
-        return True

@@ -1,50 +1,47 @@
-"""When waiting sequences may join: at any step, or only as a whole batch. Says how many; the scheduler says which."""
+"""Who may join the running sequences: anyone at any step, or a whole batch at a time. Knows no rows and no blocks."""
 
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
 
+from archerfish.scheduling.sequence import Sequence
 
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """What a policy may look at."""
-
-    num_running: int
-    num_waiting: int
-    oldest_wait: float
-    """Seconds the longest-waiting request has waited."""
-    expects_more: bool
-    """Whether more requests may still come."""
+_CLOCK_GRAIN = 1e-6  # Seconds: a wait that is shorter than this is over, whatever rounding says.
 
 
 class BatchingPolicy(Protocol):
-    @property
-    def looks_at_time(self) -> bool:
-        """Whether oldest_wait must be known: finding it costs a walk along the queue."""
+    def form(self, waiting: Iterable[Sequence], now: float, *, expects_more: bool) -> None:
+        """Before each plan: decide who may join from now on. `waiting` is in order of admission."""
 
-    def num_admissible(self, situation: Situation) -> int:
-        """How many waiting sequences may join the next step."""
+    def admits(self, sequence: Sequence) -> bool:
+        """Whether a waiting sequence may join, if there is room."""
 
-    def seconds_until_start(self, situation: Situation) -> float | None:
-        """How long a batch that may not start yet will wait at most; None if only an arrival can start it."""
+    def forget(self, request_id: str) -> None:
+        """A request has ended."""
+
+    def seconds_until_start(self, waiting: Iterable[Sequence], now: float) -> float | None:
+        """After a plan that found nothing to run: how long to wait; None if only an arrival can change anything."""
 
 
-@dataclass(frozen=True, slots=True)
 class ContinuousBatching:
-    """Join whenever there is a place: a short answer never waits for a long one."""
+    """Join whenever there is room: a short answer never waits for a long one."""
 
-    max_num_seqs: int
-    looks_at_time: ClassVar[bool] = False
+    def form(self, waiting: Iterable[Sequence], now: float, *, expects_more: bool) -> None:
+        """Everyone may join."""
 
-    def num_admissible(self, situation: Situation) -> int:
-        return self.max_num_seqs - situation.num_running
+    def admits(self, _: Sequence) -> bool:
+        return True
 
-    def seconds_until_start(self, situation: Situation) -> float | None:
-        return 0.0
+    def forget(self, request_id: str) -> None:
+        """Nobody is kept."""
+
+    def seconds_until_start(self, waiting: Iterable[Sequence], _: float) -> float | None:
+        return 0.0 if any(True for _ in waiting) else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WholeBatches:
-    """A batch starts together and must end before the next one starts.
+    """Requests start together, and the next batch starts when all of them have ended.
 
     Static batching (no window) starts a batch when it is full; dynamic batching also when the window has passed since
     its first request came. Where no more requests can come, what is there starts.
@@ -52,26 +49,49 @@ class WholeBatches:
 
     max_num_seqs: int
     window: float | None
+    """Seconds."""
+    _members: set[str] = field(default_factory=set, init=False, compare=False)
+    """Requests of the batch that runs. Their forks, and what had to make way, join it again."""
 
-    @property
-    def looks_at_time(self) -> bool:
-        return self.window is not None
+    def form(self, waiting: Iterable[Sequence], now: float, *, expects_more: bool) -> None:
+        if self._members:
+            return
+        line = list(waiting)
+        full = sum(sequence.request.params.n for sequence in line) >= self.max_num_seqs
+        if not (full or self._window_passed(line, now) or not expects_more):
+            return
+        seats = self.max_num_seqs
+        for sequence in line:
+            num_sequences = sequence.request.params.n
+            if self._members and num_sequences > seats:
+                break
+            self._members.add(sequence.request.request_id)
+            seats -= num_sequences
 
-    def num_admissible(self, situation: Situation) -> int:
-        if situation.num_running:
-            return 0
-        full = situation.num_waiting >= self.max_num_seqs
-        waited = self.window is not None and situation.oldest_wait >= self.window
-        return self.max_num_seqs if full or waited or not situation.expects_more else 0
+    def admits(self, sequence: Sequence) -> bool:
+        return sequence.request.request_id in self._members
 
-    def seconds_until_start(self, situation: Situation) -> float | None:
-        if self.num_admissible(situation):
-            return 0.0
-        return None if self.window is None or situation.num_running else self.window - situation.oldest_wait
+    def forget(self, request_id: str) -> None:
+        self._members.discard(request_id)
+
+    def seconds_until_start(self, waiting: Iterable[Sequence], now: float) -> float | None:
+        line = list(waiting)
+        if self._members or self.window is None or not line:
+            return None
+        return max(_CLOCK_GRAIN, self.window - _longest_wait(line, now))
+
+    def _window_passed(self, line: list[Sequence], now: float) -> bool:
+        if self.window is None or not line:
+            return False
+        return _longest_wait(line, now) >= self.window - _CLOCK_GRAIN
+
+
+def _longest_wait(line: list[Sequence], now: float) -> float:
+    return now - min(sequence.request.arrival_time for sequence in line)
 
 
 def batching_policy(name: str, max_num_seqs: int, window: float) -> BatchingPolicy:
     if name == "continuous":
-        return ContinuousBatching(max_num_seqs)
+        return ContinuousBatching()
     assert name in ("dynamic", "static"), name
     return WholeBatches(max_num_seqs, window if name == "dynamic" else None)

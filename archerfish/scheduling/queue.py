@@ -1,7 +1,7 @@
 """Sequences that wait, in the order they are to be admitted. Knows nothing of blocks or steps."""
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from archerfish.request import RequestClass
 from archerfish.scheduling.sequence import Sequence
@@ -26,10 +26,6 @@ class WaitingQueue:
     def remove(self, sequence: Sequence) -> None:
         self._lines[sequence.request.request_class].remove(sequence)
 
-    def first(self, kind: RequestClass) -> Sequence | None:
-        line = self._lines[kind]
-        return line[0] if line else None
-
-    def oldest_arrival(self) -> float | None:
-        """When the request that has waited longest arrived."""
-        return min((sequence.request.arrival_time for sequence in self), default=None)
+    def first(self, kind: RequestClass, admits: Callable[[Sequence], bool] = lambda _: True) -> Sequence | None:
+        """The first in line that may join."""
+        return next((sequence for sequence in self._lines[kind] if admits(sequence)), None)

@@ -30,6 +30,10 @@ class Roster:
         sequences = next(running for running in reversed(self.running.values()) if running)
         return max(sequences, key=lambda sequence: sequence.order)
 
+    def running_below(self, kind: RequestClass) -> list[Sequence]:
+        """Running sequences of lower classes."""
+        return [sequence for other, running in self.running.items() if other > kind for sequence in running]
+
     def seat(self, sequence: Sequence, table: BlockTable) -> None:
         """From the queue to a row."""
         self.waiting.remove(sequence)

@@ -12,7 +12,7 @@ from archerfish.kvcache.tables import KVTables
 from archerfish.request import FinishReason, Request, RequestClass, TokenEvent, TokenLogprobs
 from archerfish.scheduling.draft import Draft
 from archerfish.scheduling.plan import Chunk, Plan, StepResult
-from archerfish.scheduling.policy import BatchingPolicy, Situation
+from archerfish.scheduling.policy import BatchingPolicy
 from archerfish.scheduling.roster import Roster
 from archerfish.scheduling.sequence import Sequence, SequenceFacts
 
@@ -113,26 +113,18 @@ class Scheduler:
     def plan(self, now: float) -> Plan:
         """What the next step computes; no chunks if nothing can run."""
         assert self._planned is None, "commit the last plan first"
+        self.policy.form(self._roster.waiting, now, expects_more=self.expects_more)
         draft = Draft(self._roster, self.limits.max_num_batched_tokens, now)
         for kind in RequestClass:
             draft.continue_running(kind)
-            if self.num_waiting:
-                admitted = draft.admit(kind, self.policy.num_admissible(self._situation(kind, now)))
-                self._count_prefixes(admitted)
+            self._count_prefixes(draft.admit(kind, self.policy.admits))
         self._step += 1
         self._planned = list(draft.chunks)
         return Plan(self._step, draft.starts, draft.copies, list(draft.chunks.values()))
 
     def seconds_until_start(self, now: float) -> float | None:
         """After a plan without chunks: when to plan again. None if only an arrival or a cancel can help."""
-        return self.policy.seconds_until_start(self._situation(RequestClass.BATCH, now))
-
-    def _situation(self, kind: RequestClass, now: float) -> Situation:
-        oldest = self._roster.waiting.oldest_arrival() if self.policy.looks_at_time else None
-        # Sequences of a lower class do not count: they make way.
-        num_running = sum(len(running) for other, running in self._roster.running.items() if other <= kind)
-        oldest_wait = 0.0 if oldest is None else now - oldest
-        return Situation(num_running, self.num_waiting, oldest_wait, self.expects_more)
+        return self.policy.seconds_until_start(self._roster.waiting, now)
 
     def _count_prefixes(self, admitted: list[Sequence]) -> None:
         for sequence in admitted:
@@ -144,6 +136,7 @@ class Scheduler:
     def commit(self, plan: Plan, result: StepResult) -> list[TokenEvent]:
         """Take in what a step computed; the events are news for clients."""
         assert self._planned is not None and plan.step == self._step, "commit the plan that was made last"
+        assert len(result.tokens) == len(plan.chunks), "a result must answer every chunk"
         sequences, self._planned = self._planned, None
         already_ended, self._ended_in_flight = self._ended_in_flight, set()
         for sequence in already_ended:
@@ -183,7 +176,7 @@ class Scheduler:
         block_size = self.tables.block_size
         before, computed = sequence.computed, chunk.start + chunk.length
         sequence.computed = computed
-        if computed // block_size != before // block_size:
+        if self.tables.slides or computed // block_size != before // block_size:
             self.tables.advance(sequence.table, computed, sequence.names, sequence.tokens)
         if not tokens:
             return None
@@ -230,6 +223,7 @@ class Scheduler:
         siblings.remove(sequence)
         if not siblings:
             del self._requests[request_id]
+            self.policy.forget(request_id)
         if sequence.table is None:
             if sequence.index == 0 or sequence.parent is not None:
                 self._roster.waiting.remove(sequence)

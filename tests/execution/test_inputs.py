@@ -1,0 +1,118 @@
+"""The tensors of a step against building them one token at a time."""
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from archerfish.execution.inputs import step_inputs
+from archerfish.execution.rows import Rows
+from archerfish.request import SamplingParams
+from archerfish.scheduling.plan import Chunk, SequenceStart
+
+MAX_MODEL_LEN = 60
+NUM_ROWS = 6
+
+
+@st.composite
+def steps(draw):
+    """Chunks on different rows, with the tokens and tables their rows hold."""
+    block_size = draw(st.sampled_from([1, 4, 8, 16]))
+    num_groups = draw(st.integers(1, 3))
+    rows = draw(st.lists(st.integers(0, NUM_ROWS - 1), min_size=1, max_size=NUM_ROWS, unique=True))
+    chunks = []
+    for row in rows:
+        begin = draw(st.integers(0, MAX_MODEL_LEN - 1))
+        length = draw(st.one_of(st.just(1), st.sampled_from([2, 5]), st.integers(1, MAX_MODEL_LEN)))
+        chunks.append(Chunk(row, begin, min(length, MAX_MODEL_LEN - begin), True))
+    return chunks, block_size, num_groups, draw(st.integers(0, 2**32 - 1))
+
+
+def filled_rows(chunks, block_size, num_groups, seed):
+    random = np.random.default_rng(seed)
+    rows = Rows(NUM_ROWS, MAX_MODEL_LEN, num_groups, block_size)
+    tokens, tables = {}, {}
+    for chunk in chunks:
+        num_blocks = -(-(chunk.start + chunk.length) // block_size)
+        tokens[chunk.row] = random.integers(0, 200_000, chunk.start + chunk.length).tolist()
+        # Block ids up to where block * block_size no longer fits 32 bits.
+        tables[chunk.row] = random.integers(0, 2**31 - 1, (num_groups, num_blocks)).tolist()
+        rows.start(
+            SequenceStart(
+                row=chunk.row,
+                tokens=tuple(tokens[chunk.row]),
+                num_prompt_tokens=1,
+                blocks=tuple(tuple(group) for group in tables[chunk.row]),
+                params=SamplingParams(),
+                seed=0,
+                stop_token_ids=(),
+            )
+        )
+    return rows, tokens, tables
+
+
+@settings(derandomize=True, deadline=None, max_examples=150)
+@given(steps())
+def test_tokens_positions_and_slots_are_those_of_each_chunk_in_turn(step):
+    chunks, block_size, num_groups, _ = step
+    rows, tokens, tables = filled_rows(*step)
+    inputs = step_inputs(chunks, rows, "cpu")
+    places = [(chunk.row, position) for chunk in chunks for position in range(chunk.start, chunk.start + chunk.length)]
+    assert inputs.tokens.tolist() == [tokens[row][position] for row, position in places]
+    assert inputs.positions.tolist() == [position for _, position in places]
+    for group in range(num_groups):
+        assert inputs.chunks.slots[group].tolist() == [
+            tables[row][group][position // block_size] * block_size + position % block_size for row, position in places
+        ]
+    assert {tensor.dtype for tensor in (inputs.tokens, inputs.positions, *inputs.chunks.slots)} == {torch.int64}
+
+
+@settings(derandomize=True, deadline=None, max_examples=150)
+@given(steps())
+def test_where_each_chunk_begins_and_ends_is_told(step):
+    chunks = step[0]
+    inputs = step_inputs(chunks, filled_rows(*step)[0], "cpu")
+    offset = 0
+    for place, chunk in enumerate(chunks):
+        assert inputs.rows[place] == chunk.row
+        assert inputs.ends[place] == chunk.start + chunk.length
+        assert inputs.offsets[place] == offset
+        assert inputs.last_tokens[place] == offset + chunk.length - 1
+        offset += chunk.length
+    assert len(inputs.tokens) == offset
+
+
+@settings(derandomize=True, deadline=None, max_examples=150)
+@given(steps())
+def test_chunks_of_one_length_are_stacked_longest_context_first_and_none_is_lost(step):
+    chunks, block_size, num_groups, _ = step
+    rows, _, tables = filled_rows(*step)
+    inputs = step_inputs(chunks, rows, "cpu")
+    by_first_token = dict(zip(inputs.offsets.tolist(), chunks, strict=True))
+    lengths, stacked = [], []
+    for equal in inputs.chunks.equal:
+        lengths.append(equal.token_rows.shape[1])
+        assert list(equal.ends) == sorted(equal.ends, reverse=True)
+        assert len(equal.tables) == num_groups
+        for place, token_rows in enumerate(equal.token_rows.tolist()):
+            chunk = by_first_token[token_rows[0]]
+            stacked.append(chunk)
+            assert token_rows == list(range(token_rows[0], token_rows[0] + chunk.length))
+            assert equal.starts[place] == chunk.start
+            assert equal.ends[place] == chunk.start + chunk.length
+            for group, table in enumerate(equal.tables):
+                num_blocks = -(-(chunk.start + chunk.length) // block_size)
+                assert table[place, :num_blocks].tolist() == tables[chunk.row][group]
+    assert len(set(lengths)) == len(lengths)
+    assert sorted(stacked) == sorted(chunks)
+
+
+def test_inputs_do_not_alias_the_rows():
+    """Rows change while a step may still be running."""
+    step = ([Chunk(0, 0, 5, True), Chunk(1, 3, 1, True)], 4, 1, 0)
+    rows = filled_rows(*step)[0]
+    inputs = step_inputs(step[0], rows, "cpu")
+    before = (inputs.tokens.tolist(), [equal.tables[0].tolist() for equal in inputs.chunks.equal])
+    rows.tokens[:] = 0
+    rows.tables[0][:] = 0
+    assert (inputs.tokens.tolist(), [equal.tables[0].tolist() for equal in inputs.chunks.equal]) == before

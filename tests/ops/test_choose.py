@@ -1,0 +1,94 @@
+"""The choice of implementations: first that supports the target, with the reasons against those before it."""
+
+from dataclasses import fields
+
+import pytest
+
+from archerfish.errors import NoKernel
+from archerfish.ops import Ops, Target, choose_ops
+from archerfish.ops.choose import Implementation, implementations
+from archerfish.ops.reference import IMPLEMENTATIONS
+
+CPU = Target(device="cpu", dtype="bfloat16")
+
+
+def always(_):
+    return None
+
+
+def implementation(name, reason=None, operation="attend"):
+    def function():
+        return name
+
+    return Implementation(operation, name, function, lambda _: reason)
+
+
+def chosen(*candidates):
+    ops, choices = choose_ops(CPU, [*candidates, *implementations()])
+    return ops, {choice.operation: choice for choice in choices}
+
+
+def test_the_reference_has_every_operation_and_runs_everywhere():
+    assert set(IMPLEMENTATIONS) == {field.name for field in fields(Ops)}
+    for target in (CPU, Target(device="cuda", dtype="float16"), Target(device="cpu", dtype="float32")):
+        ops, choices = choose_ops(target)
+        assert [choice.operation for choice in choices] == [field.name for field in fields(Ops)]
+        for field in fields(Ops):
+            assert callable(getattr(ops, field.name))
+
+
+def test_the_reference_comes_last():
+    listed = [one for one in implementations() if one.operation == "attend"]
+    assert listed[-1].name == "reference"
+
+
+def test_the_first_that_supports_the_target_is_taken():
+    ops, choices = chosen(implementation("fast"), implementation("faster"))
+    assert ops.attend() == "fast"
+    assert choices["attend"].name == "fast"
+    assert choices["attend"].rejected == ()
+
+
+def test_reasons_against_those_before_it_are_kept_in_order_and_none_after_it():
+    ops, choices = chosen(
+        implementation("tensor cores", "needs sm_90"),
+        implementation("triton", "no triton here"),
+        implementation("native"),
+        implementation("never asked", "would not do either"),
+    )
+    assert ops.attend() == "native"
+    assert choices["attend"].rejected == (("tensor cores", "needs sm_90"), ("triton", "no triton here"))
+
+
+def test_operations_are_chosen_one_by_one():
+    ops, choices = chosen(implementation("fast norm", operation="rms_norm"), implementation("no", "too old"))
+    assert ops.rms_norm() == "fast norm"
+    assert choices["attend"].name == "reference"
+    assert choices["linear"].rejected == ()
+
+
+def test_an_implementation_is_asked_about_the_very_target():
+    asked = []
+
+    def supports(target):
+        asked.append(target)
+
+    choose_ops(CPU, [Implementation("attend", "curious", always, supports), *implementations()])
+    assert asked == [CPU]
+
+
+def test_when_none_fits_the_error_lists_what_was_tried_and_why_not():
+    candidates = [one for one in implementations() if one.operation != "attend"]
+    candidates += [implementation("triton", "no GPU"), implementation("native", "needs AVX-512")]
+    with pytest.raises(NoKernel) as caught:
+        choose_ops(CPU, candidates)
+    message = str(caught.value)
+    assert "attend" in message
+    assert "bfloat16" in message
+    assert "cpu" in message
+    assert message.index("triton: no GPU") < message.index("native: needs AVX-512")
+
+
+def test_when_there_is_none_at_all_the_error_says_so():
+    with pytest.raises(NoKernel, match=r"attend.*there is none"):
+        choose_ops(CPU, [one for one in implementations() if one.operation != "attend"])

@@ -1,0 +1,229 @@
+"""Filters and penalties against one-row-at-a-time Python, and against their own promises."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from archerfish.request import SamplingParams
+from archerfish.sampling.filters import keep_likeliest, penalize
+from tests.sampling import naive
+
+NEVER = -math.inf
+IDLE = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+# Halves: many tokens are then equally likely, as they are in real 16-bit logits.
+LOGITS = st.one_of(
+    st.integers(-4, 6).map(lambda x: x / 2), st.sampled_from([0.0, 1.0, NEVER]), st.sampled_from([-(2.0**100), -80.0])
+)
+ASKED = st.fixed_dictionaries(
+    {
+        "top_k": st.sampled_from([0, 1, 2, 3, 4, 5, 9, 10**6]),
+        "top_p": st.sampled_from([1.0, 1e-30, 0.05, 0.3, 0.45, 0.55, 0.71, 0.85, 0.93, 0.99]),
+        "min_p": st.sampled_from([0.0, 0.0, 1e-30, 0.02, 0.11, 0.4, 0.95, 1.0]),
+    }
+)
+
+
+@st.composite
+def batches(draw, max_rows=5):
+    vocabulary = draw(st.integers(1, 12))
+    row = st.lists(LOGITS, min_size=vocabulary, max_size=vocabulary).filter(lambda x: max(x) > NEVER)
+    rows = draw(st.lists(row, min_size=1, max_size=max_rows))
+    return rows, draw(st.lists(ASKED, min_size=len(rows), max_size=len(rows)))
+
+
+def filtered(rows, asked, *, drop_idle=True):
+    """All rows at once, as the sampler calls it: a filter that no row asks for is None."""
+
+    def of(name):
+        values = [one[name] for one in asked]
+        return None if drop_idle and all(v == IDLE[name] for v in values) else torch.tensor(values, dtype=torch.float32)
+
+    return keep_likeliest(torch.tensor(rows), of("top_k"), of("top_p"), of("min_p")).tolist()
+
+
+def expected(row, asked):
+    try:
+        return naive.keep_likeliest(torch.tensor(row).tolist(), **asked)
+    except naive.TooClose:
+        assume(False)
+
+
+@settings(derandomize=True, deadline=None, max_examples=400)
+@given(batches())
+def test_every_row_keeps_what_its_own_filters_ask_for(batch):
+    rows, asked = batch
+    assert filtered(rows, asked) == [expected(row, one) for row, one in zip(rows, asked, strict=True)]
+
+
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(batches(), st.sampled_from(sorted(IDLE)))
+def test_each_filter_alone_does_its_own_part(batch, name):
+    rows, asked = batch
+    asked = [IDLE | {name: one[name]} for one in asked]
+    assert filtered(rows, asked) == [expected(row, one) for row, one in zip(rows, asked, strict=True)]
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(batches())
+def test_a_row_keeps_the_same_tokens_alone_as_among_neighbours(batch):
+    rows, asked = batch
+    together = filtered(rows, asked)
+    assert together == [filtered([row], [one])[0] for row, one in zip(rows, asked, strict=True)]
+
+
+def test_tokens_equal_to_the_kth_count_towards_top_p_in_any_batch():
+    row, asked = [3.0, 1.0, 1.0, 1.0], {"top_k": 2, "top_p": 0.85, "min_p": 0.0}
+    alone = filtered([row], [asked])
+    beside_a_wider_row = filtered([row, [0.0] * 4], [asked, asked | {"top_k": 4}])
+    assert alone[0] == beside_a_wider_row[0]
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0])
+def test_a_neighbour_does_not_change_how_top_p_rounds(spread):
+    """top_p is set to the very float a row's probabilities sum to, so one bit of difference would show."""
+    generator = torch.Generator().manual_seed(0)
+    neighbour = torch.randn(1, 1000, generator=generator) * spread
+    for _ in range(40):
+        row = torch.randn(1, 1000, generator=generator) * 2
+        chances = torch.softmax(row.topk(5).values, -1)
+        edges = (chances.cumsum(-1) - chances)[0, 1:].tolist()
+        for edge in edges:
+            for top_p in (edge, float(np.nextafter(np.float32(edge), np.float32(1)))):
+                alone = keep_likeliest(row, torch.tensor([5.0]), torch.tensor([top_p]), None)
+                both = torch.cat((row, neighbour))
+                together = keep_likeliest(both, torch.tensor([5.0, 0.0]), torch.tensor([top_p, 0.95]), None)
+                assert torch.equal(alone[0], together[0])
+
+
+def large_rows():
+    """Nuclei of a few, of hundreds and of thousands of tokens, and plateaus of equal ones across any round number."""
+    random = np.random.default_rng(0)
+    peaked = random.normal(size=(3, 5000)) * 6
+    flat = random.normal(size=(3, 5000)) * 0.3
+    coarse = (random.normal(size=(3, 5000)) * 2).round(1)
+    plateaus = [np.where(np.arange(5000) < size, 3.0, 0.0)[random.permutation(5000)] for size in (255, 256, 257, 2048)]
+    return torch.from_numpy(np.concatenate((peaked, flat, coarse, plateaus))).float()
+
+
+@pytest.mark.parametrize("top_p", [0.1, 0.5, 0.83, 0.97])
+@pytest.mark.parametrize("top_k", [0, 200, 1000])
+def test_rows_of_a_large_vocabulary_keep_what_they_should_together_and_alone(top_k, top_p):
+    rows = large_rows()
+    num_checked = 0
+    together = keep_likeliest(
+        rows, torch.full((len(rows),), float(top_k)) if top_k else None, torch.full((len(rows),), top_p), None
+    )
+    for row, kept in zip(rows, together, strict=True):
+        alone = keep_likeliest(row[None], torch.tensor([top_k]) if top_k else None, torch.tensor([top_p]), None)[0]
+        assert torch.equal(alone, kept)
+        try:
+            wanted = naive.keep_likeliest(row.tolist(), top_k, top_p)
+        except naive.TooClose:
+            continue
+        assert kept.tolist() == wanted
+        num_checked += 1
+    assert num_checked >= 8
+
+
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(batches())
+def test_a_filter_given_but_idle_changes_nothing(batch):
+    rows, _ = batch
+    assert filtered(rows, [IDLE] * len(rows), drop_idle=False) == rows
+
+
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(batches())
+def test_a_likeliest_token_always_stays(batch):
+    rows, asked = batch
+    for row, kept in zip(rows, filtered(rows, asked), strict=True):
+        assert max(kept) == max(row)
+        assert all(x in (NEVER, y) for x, y in zip(kept, row, strict=True))
+
+
+def test_the_tiniest_thresholds_still_leave_the_likeliest_token():
+    kept = filtered([[1.0, 2.0, 3.0, 3.0]], [{"top_k": 1, "top_p": 1e-45, "min_p": 1.0}])
+    assert kept == [[NEVER, NEVER, 3.0, 3.0]]
+
+
+def test_top_p_just_below_one_cuts_no_token_that_matters():
+    row = torch.linspace(0, -5, 50_000)
+    kept = keep_likeliest(row[None], None, torch.tensor([1 - 1e-6]), None)[0]
+    lost = torch.softmax(row.double(), 0)[kept == NEVER].sum()
+    assert 0 <= lost < 2e-6
+
+
+def test_top_p_is_exact_over_a_large_flat_vocabulary():
+    """Every token is equally likely up to a tilt, so half the mass is about half of the tokens."""
+    row = torch.linspace(1e-3, -1e-3, 150_000)
+    kept = keep_likeliest(row[None], None, torch.tensor([0.5]), None)[0] > NEVER
+    mass = torch.softmax(row.double(), 0)[kept].sum().item()
+    assert mass == pytest.approx(0.5, abs=1e-4)
+
+
+def test_the_given_logits_are_not_changed():
+    logits = torch.randn(3, 20, generator=torch.Generator().manual_seed(0))
+    before = logits.clone()
+    keep_likeliest(logits, torch.tensor([3.0, 0.0, 1.0]), torch.tensor([0.5, 1.0, 0.9]), torch.tensor([0.1, 0.0, 0.5]))
+    assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_a_row_that_is_not_finite_does_not_disturb_its_neighbours(broken):
+    fine = [1.0, 4.0, 3.0, 2.0]
+    asked = {"top_k": 3, "top_p": 0.9, "min_p": 0.05}
+    kept = filtered([fine, [broken] * 4, fine], [asked] * 3)
+    assert kept[0] == kept[2] == filtered([fine], [asked])[0]
+
+
+PENALTIES = st.builds(
+    SamplingParams,
+    repetition_penalty=st.sampled_from([1.0, 0.5, 1.3, 2.0, 50.0]),
+    presence_penalty=st.sampled_from([0.0, -2.0, 0.7, 2.0]),
+    frequency_penalty=st.sampled_from([0.0, -1.5, 0.3, 2.0]),
+)
+VOCABULARY = 9
+
+
+@st.composite
+def penalized_rows(draw):
+    row = st.lists(st.one_of(st.floats(-20, 20, width=32), st.just(NEVER)), min_size=VOCABULARY, max_size=VOCABULARY)
+    tokens = st.lists(st.integers(0, VOCABULARY - 1), max_size=7)
+    return [
+        (draw(row), draw(tokens), draw(tokens), draw(PENALTIES))
+        for _ in range(draw(st.integers(min_value=1, max_value=4)))
+    ]
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(penalized_rows(), st.integers(0, VOCABULARY - 1), st.integers(0, 4))
+def test_penalties_fall_on_tokens_of_the_rows_own_history_only(rows, leftover, margin):
+    longest = max(len(prompt) + len(written) for _, prompt, written, _ in rows) + margin
+    history = torch.full((len(rows), longest), leftover)  # What an earlier sequence left behind does not count.
+    for place, (_, prompt, written, _) in enumerate(rows):
+        history[place, : len(prompt) + len(written)] = torch.tensor(prompt + written, dtype=torch.int64)
+    found = penalize(
+        torch.tensor([row for row, *_ in rows]),
+        history,
+        torch.tensor([len(prompt) + len(written) for _, prompt, written, _ in rows]),
+        torch.tensor([len(prompt) for _, prompt, _, _ in rows]),
+        *(
+            torch.tensor([getattr(params, f"{name}_penalty") for *_, params in rows], dtype=torch.float32)
+            for name in ("repetition", "presence", "frequency")
+        ),
+    )
+    for place, (row, prompt, written, params) in enumerate(rows):
+        assert found[place].tolist() == pytest.approx(naive.penalize(row, prompt, written, params), rel=1e-5, abs=1e-5)
+
+
+def test_many_occurrences_are_counted_exactly():
+    history = torch.zeros(1, 5000, dtype=torch.int64)
+    found = penalize(
+        torch.zeros(1, 2), history, torch.tensor([5000]), torch.tensor([1000]), *torch.tensor([[1.0], [0.5], [0.25]])
+    )
+    assert found.tolist() == [[-(4000 * 0.25 + 0.5), 0.0]]

@@ -1,0 +1,129 @@
+"""An executor that remembers what each slot of the cache was written with, and notices whoever reads anything else."""
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from archerfish.execution.scripted import ScriptedExecutor
+from archerfish.kvcache.pool import BlockId
+from archerfish.kvcache.tables import Blocks
+from archerfish.scheduling.plan import Chunk, Plan, SequenceStart, StepResult
+
+VOCABULARY = 12
+
+
+def drawn_token(prompt: tuple[int, ...], seed: int, length: int) -> int:
+    """The token at place `length`. Siblings, having other seeds, soon differ."""
+    return zlib.crc32(repr((prompt, seed, length)).encode()) % VOCABULARY
+
+
+class Slot(NamedTuple):
+    block: BlockId
+    offset: int
+
+
+class Content(NamedTuple):
+    """Keys and values of one token in one group of layers: a function of the salt and of every token up to it."""
+
+    group: int
+    prefix: int
+
+
+RUBBISH = Content(-1, 0)
+
+
+@dataclass
+class Row:
+    tokens: list[int]
+    prompt: tuple[int, ...]
+    seed: int
+    prefixes: list[int]
+    """For each position, a hash of everything up to it."""
+    tables: list[list[BlockId | None]]
+    computed: int
+
+    def append(self, token: int) -> None:
+        self.tokens.append(token)
+        self.prefixes.append(hash((self.prefixes[-1], token)))
+
+
+class AuditingExecutor:
+    """Runs a plan as a real executor does: starts, new blocks, copies, then all writes, then all reads."""
+
+    def __init__(self, block_size: int, windows: tuple[int | None, ...], salts: Mapping[int, str]) -> None:
+        self._block_size = block_size
+        self._windows = windows
+        self._salts = salts
+        """By a sequence's seed."""
+        self._rows: dict[int, Row] = {}
+        self._slots: dict[Slot, Content] = {}
+        self._scripted = ScriptedExecutor(block_size=block_size)
+        self.num_copies = 0
+
+    def run(self, plan: Plan, failures: Mapping[int, str] | None = None) -> StepResult:
+        """Chunks named in failures leave rubbish in the cache."""
+        self._scripted.run(plan)
+        for start in plan.starts:
+            self._start(start)
+        for chunk in plan.chunks:
+            self._append_blocks(self._rows[chunk.row].tables, chunk.new_blocks)
+        for copy in plan.copies:
+            for offset in range(self._block_size):
+                self._slots.pop(Slot(copy.target, offset), None)
+                if (content := self._slots.get(Slot(copy.source, offset))) is not None:
+                    self._slots[Slot(copy.target, offset)] = content
+        self.num_copies += len(plan.copies)
+        self._write(plan, failures or {})
+        for place, chunk in enumerate(plan.chunks):
+            if place not in (failures or {}):
+                self._read(chunk)
+        return StepResult([self._draw(chunk) for chunk in plan.chunks], failures=dict(failures or {}))
+
+    def _start(self, start: SequenceStart) -> None:
+        prefixes = [zlib.crc32(self._salts[start.seed].encode())]
+        for token in start.tokens:
+            prefixes.append(hash((prefixes[-1], token)))
+        prompt = start.tokens[: start.num_prompt_tokens]
+        tables = [list(blocks) for blocks in start.blocks]
+        assert len({len(blocks) for blocks in tables}) == 1, "tables of a sequence grow together"
+        self._rows[start.row] = Row(list(start.tokens), prompt, start.seed, prefixes, tables, -1)
+
+    def _append_blocks(self, tables: list[list[BlockId | None]], new: Blocks) -> None:
+        for blocks, added in zip(tables, new, strict=bool(new)):
+            blocks.extend(added)
+
+    def _slot(self, row: Row, group: int, position: int) -> Slot:
+        block = row.tables[group][position // self._block_size]
+        assert block is not None, "a block that is needed was given away"
+        return Slot(block, position % self._block_size)
+
+    def _write(self, plan: Plan, failures: Mapping[int, str]) -> None:
+        written: set[Slot] = set()
+        for place, chunk in enumerate(plan.chunks):
+            row = self._rows[chunk.row]
+            assert row.computed in (-1, chunk.start), "a chunk must continue where the last one ended"
+            row.computed = chunk.start + chunk.length
+            for group in range(len(self._windows)):
+                for position in range(chunk.start, row.computed):
+                    slot = self._slot(row, group, position)
+                    assert slot not in written, "two sequences write to one slot"
+                    written.add(slot)
+                    self._slots[slot] = Content(group, row.prefixes[position + 1]) if place not in failures else RUBBISH
+
+    def _read(self, chunk: Chunk) -> None:
+        row = self._rows[chunk.row]
+        for group, window in enumerate(self._windows):
+            first = 0 if window is None else max(0, chunk.start - window + 1)
+            for position in range(first, chunk.start + chunk.length):
+                found = self._slots.get(self._slot(row, group, position))
+                assert found == Content(group, row.prefixes[position + 1]), "a sequence reads another's keys"
+
+    def _draw(self, chunk: Chunk) -> list[int]:
+        row = self._rows[chunk.row]
+        assert chunk.samples == (chunk.start + chunk.length == len(row.tokens)), "draw at the end, and only there"
+        if not chunk.samples:
+            return []
+        token = drawn_token(row.prompt, row.seed, len(row.tokens))
+        row.append(token)
+        return [token]
