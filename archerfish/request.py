@@ -12,6 +12,7 @@ GREEDY_BELOW = 1e-5
 
 _LARGEST_SEED = 2**64 - 1
 _LARGEST_COUNT = 2**31 - 1
+_MOST_ANSWERS = 1024  # Each is a sequence from the start; a billion of them would be one small request.
 _LARGEST_BIAS = 10_000.0  # Decides any draw, and leaves float32 logits far from overflow.
 
 
@@ -117,8 +118,9 @@ class SamplingParams:
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidParameter(name, getattr(self, name), "it must be true or false")
-        for name, least in (("n", 1), ("min_tokens", 0), ("top_k", 0)):
-            _check_int(name, getattr(self, name), least, _LARGEST_COUNT)
+        _check_int("n", self.n, 1, _MOST_ANSWERS)
+        for name in ("min_tokens", "top_k"):
+            _check_int(name, getattr(self, name), 0, _LARGEST_COUNT)
         for name, least in (("max_tokens", 1), ("logprobs", 0), ("prompt_logprobs", 0)):
             if getattr(self, name) is not None:
                 _check_int(name, getattr(self, name), least, _LARGEST_COUNT)

@@ -12,7 +12,7 @@ NOT_WHOLE = [1.5, 1.0, "3", math.nan, [1], True, False]
 NOT_NUMBERS = ["0.5", math.nan, math.inf, -math.inf, [0.5], None, True, False, 1j]
 
 BAD = {
-    "n": [0, -1, None, *NOT_WHOLE],
+    "n": [0, -1, 10**9, None, *NOT_WHOLE],  # A billion answers would fill any memory before the first is begun.
     "max_tokens": [0, -5, *NOT_WHOLE],
     "min_tokens": [-1, None, *NOT_WHOLE],
     "temperature": [-0.1, -1e-9, 10**400, *NOT_NUMBERS],

@@ -5,14 +5,13 @@ import torch
 from torch import Tensor
 
 from archerfish.execution.inputs import StepInputs, step_inputs
+from archerfish.execution.memory import LOGIT_ROWS_AT_ONCE
 from archerfish.execution.rows import Rows
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
 from archerfish.request import TokenLogprobs
 from archerfish.sampling.sampler import Sampler, token_logprobs
 from archerfish.scheduling.plan import Plan, StepResult
-
-_LOGIT_ROWS_AT_ONCE = 128  # A prompt's logits can be far larger than anything else in a step.
 
 
 class LocalExecutor:
@@ -94,8 +93,8 @@ class LocalExecutor:
             following = self._rows.tokens[chunk.row, chunk.start + 1 : chunk.start + 1 + count].astype(np.int64)
             tokens = torch.from_numpy(following).to(self._device)
             entries: list[TokenLogprobs] = []
-            for piece in range(0, count, _LOGIT_ROWS_AT_ONCE):
-                part = tokens[piece : piece + _LOGIT_ROWS_AT_ONCE]
+            for piece in range(0, count, LOGIT_ROWS_AT_ONCE):
+                part = tokens[piece : piece + LOGIT_ROWS_AT_ONCE]
                 logits = self._model.logits(hidden[first + piece : first + piece + len(part)])
                 entries += token_logprobs(logits, part, [num_top] * len(part))
             found[place] = entries

@@ -11,8 +11,15 @@ from archerfish.config.resolve import ResolvedConfig
 from archerfish.errors import DoesNotFit
 from archerfish.kvcache.layout import KVLayout
 from archerfish.kvcache.tables import blocks_held
+from archerfish.ops.reference.attention import KEYS_PER_TILE
 
-_LOGIT_COPIES = 4  # Logits, edited logits, filtered logits, noise: all float32.
+# Float32 copies that are alive at once, as the profiler shows them.
+_DRAW_COPIES = 11
+_LOGPROB_COPIES = 5
+_SCORE_COPIES = 3
+
+LOGIT_ROWS_AT_ONCE = 128
+"""Rows of a prompt whose logits are made together: those of a whole prompt can exceed everything else in a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +68,22 @@ class Memory:
         return int(weight_bytes(self.arch, self.bytes_per_value))
 
     def activations(self, config: ResolvedConfig) -> int:
-        """Most memory a step's intermediate values take: the widest layer for every token, and the logits."""
-        widest = 0
+        """Most memory a step's intermediate values take: the widest layer, then attention or the logits.
+
+        Counted for the reference operations, which work in float32 and make the most copies.
+        """
+        tokens = config.max_num_batched_tokens
+        widest = scores = 0
         for layer in self.arch.layers:
-            part, hidden = layer.feed_forward, 4 * self.arch.hidden_size
+            part, attention, hidden = layer.feed_forward, layer.attention, 4 * self.arch.hidden_size
             inner = part.size * (3 if isinstance(part, ExpertsSpec) or part.gated else 2)
             inner *= part.num_experts_per_token if isinstance(part, ExpertsSpec) else 1
-            widest = max(widest, hidden + inner, hidden + 3 * layer.attention.qkv_width)
-        step = config.max_num_batched_tokens * widest * self.bytes_per_value
-        logits = min(config.max_num_seqs, config.max_num_batched_tokens) * self.arch.vocab_size * 4 * _LOGIT_COPIES
-        return step + logits
+            widest = max(widest, hidden + inner, hidden + 3 * attention.qkv_width)
+            scores = max(scores, _SCORE_COPIES * attention.num_heads * KEYS_PER_TILE + 4 * attention.q_width)
+        drawn = _DRAW_COPIES * min(config.max_num_seqs, tokens)
+        told = _LOGPROB_COPIES * min(LOGIT_ROWS_AT_ONCE, tokens)
+        logits = max(drawn, told) * self.arch.vocab_size
+        return tokens * widest * self.bytes_per_value + max(tokens * scores, logits) * 4
 
     def one_request(self, config: ResolvedConfig) -> int:
         """Bytes of the KV cache that a single request of full length holds."""

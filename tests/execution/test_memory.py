@@ -292,6 +292,8 @@ def test_activations_grow_with_the_step_and_the_vocabulary():
     def of(arch=FULL, **changes):
         return Memory(arch, kv_layout(arch), 0, BYTES_PER_VALUE).activations(resolve(config(**changes), FACTS))
 
+    large = replace(FULL, vocab_size=50_000)
     assert of(max_num_batched_tokens=128) > of(max_num_batched_tokens=64)
-    assert of(max_num_seqs=8) > of(max_num_seqs=4)
-    assert of(replace(FULL, vocab_size=1000)) - of() == 4 * (1000 - VOCABULARY) * 4 * 4
+    assert of(large) - of() >= 4 * (50_000 - VOCABULARY) * 4
+    steps = {"max_num_batched_tokens": 512}
+    assert of(large, max_num_seqs=512, **steps) - of(large, max_num_seqs=256, **steps) >= 256 * 50_000 * 4

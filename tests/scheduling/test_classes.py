@@ -48,6 +48,16 @@ def test_batch_is_displaced_from_its_row_when_online_needs_it() -> None:
         assert steps.tokens(one.request_id) == answer(one, count)
 
 
+def test_a_sibling_that_takes_the_row_of_batch_work_still_shares_the_prompt() -> None:
+    steps = stepper(rows=2)
+    one = request("online", 11, n=2, max_tokens=5)
+    steps.add(one, request("batch", 3, kind=BATCH, max_tokens=20))
+    assert steps.step() == {"online": [11], "batch": [3]}
+    assert steps.step() == {"online": [1, 1]}
+    steps.finish()
+    assert steps.tokens("online", 1) == answer(one, 5)
+
+
 def test_batch_is_displaced_from_its_blocks_when_online_needs_them() -> None:
     steps = stepper(blocks=10, max_model_len=40)
     batch = request("batch", 24, kind=BATCH, max_tokens=6)

@@ -183,6 +183,15 @@ def test_a_sequence_preempted_from_a_static_batch_does_not_wait_for_the_next_one
     assert len(steps.tokens("young")) == 10
 
 
+def test_sequences_that_were_cancelled_while_they_waited_do_not_fill_a_batch() -> None:
+    steps = batches(6, None)
+    steps.add(request("several", 5, n=4))
+    steps.scheduler.cancel("several", 0)
+    assert steps.step() == {}, "three wait for a batch of six"
+    steps.add(*(request(name, 3, arrival=1.0) for name in "abc"))
+    steps.finish()
+
+
 def test_a_batch_starts_only_when_it_is_full_though_classes_are_mixed() -> None:
     """Four wait for a batch of four: either all four start, or each class goes on waiting for its own batch."""
     steps = batches(4, None)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, get_args
 
 from archerfish.arch.arch import Activation
@@ -154,54 +155,42 @@ class Fields:
         return spec
 
     def _scaled_rope(self, inner: "Fields", kind: RopeKind, theta: float, dim: int) -> RopeSpec:
+        spec = RopeSpec(theta=theta, dim=dim, kind=kind)
         trained = self.integer("max_position_embeddings", 2048)
         original = inner.integer("original_max_position_embeddings", trained)
         original = self.integer("original_max_position_embeddings", original)
         if kind == "default":
             inner.skip("factor")
-            return RopeSpec(theta=theta, dim=dim)
+            return spec
         if kind == "linear":
-            return RopeSpec(theta=theta, dim=dim, kind=kind, factor=inner.number("factor"))
+            return replace(spec, factor=inner.number("factor"))
         if kind == "dynamic":
-            return RopeSpec(
-                theta=theta, dim=dim, kind=kind, factor=inner.number("factor"), original_max_positions=trained
-            )
+            return replace(spec, factor=inner.number("factor"), original_max_positions=trained)
         if kind == "llama3":
-            return RopeSpec(
-                theta=theta,
-                dim=dim,
-                kind=kind,
+            return replace(
+                spec,
                 factor=inner.number("factor"),
                 original_max_positions=original,
                 low_freq_factor=inner.number("low_freq_factor"),
                 high_freq_factor=inner.number("high_freq_factor"),
             )
-        attention_factor = inner.optional_number("attention_factor")
-        factor = inner.number("factor", trained / original)
+        spec = replace(
+            spec,
+            factor=inner.number("factor", trained / original),
+            original_max_positions=original,
+            attention_factor=inner.optional_number("attention_factor"),
+        )
         if kind == "yarn":
-            return RopeSpec(
-                theta=theta,
-                dim=dim,
-                kind=kind,
-                factor=factor,
-                original_max_positions=original,
-                attention_factor=attention_factor,
+            return replace(
+                spec,
                 beta_fast=inner.number("beta_fast", 32.0),
                 beta_slow=inner.number("beta_slow", 1.0),
                 truncate=inner.flag("truncate", True),
                 mscale=inner.optional_number("mscale"),
                 mscale_all_dim=inner.optional_number("mscale_all_dim"),
             )
-        return RopeSpec(
-            theta=theta,
-            dim=dim,
-            kind=kind,
-            factor=factor,
-            original_max_positions=original,
-            attention_factor=attention_factor,
-            short_factor=self._factors(inner, "short_factor", dim),
-            long_factor=self._factors(inner, "long_factor", dim),
-        )
+        short, long = (self._factors(inner, name, dim) for name in ("short_factor", "long_factor"))
+        return replace(spec, short_factor=short, long_factor=long)
 
     def _factors(self, inner: "Fields", name: str, dim: int) -> tuple[float, ...]:
         factors = inner.get(name)

@@ -62,7 +62,10 @@ class _QueryTile:
         oldest = torch.zeros_like(equal.starts)
         if window is not None:
             oldest = (query_positions[:, 0] - window + 1).clamp(min=0) // block_size
-        furthest = [-(-end // block_size) - block for end, block in zip(equal.ends, oldest.tolist(), strict=True)]
+        # ... and ends with the block of its last query.
+        later = equal.token_rows.shape[1] - first - self.length
+        ends = [-(-(end - later) // block_size) for end in equal.ends]
+        furthest = [end - block for end, block in zip(ends, oldest.tolist(), strict=True)]
         offsets = torch.arange(block_size, device=device)
         keys, values = keys.permute(2, 0, 1, 3), values.permute(2, 0, 1, 3)  # [G, N, B, D]
         for tile in range(0, max(furthest), blocks_per_tile):

@@ -1,0 +1,104 @@
+"""What a step really takes beside weights and cache, against what memory sizing sets aside for it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from archerfish.config import EngineConfig
+from archerfish.config.resolve import Facts, resolve
+from archerfish.execution.local import LocalExecutor
+from archerfish.execution.memory import Memory
+from archerfish.kvcache.layout import kv_layout
+from archerfish.kvcache.storage import KVStorage
+from archerfish.models.decoder import Decoder
+from archerfish.ops import Target, choose_ops
+from archerfish.request import SamplingParams
+from archerfish.scheduling.plan import Chunk, Plan, SequenceStart
+from tests.execution.archs import FULL
+
+DTYPE = torch.bfloat16
+BLOCK_SIZE = 16
+MAX_MODEL_LEN = 512
+SLACK = 2**18  # Tables, indices and the like.
+
+LONG_VOCABULARY = replace(FULL, vocab_size=8000)
+FILTERED = SamplingParams(temperature=0.8, top_p=0.9, top_k=100, min_p=0.01)
+EVERYTHING = replace(
+    FILTERED, repetition_penalty=1.1, logprobs=3, logit_bias={1: 2.0}, allowed_token_ids=tuple(range(4000))
+)
+
+
+def peak_bytes(arch, sizes, params):
+    """Most memory alive at once while a plan of such chunks (start, length) runs."""
+    ops, _ = choose_ops(Target(device="cpu", dtype="bfloat16"))
+    model = Decoder(arch, ops, MAX_MODEL_LEN).to(DTYPE).requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.data.normal_(0.0, 0.02, generator=torch.Generator().manual_seed(0))
+    num_blocks = sum(-(-sum(size) // BLOCK_SIZE) for size in sizes)
+    storage = KVStorage(kv_layout(arch), num_blocks, BLOCK_SIZE, DTYPE, "cpu", ops)
+    executor = LocalExecutor(model, storage, len(sizes), MAX_MODEL_LEN, "cpu")
+    free = iter(range(num_blocks))
+    plan = Plan(0, [], [], [])
+    for row, (start, length) in enumerate(sizes):
+        blocks = tuple(next(free) for _ in range(-(-(start + length) // BLOCK_SIZE)))
+        tokens = tuple(position % 60 for position in range(start + length))
+        plan.starts.append(
+            SequenceStart(
+                row=row,
+                tokens=tokens,
+                num_prompt_tokens=len(tokens),
+                blocks=(blocks,),
+                params=params,
+                seed=row,
+                stop_token_ids=(),
+            )
+        )
+        plan.chunks.append(Chunk(row, start, length, True))
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        executor.run(plan)
+    live = peak = 0
+    changes = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
+    for event in sorted(changes, key=lambda event: event.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    return peak
+
+
+@pytest.mark.parametrize(
+    ("arch", "sizes", "params"),
+    [
+        (FULL, [(0, 512)], SamplingParams(temperature=0.0)),
+        (FULL, [(0, 256)] * 2, SamplingParams(temperature=0.0)),
+        (FULL, [(256, 256)] * 2, SamplingParams(temperature=0.0)),
+        (FULL, [(0, 64)] * 8, SamplingParams(temperature=0.0)),
+        (LONG_VOCABULARY, [(100, 1)] * 64, SamplingParams(temperature=0.0)),
+        (LONG_VOCABULARY, [(100, 1)] * 64, SamplingParams(temperature=0.8)),
+        (LONG_VOCABULARY, [(100, 1)] * 64, FILTERED),
+        (LONG_VOCABULARY, [(100, 1)] * 64, EVERYTHING),
+        (LONG_VOCABULARY, [(0, 256)] * 2, SamplingParams(temperature=0.0, prompt_logprobs=1)),
+    ],
+    ids=[
+        "one prompt",
+        "two prompts",
+        "two late pieces",
+        "eight prompts",
+        "greedy",
+        "random",
+        "filtered",
+        "everything",
+        "prompt logprobs",
+    ],
+)
+def test_a_step_takes_no_more_than_was_set_aside(arch, sizes, params):
+    settings = EngineConfig(
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=len(sizes),
+        max_num_batched_tokens=sum(length for _, length in sizes),
+        device="cpu",
+        dtype="bfloat16",
+    )
+    facts = Facts(max_positions=4096, checkpoint_dtype=None, can_extend=False, has_cuda=False, num_cores=1)
+    set_aside = Memory(arch, kv_layout(arch), 2**40, DTYPE.itemsize).activations(resolve(settings, facts))
+    assert peak_bytes(arch, sizes, params) <= set_aside + SLACK
