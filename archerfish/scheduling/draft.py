@@ -105,16 +105,19 @@ class Draft:
 
     def _fork(self, sequence: Sequence) -> tuple[BlockTable, int] | None:
         """Share the prompt of a sibling that has computed it; only its last token is computed again."""
-        parent = sequence.parent
-        if parent is None or parent.table is None or sequence.scheduled or not self._roster.has_free_row:
+        parent, shared = sequence.parent, sequence.num_prompt_tokens - 1
+        if parent is None or parent.table is None or parent.computed < shared or sequence.scheduled:
             return None
-        shared = sequence.num_prompt_tokens - 1
+        if not self._roster.has_free_row and not self._roster.running_below(sequence.request.request_class):
+            return None
         # One column more than the fork itself takes: its first token may open a new block.
-        if parent.computed < shared or self._tables.pool.num_available < 2 * len(self._tables.windows):
+        if self._tables.pool.num_available < 2 * len(self._tables.windows):
             return None
         fork = self._tables.fork(parent.table, shared)
         if fork is None:
             return None
+        if not self._roster.has_free_row:
+            self._preempt(self._roster.last())
         self.copies.extend(fork.copies)
         return fork.table, shared
 

@@ -57,15 +57,15 @@ class WholeBatches:
         if self._members:
             return
         line = list(waiting)
-        full = sum(sequence.request.params.n for sequence in line) >= self.max_num_seqs
+        wanted = {sequence.request.request_id: len(sequence.siblings) for sequence in line}
+        full = sum(wanted.values()) >= self.max_num_seqs
         if not (full or self._window_passed(line, now) or not expects_more):
             return
         seats = self.max_num_seqs
-        for sequence in line:
-            num_sequences = sequence.request.params.n
+        for request_id, num_sequences in wanted.items():
             if self._members and num_sequences > seats:
                 break
-            self._members.add(sequence.request.request_id)
+            self._members.add(request_id)
             seats -= num_sequences
 
     def admits(self, sequence: Sequence) -> bool:

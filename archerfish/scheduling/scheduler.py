@@ -14,7 +14,7 @@ from archerfish.scheduling.draft import Draft
 from archerfish.scheduling.plan import Chunk, Plan, StepResult
 from archerfish.scheduling.policy import BatchingPolicy
 from archerfish.scheduling.roster import Roster
-from archerfish.scheduling.sequence import Sequence, SequenceFacts
+from archerfish.scheduling.sequence import Sequence, SequenceFacts, open_sequences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class Scheduler:
             raise PromptTooLong(len(request.prompt_token_ids), self.limits.max_model_len)
         seed = request.params.seed if request.params.seed is not None else self._seeds.getrandbits(64)
         self._num_requests += 1
-        sequences = [Sequence(request, self._num_requests, i, seed, self._facts) for i in range(request.params.n)]
+        sequences = open_sequences(request, self._num_requests, seed, self._facts)
         self._requests[request.request_id] = sequences
         # The others fork from the first once its prompt is computed.
         self._roster.waiting.add(sequences[0])
@@ -204,14 +204,14 @@ class Scheduler:
 
     def _queue_forks(self, parent: Sequence) -> None:
         """The parent's prompt is computed, or it ends before that: its siblings can start."""
-        for sequence in self._requests[parent.request.request_id]:
+        for sequence in parent.siblings:
             if sequence is not parent and sequence.parent is None:
                 sequence.parent = parent
                 self._roster.waiting.add(sequence)
 
     def _fail(self, sequence: Sequence, error: str) -> list[TokenEvent]:
         """End the whole request: siblings would fail the same way, or wait for a prompt that never comes."""
-        siblings = list(self._requests[sequence.request.request_id])
+        siblings = list(sequence.siblings)
         for sibling in siblings:
             self._end(sibling)
         return [_end_event(sibling, FinishReason.ERROR, error) for sibling in siblings]
@@ -219,9 +219,8 @@ class Scheduler:
     def _end(self, sequence: Sequence) -> None:
         """Take the sequence out of everything; its blocks at once, or when the step in flight is committed."""
         request_id = sequence.request.request_id
-        siblings = self._requests[request_id]
-        siblings.remove(sequence)
-        if not siblings:
+        sequence.siblings.remove(sequence)
+        if not sequence.siblings:
             del self._requests[request_id]
             self.policy.forget(request_id)
         if sequence.table is None:

@@ -34,6 +34,7 @@ class Sequence:
         "scheduled",
         "scheduled_time",
         "seed",
+        "siblings",
         "stop_token_ids",
         "stops_after",
         "table",
@@ -53,6 +54,8 @@ class Sequence:
         """None while waiting."""
         self.row = 0
         self.names = BlockNames(request.cache_salt, facts.block_size)
+        self.siblings: list[Sequence] = [self]
+        """The request's sequences that have not ended, this one included; all of them share the list."""
         self.parent: Sequence | None = None
         """The sequence to fork from when admitted, if it still has what is needed."""
         self.stop_token_ids = frozenset((*params.stop_token_ids, *(() if params.ignore_eos else facts.eos_token_ids)))
@@ -73,6 +76,14 @@ class Sequence:
     def todo(self) -> int:
         """Tokens whose keys and values are still to be computed."""
         return len(self.tokens) - self.computed
+
+
+def open_sequences(request: Request, number: int, seed: int, facts: SequenceFacts) -> list[Sequence]:
+    """The n sequences of a request, the list of which they share."""
+    sequences = [Sequence(request, number, index, seed, facts) for index in range(request.params.n)]
+    for sequence in sequences:
+        sequence.siblings = sequences
+    return sequences
 
 
 def sequence_seed(seed: int, index: int) -> int:

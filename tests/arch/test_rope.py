@@ -117,7 +117,7 @@ def yarn(theta: float, dim: int, factor: float, original: int, fast: float, slow
     theta=thetas,
     dim=st.sampled_from([32, 64, 128]),
     factor=factors,
-    original=st.sampled_from([2048, 4096, 32768]),
+    original=st.sampled_from([2048, 4096, 32768, 1_048_576]),
     truncate=st.booleans(),
 )
 def test_yarn_interpolates_slow_pairs_only(

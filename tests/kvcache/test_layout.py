@@ -81,6 +81,12 @@ def test_a_layer_that_sees_farther_than_its_source_keeps_the_source_for_all_it_s
     assert layout.windows[layout.places[1].group] is None
 
 
+def test_keys_are_kept_for_the_farthest_of_those_who_read_them() -> None:
+    layout = kv_layout(arch([8, 16, 4], sources={1: 0, 2: 0}))
+    assert layout.windows == (16,)
+    assert layout.places == (Place(0, 0),) * 3
+
+
 def test_a_block_weighs_keys_and_values_of_its_slots() -> None:
     layout = kv_layout(arch([None] * 3, num_kv_heads=4, head_dim=16))
     assert layout.block_bytes(16, 2) == 2 * 3 * 16 * 4 * 16 * 2

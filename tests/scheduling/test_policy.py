@@ -6,13 +6,13 @@ from hypothesis import strategies as st
 
 from archerfish.request import Request
 from archerfish.scheduling.policy import BatchingPolicy, ContinuousBatching, WholeBatches, batching_policy
-from archerfish.scheduling.sequence import Sequence, SequenceFacts
+from archerfish.scheduling.sequence import Sequence, SequenceFacts, open_sequences
 from tests.scheduling.steps import BATCH, Stepper, answer, request, stepper
 
 
 def line(*requests: Request) -> list[Sequence]:
     """Requests as they wait."""
-    return [Sequence(one, number, 0, 0, SequenceFacts(4, 64, ())) for number, one in enumerate(requests)]
+    return [open_sequences(one, number, 0, SequenceFacts(4, 64, ()))[0] for number, one in enumerate(requests)]
 
 
 def members(policy: BatchingPolicy, waiting: list[Sequence], now: float = 0.0, *, expects_more: bool = True) -> str:
