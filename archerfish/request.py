@@ -233,7 +233,7 @@ class TokenEvent(NamedTuple):
     """For prompt tokens 1, 2, ... in order, as far as this step computed them; the first has no probability."""
     num_cached_tokens: int = 0
     """Prompt tokens that came from the cache when the sequence was first scheduled."""
-    scheduled_time: float = 0.0
+    scheduled_time: float | None = None
     """When the sequence first left the queue."""
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None

@@ -68,12 +68,14 @@ class Engine:
             self.counts.record(plan.num_tokens, num_generated, self.clock() - started)
         return events
 
-    def close(self) -> None:
-        """End what is open and let go of the device. A second call does nothing."""
-        if self.stopped is None:
-            self.stopped = "it was closed"
-            self.scheduler.cancel_all(self.stopped)
-            self._executor.close()
+    def close(self) -> list[TokenEvent]:
+        """End what is open and let go of the device. The ends, for whoever listens; none if it was stopped before."""
+        if self.stopped is not None:
+            return []
+        self.stopped = "it was closed"
+        events = self.scheduler.cancel_all(self.stopped)
+        self._executor.close()
+        return events
 
     def _fail(self, error: Exception) -> list[TokenEvent]:
         self.stopped = f"a step failed with {type(error).__name__}: {error}"

@@ -136,7 +136,7 @@ class Collector:
         )
 
     def _record_start(self, event: TokenEvent) -> None:
-        if event.scheduled_time and self.output.metrics.scheduled_time is None:
+        if event.scheduled_time is not None and self.output.metrics.scheduled_time is None:
             self.output.metrics.scheduled_time = event.scheduled_time
             self.output.num_cached_tokens = event.num_cached_tokens
         if event.prompt_logprobs and event.sequence_index == 0 and self.output.prompt_logprobs is not None:

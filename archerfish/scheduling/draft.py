@@ -25,23 +25,21 @@ class Draft:
     # -- sequences that run ---------------------------------------------------------------------------------------
 
     def continue_running(self, kind: RequestClass) -> None:
-        """A chunk for every running sequence, as far as the budget goes."""
+        """A chunk for every running sequence, as far as the budget goes.
+
+        In the order they were admitted: a prompt gets only budget that was left, so however long it is, it never holds
+        up answers that were already being written.
+        """
         chunks = self.chunks
-        behind = []
-        # One token each first, so that a long prompt cannot hold up the answers of others.
         for sequence in tuple(self._roster.running[kind]):
             table, computed = sequence.table, sequence.computed
             if table is None or not self._budget:
                 continue  # Preempted a moment ago, or no budget left.
-            if len(sequence.tokens) - computed > 1:
-                behind.append(sequence)
-            elif computed < table.capacity:
+            if computed < table.capacity and len(sequence.tokens) - computed == 1:
+                # The usual case, kept short: most sequences of most steps come this way.
                 chunks[sequence] = Chunk(sequence.row, computed, 1, True)
                 self._budget -= 1
             else:
-                self._extend(sequence)
-        for sequence in behind:
-            if sequence.table is not None and self._budget:
                 self._extend(sequence)
 
     def _extend(self, sequence: Sequence) -> None:
@@ -97,8 +95,7 @@ class Draft:
         )
         room = self._tables.room(table) - sequence.computed
         self._give(sequence, table, min(sequence.todo, self._budget, room))
-        if not sequence.scheduled:
-            sequence.scheduled = True
+        if sequence.scheduled_time is None:
             sequence.scheduled_time = self._now
             sequence.num_cached_tokens = sequence.computed
         return True
@@ -106,7 +103,7 @@ class Draft:
     def _fork(self, sequence: Sequence) -> tuple[BlockTable, int] | None:
         """Share the prompt of a sibling that has computed it; only its last token is computed again."""
         parent, shared = sequence.parent, sequence.num_prompt_tokens - 1
-        if parent is None or parent.table is None or parent.computed < shared or sequence.scheduled:
+        if parent is None or parent.table is None or parent.computed < shared or sequence.scheduled_time is not None:
             return None
         if not self._roster.has_free_row and not self._roster.running_below(sequence.request.request_class):
             return None
@@ -126,11 +123,14 @@ class Draft:
 
         Running sequences of a lower class make way, but only if that is enough: none is thrown out for nothing.
         """
-        match, length = self._match(sequence), len(sequence.tokens)
         lower = self._roster.running_below(sequence.request.request_class)
-        leaving = [other.table for other in lower if other.table is not None]
-        if not (self._roster.has_free_row or lower) or not self._tables.can_hold(match, length, leaving):
+        if not self._roster.has_free_row and not lower:
             return None
+        match, length = self._match(sequence), len(sequence.tokens)
+        if not self._tables.can_hold(match, length):
+            leaving = [other.table for other in lower if other.table is not None]
+            if not leaving or not self._tables.can_hold(match, length, leaving):
+                return None
         while not self._roster.has_free_row or not self._tables.can_hold(match, length):
             self._preempt(self._roster.last())
         return self._tables.open(match), match.num_blocks * self._tables.block_size

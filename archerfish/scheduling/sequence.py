@@ -31,7 +31,6 @@ class Sequence:
         "parent",
         "request",
         "row",
-        "scheduled",
         "scheduled_time",
         "seed",
         "siblings",
@@ -64,12 +63,11 @@ class Sequence:
         self.length_limit = min(limit, facts.max_model_len)
         self.order = (request.request_class, request.priority, request.arrival_time, number, index)
         """Who goes first: smaller is earlier. Preemption takes the largest."""
-        self.scheduled = False
-        """Has ever left the queue."""
         self.num_cached_tokens = 0
         self.num_prompt_logprobs = 0
         """How many prompt tokens' probabilities have been told."""
-        self.scheduled_time = 0.0
+        self.scheduled_time: float | None = None
+        """When it first left the queue."""
         self.wants_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
 
     @property
