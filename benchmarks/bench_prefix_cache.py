@@ -1,5 +1,7 @@
 """The prefix cache on and off: many questions behind one long system prompt, and unrelated prompts for comparison."""
 
+import statistics
+
 import numpy as np
 from workbench import random_prompt, show, small_model
 
@@ -8,6 +10,7 @@ from archerfish import SamplingParams
 SHARED_LENGTH = 768
 QUESTION_LENGTH = 32
 NUM_REQUESTS = 32
+NUM_REPEATS = 3
 PARAMS = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 
 
@@ -18,28 +21,26 @@ def workload(*, shared: bool) -> list[list[int]]:
     return [beginning + random_prompt(rng, QUESTION_LENGTH) for beginning in beginnings]
 
 
+def run(prompts: list[list[int]], *, enabled: bool) -> tuple[str, ...]:
+    with small_model(enable_prefix_caching=enabled) as llm:
+        engine = llm.assembly.engine
+        started, computed_before = engine.clock(), engine.counts.num_computed_tokens
+        outputs = llm.generate(prompts, PARAMS, progress=False)
+        seconds = engine.clock() - started
+        computed = engine.counts.num_computed_tokens - computed_before
+    cached = sum(output.num_cached_tokens for output in outputs) / sum(len(prompt) for prompt in prompts)
+    ttft = statistics.median(output.metrics.ttft or 0.0 for output in outputs)
+    return f"{seconds:.2f}", f"{ttft:.2f}", f"{cached:.0%}", f"{computed:,}"
+
+
 def main() -> None:
     rows = []
     for shared in (True, False):
         prompts = workload(shared=shared)
         for enabled in (False, True):
-            with small_model(enable_prefix_caching=enabled) as llm:
-                engine = llm.assembly.engine
-                started, computed = engine.clock(), engine.counts.num_computed_tokens
-                outputs = llm.generate(prompts, PARAMS, progress=False)
-                seconds = engine.clock() - started
-                computed = engine.counts.num_computed_tokens - computed
-            cached = sum(output.num_cached_tokens for output in outputs)
-            rows.append(
-                (
-                    "one system prompt" if shared else "unrelated prompts",
-                    "on" if enabled else "off",
-                    f"{seconds:.2f}",
-                    f"{np.median([output.metrics.ttft or 0.0 for output in outputs]):.2f}",
-                    f"{cached / sum(len(prompt) for prompt in prompts):.0%}",
-                    f"{computed:,}",
-                )
-            )
+            # The best of a few: what others do on the machine only ever adds.
+            best = min((run(prompts, enabled=enabled) for _ in range(NUM_REPEATS)), key=lambda row: float(row[0]))
+            rows.append(("one system prompt" if shared else "unrelated prompts", "on" if enabled else "off", *best))
     columns = ("workload", "prefix cache", "seconds", "TTFT p50 s", "cached", "computed tokens")
     show(f"{NUM_REQUESTS} prompts of {SHARED_LENGTH} + {QUESTION_LENGTH} tokens, 16 out", columns, rows)
 

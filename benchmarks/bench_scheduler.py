@@ -3,8 +3,7 @@
 import statistics
 import time
 
-from rich.console import Console
-from rich.table import Table
+from workbench import show
 
 from archerfish.execution.scripted import ScriptedExecutor
 from archerfish.kvcache.tables import KVTables
@@ -42,22 +41,16 @@ def measure(num_sequences: int, windows: tuple[int | None, ...]) -> list[float]:
 
 
 def main() -> None:
-    table = Table(title=f"plan + commit, decode steps over {PROMPT_LENGTH}-token prompts")
-    for column in ("running", "KV groups", "median ms", "best ms", "p99 ms", "us a sequence"):
-        table.add_column(column, justify="right")
+    rows = []
     for num_sequences in (16, 64, 256):
         for windows in ((None,), (None, 1024)):
             seconds = sorted(measure(num_sequences, windows))
             median = statistics.median(seconds)
-            table.add_row(
-                str(num_sequences),
-                str(len(windows)),
-                f"{median * 1e3:.3f}",
-                f"{seconds[0] * 1e3:.3f}",
-                f"{seconds[int(len(seconds) * 0.99)] * 1e3:.3f}",
-                f"{median / num_sequences * 1e6:.2f}",
-            )
-    Console().print(table)
+            p99 = seconds[int(len(seconds) * 0.99)]
+            figures = (f"{value * 1e3:.3f}" for value in (median, seconds[0], p99))
+            rows.append((str(num_sequences), str(len(windows)), *figures, f"{median / num_sequences * 1e6:.2f}"))
+    columns = ("running", "KV groups", "median ms", "best ms", "p99 ms", "us a sequence")
+    show(f"plan + commit, decode steps over {PROMPT_LENGTH}-token prompts", columns, rows)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ class Arrival:
 @contextmanager
 def small_model(**settings: Any) -> Iterator[LLM]:
     """About 13 M parameters with random weights: real arithmetic, meaningless answers."""
-    logging.getLogger("archerfish").setLevel(logging.WARNING)
+    logging.getLogger("archerfish").addHandler(logging.NullHandler())  # Only the tables speak.
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text(json.dumps(SMALL))
         with LLM(directory, load_format="dummy", **{"max_num_seqs": 16, "max_model_len": 2048, **settings}) as llm:
@@ -81,7 +81,7 @@ def play(llm: LLM, arrivals: Sequence[Arrival]) -> tuple[list[RequestOutput], fl
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     table = Table(title=title)
     for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right")
+        table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    Console(width=120).print(table)
