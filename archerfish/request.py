@@ -210,6 +210,11 @@ class Request:
     tenant: str = ""
 
 
+class TokenLogprob(NamedTuple):
+    token_id: int
+    logprob: float
+
+
 class TokenLogprobs(NamedTuple):
     """How likely one token was, and the likeliest ones at its place."""
 
@@ -217,8 +222,8 @@ class TokenLogprobs(NamedTuple):
     logprob: float
     rank: int
     """1 for the likeliest token."""
-    top: list[tuple[int, float]]
-    """(token id, log-probability), likeliest first."""
+    top: list[TokenLogprob]
+    """Likeliest first."""
 
 
 class TokenEvent(NamedTuple):

@@ -76,14 +76,18 @@ class Collector:
 
     def __init__(self, request: Request, prompt: str | None, tokenizer: Tokenizer | None, stop: StopSequence) -> None:
         params = request.params
-        self._request = request
         self._tokenizer = tokenizer
         self._stop = stop
         self.output = RequestOutput(
             request_id=request.request_id,
             prompt=prompt,
             prompt_token_ids=list(request.prompt_token_ids),
-            outputs=[CompletionOutput(index) for index in range(params.n)],
+            outputs=[
+                CompletionOutput(index)
+                if params.logprobs is None
+                else CompletionOutput(index, cumulative_logprob=0.0, logprobs=[])
+                for index in range(params.n)
+            ],
             metrics=RequestTiming(request.arrival_time),
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
         )
@@ -145,12 +149,12 @@ class Collector:
     def _add_logprobs(
         self, answer: CompletionOutput, entries: list[TokenLogprobs] | None, count: int
     ) -> list[Logprobs] | None:
-        if self._request.params.logprobs is None:
+        if answer.logprobs is None or answer.cumulative_logprob is None:
             return None
         kept = (entries or [])[:count]
         logprobs = [self._logprobs(entry) for entry in kept]
-        answer.logprobs = (answer.logprobs or []) + logprobs
-        answer.cumulative_logprob = (answer.cumulative_logprob or 0.0) + sum(entry.logprob for entry in kept)
+        answer.logprobs += logprobs
+        answer.cumulative_logprob += sum(entry.logprob for entry in kept)
         return logprobs
 
     def _logprobs(self, entry: TokenLogprobs) -> Logprobs:

@@ -14,6 +14,7 @@ class RequestTiming:
     last_token_time: float | None = None
     finished_time: float | None = None
     num_generated_tokens: int = 0
+    """Of all its answers together."""
 
     def record_tokens(self, count: int, now: float) -> None:
         if self.first_token_time is None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from archerfish.errors import NoKernel
 from archerfish.ops.reference import IMPLEMENTATIONS as REFERENCE
@@ -38,12 +38,17 @@ class Choice:
     """(implementation, reason) in the order they were tried."""
 
 
+class ChosenOps(NamedTuple):
+    ops: Ops
+    choices: list[Choice]
+
+
 def implementations() -> list[Implementation]:
     """All that exist, fastest first; the reference comes last and runs everywhere."""
     return [Implementation(op, "reference", function, lambda _: None) for op, function in REFERENCE.items()]
 
 
-def choose_ops(target: Target, candidates: list[Implementation] | None = None) -> tuple[Ops, list[Choice]]:
+def choose_ops(target: Target, candidates: list[Implementation] | None = None) -> ChosenOps:
     """The first implementation of each operation that supports the target."""
     candidates = implementations() if candidates is None else candidates
     functions: dict[str, Callable[..., Any]] = {}
@@ -60,4 +65,4 @@ def choose_ops(target: Target, candidates: list[Implementation] | None = None) -
         else:
             tried = "; ".join(f"{name}: {reason}" for name, reason in rejected) or "there is none"
             raise NoKernel(f"no implementation of {operation} for {target.dtype} on {target.device}. Tried: {tried}")
-    return Ops(**functions), choices
+    return ChosenOps(Ops(**functions), choices)

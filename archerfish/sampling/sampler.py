@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archerfish.request import GREEDY_BELOW, SamplingParams, TokenLogprobs
+from archerfish.request import GREEDY_BELOW, SamplingParams, TokenLogprob, TokenLogprobs
 from archerfish.sampling.edits import Ints, LogitEdits
 from archerfish.sampling.filters import keep_likeliest, penalize
 from archerfish.sampling.noise import gumbel
@@ -114,7 +114,7 @@ def token_logprobs(logits: Tensor, tokens: Tensor, num_top: list[int]) -> list[T
     return [TokenLogprobs(*entry) for entry in zip(*columns, strict=True)]
 
 
-def _likeliest(logprobs: Tensor, counts: list[int]) -> list[list[tuple[int, float]]]:
+def _likeliest(logprobs: Tensor, counts: list[int]) -> list[list[TokenLogprob]]:
     """The likeliest tokens of each row. Of equally likely ones the lower id comes first, whatever other rows ask."""
     widest = max(counts)
     if not widest:
@@ -122,8 +122,8 @@ def _likeliest(logprobs: Tensor, counts: list[int]) -> list[list[tuple[int, floa
     found = []
     for row, count, values in zip(logprobs, counts, logprobs.topk(widest, dim=-1).values, strict=True):
         ids = torch.nonzero(row >= values[count - 1])[:, 0] if count else row.new_zeros(0, dtype=torch.int64)
-        candidates = zip(ids.tolist(), row[ids].tolist(), strict=True)
-        found.append(sorted(candidates, key=lambda pair: (-pair[1], pair[0]))[:count])
+        candidates = [TokenLogprob(*pair) for pair in zip(ids.tolist(), row[ids].tolist(), strict=True)]
+        found.append(sorted(candidates, key=lambda one: (-one.logprob, one.token_id))[:count])
     return found
 
 

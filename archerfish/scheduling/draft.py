@@ -1,6 +1,7 @@
 """A plan being made: who gets which chunk, as far as the token budget, the rows and the blocks go."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from archerfish.kvcache.prefix import NO_MATCH, PrefixMatch
 from archerfish.kvcache.tables import BlockCopy, BlockTable
@@ -8,6 +9,13 @@ from archerfish.request import RequestClass
 from archerfish.scheduling.plan import Chunk, SequenceStart
 from archerfish.scheduling.roster import Roster
 from archerfish.scheduling.sequence import Sequence
+
+
+class _Opening(NamedTuple):
+    """Where a waiting sequence would start from."""
+
+    table: BlockTable
+    computed: int
 
 
 class Draft:
@@ -100,7 +108,7 @@ class Draft:
             sequence.num_cached_tokens = sequence.computed
         return True
 
-    def _fork(self, sequence: Sequence) -> tuple[BlockTable, int] | None:
+    def _fork(self, sequence: Sequence) -> _Opening | None:
         """Share the prompt of a sibling that has computed it; only its last token is computed again."""
         parent, shared = sequence.parent, sequence.num_prompt_tokens - 1
         if parent is None or parent.table is None or parent.computed < shared or sequence.scheduled_time is not None:
@@ -116,9 +124,9 @@ class Draft:
         if not self._roster.has_free_row:
             self._preempt(self._roster.last())
         self.copies.extend(fork.copies)
-        return fork.table, shared
+        return _Opening(fork.table, shared)
 
-    def _open(self, sequence: Sequence) -> tuple[BlockTable, int] | None:
+    def _open(self, sequence: Sequence) -> _Opening | None:
         """Start from the longest cached prefix, if a row is free and everything the sequence has so far fits.
 
         Running sequences of a lower class make way, but only if that is enough: none is thrown out for nothing.
@@ -133,7 +141,7 @@ class Draft:
                 return None
         while not self._roster.has_free_row or not self._tables.can_hold(match, length):
             self._preempt(self._roster.last())
-        return self._tables.open(match), match.num_blocks * self._tables.block_size
+        return _Opening(self._tables.open(match), match.num_blocks * self._tables.block_size)
 
     def _match(self, sequence: Sequence) -> PrefixMatch:
         # Probabilities of prompt tokens need every position computed.

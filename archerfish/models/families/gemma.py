@@ -27,7 +27,7 @@ def _read_gemma3_text(fields: Fields) -> Arch:
     num_layers = fields.integer("num_hidden_layers")
     pattern = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern", 6))
     default = ["sliding_attention" if (index + 1) % pattern else "full_attention" for index in range(num_layers)]
-    far, near = _ropes(fields)
+    far, near = fields.rope(fields.head_dim(), 1_000_000.0, "full_attention"), _near_rope(fields)
     windows = fields.windows(num_layers, default)
     return _gemma(fields, [_attention(fields, far if w is None else near, w, "head") for w in windows])
 
@@ -41,14 +41,12 @@ def _read_gemma3(fields: Fields) -> Arch:
     return _read_gemma3_text(Fields({**_GEMMA3_DEFAULTS, **text, "model_type": "gemma3_text"}))
 
 
-def _ropes(fields: Fields) -> tuple[RopeSpec, RopeSpec]:
-    """Rotations of layers that see everything and of layers with a window. Scaling stretches only the first."""
-    dim = fields.head_dim()
-    far = fields.rope(dim, 1_000_000.0, "full_attention")
-    near_theta = fields.number("rope_local_base_freq", 10_000.0)
+def _near_rope(fields: Fields) -> RopeSpec:
+    """The rotation of layers with a window, which scaling does not stretch."""
+    theta = fields.number("rope_local_base_freq", 10_000.0)
     if "sliding_attention" in fields.get("rope_parameters", {}):
-        return far, fields.rope(dim, near_theta, "sliding_attention")
-    return far, RopeSpec(theta=near_theta, dim=dim)
+        return fields.rope(fields.head_dim(), theta, "sliding_attention")
+    return RopeSpec(theta=theta, dim=fields.head_dim())
 
 
 def _attention(fields: Fields, rope: RopeSpec, window: int | None, qk_norm: str | None) -> AttentionSpec:

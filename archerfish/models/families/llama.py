@@ -1,6 +1,7 @@
 """Llama 2 and 3, Mistral, Mixtral: the plain pre-norm decoder with rotary positions and a gated feed-forward part."""
 
 from collections.abc import Callable
+from typing import Any
 
 from archerfish.arch.arch import Arch, AttentionSpec, ExpertsSpec, LayerSpec, MlpSpec, NormSpec
 from archerfish.arch.rope import RopeSpec
@@ -8,10 +9,10 @@ from archerfish.models.families.family import Family, Names
 from archerfish.models.families.fields import Fields
 
 
-def attention(fields: Fields, rope: RopeSpec | None, window: int | None, **more: object) -> AttentionSpec:
+def attention(fields: Fields, rope: RopeSpec | None, window: int | None, **more: Any) -> AttentionSpec:
     """The attention most families start from; `more` are the fields in which one differs."""
     head_dim = fields.head_dim()
-    usual: dict[str, object] = {
+    usual: dict[str, Any] = {
         "num_heads": fields.integer("num_attention_heads"),
         "num_kv_heads": fields.num_kv_heads(),
         "head_dim": head_dim,
@@ -19,7 +20,7 @@ def attention(fields: Fields, rope: RopeSpec | None, window: int | None, **more:
         "rope": rope,
         "window": window,
     }
-    return AttentionSpec(**{**usual, **more})  # type: ignore[arg-type]
+    return AttentionSpec(**{**usual, **more})
 
 
 def gated_mlp(
@@ -29,9 +30,9 @@ def gated_mlp(
     return MlpSpec(size=fields.integer("intermediate_size"), activation=activation, bias=bias)
 
 
-def arch(fields: Fields, layers: list[LayerSpec], **more: object) -> Arch:
+def arch(fields: Fields, layers: list[LayerSpec], **more: Any) -> Arch:
     """The Arch most families end in. Refuses fields that nobody has read."""
-    usual: dict[str, object] = {
+    usual: dict[str, Any] = {
         "family": fields.get("model_type"),
         "vocab_size": fields.integer("vocab_size"),
         "hidden_size": fields.integer("hidden_size"),
@@ -41,7 +42,7 @@ def arch(fields: Fields, layers: list[LayerSpec], **more: object) -> Arch:
         "tie_embeddings": fields.flag("tie_word_embeddings", False),
     }
     fields.finish()
-    return Arch(**{**usual, **more})  # type: ignore[arg-type]
+    return Arch(**{**usual, **more})
 
 
 def _read_llama(fields: Fields) -> Arch:
