@@ -18,9 +18,20 @@ ArcherfishError
     └── EngineStopped             work was given to an engine that has ended
 """
 
+from typing import Any
+
 
 class ArcherfishError(Exception):
-    """Base of everything the package raises on purpose."""
+    """Base of everything the package raises on purpose. Can be sent to another process."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception is made again by giving its message to __init__, which here often takes something else.
+        return _restore, (type(self), self.args), self.__dict__
+
+
+def _restore(kind: type[ArcherfishError], arguments: tuple[object, ...]) -> ArcherfishError:
+    """As it was, without __init__: a value that was refused may be of any kind, so it did not travel."""
+    return kind.__new__(kind, *arguments)
 
 
 class UserError(ArcherfishError):

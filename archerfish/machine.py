@@ -5,10 +5,37 @@ import platform
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 _LAST_ISA_WITHOUT_AMX = "AVX512_CORE_FP16"
 _AMX_PALETTE_LEAF = 0x1D
 _SPINS = "1000"  # Microseconds, not milliseconds: about the gap between two operations of a step.
+
+
+class _CgroupFiles(NamedTuple):
+    """Where a version of cgroups tells a container's memory."""
+
+    limit: str
+    used: str
+    """Holds the bytes in use, among them every file the container has read."""
+    statistics: str
+    page_cache: tuple[str, ...]
+    """The lines of `statistics` that count those files."""
+
+
+_CGROUP_V2 = _CgroupFiles(
+    limit="/sys/fs/cgroup/memory.max",
+    used="/sys/fs/cgroup/memory.current",
+    statistics="/sys/fs/cgroup/memory.stat",
+    page_cache=("inactive_file", "active_file"),
+)
+_CGROUP_V1 = _CgroupFiles(
+    limit="/sys/fs/cgroup/memory/memory.limit_in_bytes",
+    used="/sys/fs/cgroup/memory/memory.usage_in_bytes",
+    statistics="/sys/fs/cgroup/memory/memory.stat",
+    page_cache=("total_inactive_file", "total_active_file"),
+)
+_NO_LIMIT = 1 << 60  # Version 1 has no word for it: it shows the largest number of whole pages, about 1 << 63.
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +130,27 @@ def _meminfo(field: str) -> int | None:
 
 
 def _cgroup_room() -> int | None:
-    """What the container's limit (cgroup v2) leaves, or None without one."""
+    """What the container's limit leaves, page cache that the kernel would give back included; None without a limit."""
+    for files in (_CGROUP_V2, _CGROUP_V1):
+        limit, used = _read_number(files.limit), _read_number(files.used)
+        if limit is not None and used is not None and limit < _NO_LIMIT:
+            return max(0, min(limit, limit - used + _reclaimable(files)))
+    return None
+
+
+def _reclaimable(files: _CgroupFiles) -> int:
     try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = Path("/sys/fs/cgroup/memory.current").read_text().strip()
+        lines = Path(files.statistics).read_text().splitlines()
+    except OSError:
+        return 0
+    counts = dict(line.split(maxsplit=1) for line in lines if " " in line.strip())
+    return sum(int(counts[name]) for name in files.page_cache if counts.get(name, "").isdigit())
+
+
+def _read_number(path: str) -> int | None:
+    """The number in a file; None if there is no such file, or a word like "max" in it."""
+    try:
+        text = Path(path).read_text().strip()
     except OSError:
         return None
-    return max(0, int(limit) - int(used)) if limit.isdigit() and used.isdigit() else None
+    return int(text) if text.isdigit() else None

@@ -127,14 +127,18 @@ def test_cores_a_process_may_not_run_on_are_not_counted(monkeypatch):
     assert num_usable_cores() == 1
 
 
-def memory(monkeypatch, tmp_path, meminfo=None, limit=None, used=None):
-    """Files as the machine would show them; None where there is no such file."""
-    shown = {"/proc/meminfo": meminfo, "/sys/fs/cgroup/memory.max": limit, "/sys/fs/cgroup/memory.current": used}
+V2 = "/sys/fs/cgroup/memory."
+V1 = "/sys/fs/cgroup/memory/memory."
+
+
+def memory(monkeypatch, tmp_path, meminfo=None, shown=None):
+    """Files as the machine would show them, by path; any other does not exist."""
+    shown = {"/proc/meminfo": meminfo, **(shown or {})}
     real = machine.Path
 
     def path(name):
         stand_in = real(tmp_path, name.strip("/").replace("/", "_"))
-        if shown[name] is not None:
+        if shown.get(name) is not None:
             stand_in.write_text(shown[name])
         return stand_in
 
@@ -142,11 +146,12 @@ def memory(monkeypatch, tmp_path, meminfo=None, limit=None, used=None):
 
 
 MEMINFO = "MemTotal:       16000000 kB\nMemFree:         1000 kB\nMemAvailable:    8000000 kB\nSwapTotal: 5 kB\n"
+ALL = 8_000_000 * 1024
 
 
 def test_memory_is_what_the_machine_can_still_give(monkeypatch, tmp_path):
     memory(monkeypatch, tmp_path, MEMINFO)
-    assert machine.available_memory() == 8_000_000 * 1024
+    assert machine.available_memory() == ALL
     assert machine.total_memory() == 16_000_000 * 1024
 
 
@@ -155,13 +160,40 @@ def test_memory_is_what_the_machine_can_still_give(monkeypatch, tmp_path):
     [
         ("2000000\n", "500000\n", 1_500_000),
         ("2000000\n", "3000000\n", 0),
-        ("max\n", "500000\n", 8_000_000 * 1024),
-        (str(2**60), "0", 8_000_000 * 1024),
-        ("2000000", None, 8_000_000 * 1024),
+        ("max\n", "500000\n", ALL),
+        (str(2**60), "0", ALL),
+        ("2000000", None, ALL),
     ],
 )
 def test_a_containers_limit_counts_where_it_is_the_smaller_one(monkeypatch, tmp_path, limit, used, left):
-    memory(monkeypatch, tmp_path, MEMINFO, limit, used)
+    memory(monkeypatch, tmp_path, MEMINFO, {V2 + "max": limit, V2 + "current": used})
+    assert machine.available_memory() == left
+
+
+@pytest.mark.parametrize(
+    ("statistics", "left"),
+    [
+        ("anon 300\nfile 1500000\ninactive_file 1000000\nactive_file 400000\nshmem 100000\n", 1_500_000),
+        ("inactive_file 1000000\n", 1_100_000),
+        ("inactive_file 9000000\n", 2_000_000),
+        ("inactive_file\nactive_file many\n\n", 100_000),
+        ("", 100_000),
+    ],
+)
+def test_files_a_container_has_read_do_not_count_as_used(monkeypatch, tmp_path, statistics, left):
+    memory(monkeypatch, tmp_path, MEMINFO, {V2 + "max": "2000000", V2 + "current": "1900000", V2 + "stat": statistics})
+    assert machine.available_memory() == left
+
+
+@pytest.mark.parametrize(
+    ("limit", "left"),
+    [("2000000\n", 600_000), ("9223372036854771712\n", ALL), ("-1\n", ALL)],
+)
+def test_the_older_files_are_read_where_there_are_no_newer_ones(monkeypatch, tmp_path, limit, left):
+    # Lines without "total_" leave out the groups below this one, which its usage counts.
+    statistics = "inactive_file 1\nactive_file 2\ntotal_inactive_file 300000\ntotal_active_file 200000\n"
+    files = {V1 + "limit_in_bytes": limit, V1 + "usage_in_bytes": "1900000\n", V1 + "stat": statistics}
+    memory(monkeypatch, tmp_path, MEMINFO, files)
     assert machine.available_memory() == left
 
 

@@ -6,7 +6,8 @@ from typing import Any, Literal, get_args, get_origin
 
 import click
 
-from archerfish.config.load import field_docs, field_types, flag_name, without_none
+from archerfish.config.load import field_docs, field_types, without_none
+from archerfish.config.settings import flag_name
 
 CommandFunction = Callable[..., None]
 

@@ -5,7 +5,8 @@ from functools import wraps
 from typing import Any
 
 from archerfish.cli.field_options import CommandFunction, field_options, take_given
-from archerfish.config.load import flag_name, read_flags
+from archerfish.config.load import read_flags
+from archerfish.config.settings import flag_name
 from archerfish.request import SamplingParams
 
 _SECTION = "Sampling (by default what the model's generation_config.json names, else the values shown)"

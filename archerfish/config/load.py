@@ -4,6 +4,7 @@ import ast
 import inspect
 import json
 import math
+import os
 import textwrap
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +14,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from archerfish.config.numbers import parse_count
-from archerfish.config.settings import EngineConfig
+from archerfish.config.settings import EngineConfig, flag_name
 from archerfish.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "ARCHERFISH_"
@@ -30,9 +31,9 @@ def load_config(flags: Mapping[str, Any], config_file: Path | None, environ: Map
     return EngineConfig(**{**_from_file(config_file), **_from_environment(environ), **read_flags(EngineConfig, flags)})
 
 
-def flag_name(field_name: str) -> str:
-    """'--max-model-len' for 'max_model_len'."""
-    return "--" + field_name.replace("_", "-")
+def check_settings(settings: Mapping[str, Any]) -> EngineConfig:
+    """Settings given in Python, checked and converted as flags are. A setting of None was not given."""
+    return EngineConfig(**read_flags(EngineConfig, settings, spell=lambda name: name))
 
 
 def read_flags(record: type, flags: Mapping[str, Any], spell: Callable[[str], str] = flag_name) -> dict[str, Any]:
@@ -166,6 +167,8 @@ def _to_bool(_: Any, value: Any) -> bool:
 
 
 def _to_str(_: Any, value: Any) -> str:
+    if isinstance(value, os.PathLike):  # Python users name directories by Path.
+        value = os.fspath(value)
     if not isinstance(value, str) or not value:
         raise ValueError(f"{value!r} is not a text, or it is empty")
     return value

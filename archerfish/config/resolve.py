@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from archerfish.config.settings import Batching, EngineConfig, LoadFormat
+from archerfish.config.settings import Batching, EngineConfig, LoadFormat, flag_name
 from archerfish.errors import ConfigError
 
 _CPU_STEP_TOKENS = 512  # A longer step would hold up every running answer for seconds.
@@ -52,12 +52,16 @@ def resolve(config: EngineConfig, facts: Facts) -> ResolvedConfig:
         "device": device,
         "dtype": _dtype(config, facts, on_cpu=on_cpu),
         "max_model_len": _max_model_len(config, facts),
-        "threads": config.threads or facts.num_cores,
-        "gpu_memory_utilization": config.gpu_memory_utilization or (0.5 if on_cpu else 0.9),
-        "max_num_batched_tokens": config.max_num_batched_tokens or (_CPU_STEP_TOKENS if on_cpu else _GPU_STEP_TOKENS),
     }
     given = {f.name: getattr(config, f.name) for f in fields(ResolvedConfig)}
-    resolved = ResolvedConfig(**{**given, **chosen})
+    # Only None stands for the default: a 0 is a value, to be refused where it cannot work.
+    default = {
+        "threads": facts.num_cores,
+        "gpu_memory_utilization": 0.5 if on_cpu else 0.9,
+        "max_num_batched_tokens": _CPU_STEP_TOKENS if on_cpu else _GPU_STEP_TOKENS,
+    }
+    filled = {name: value for name, value in default.items() if given[name] is None}
+    resolved = ResolvedConfig(**{**given, **filled, **chosen})
     _check(resolved)
     return resolved
 
@@ -66,7 +70,8 @@ def _device(config: EngineConfig, facts: Facts) -> str:
     if config.device == "auto":
         return "cuda" if facts.has_cuda else "cpu"
     if config.device == "cuda" and not facts.has_cuda:
-        raise ConfigError("--device cuda: torch sees no CUDA device here; use --device cpu")
+        flag = flag_name("device")
+        raise ConfigError(f"{flag} cuda: torch sees no CUDA device here; use {flag} cpu")
     return config.device
 
 
@@ -75,7 +80,9 @@ def _dtype(config: EngineConfig, facts: Facts, *, on_cpu: bool) -> str:
         return config.dtype
     dtype = facts.checkpoint_dtype or "float32"
     if dtype not in ("float32", "bfloat16", "float16"):
-        raise ConfigError(f"the checkpoint says dtype {dtype!r}; choose --dtype float32, bfloat16 or float16")
+        raise ConfigError(
+            f"the checkpoint says dtype {dtype!r}; choose {flag_name('dtype')} float32, bfloat16 or float16"
+        )
     # bfloat16 would drop three bits of every float16 weight: float32 is the nearest format that loses nothing.
     return "float32" if on_cpu and dtype == "float16" else dtype
 
@@ -85,9 +92,10 @@ def _max_model_len(config: EngineConfig, facts: Facts) -> int:
     if length is None:
         return facts.max_positions
     if length > facts.max_positions and not facts.can_extend:
+        flag = flag_name("max_model_len")
         raise ConfigError(
-            f"--max-model-len {length} is more than the {facts.max_positions} positions the model knows; "
-            f"use --max-model-len {facts.max_positions} or less"
+            f"{flag} {length} is more than the {facts.max_positions} positions the model knows; "
+            f"use {flag} {facts.max_positions} or less"
         )
     return length
 
@@ -100,16 +108,19 @@ def _check(config: ResolvedConfig) -> None:
         ("block_size", 1),
         ("max_num_seqs", 1),
         ("max_num_batched_tokens", 1),
+        ("batch_window_ms", 0),
     ):
-        if getattr(config, name) < least:
-            raise ConfigError(f"--{name.replace('_', '-')} {getattr(config, name)}: it must be at least {least}")
+        value = getattr(config, name)
+        if value < least:
+            raise ConfigError(f"{flag_name(name)} {value}: it must be at least {least}")
     if not 0 < config.gpu_memory_utilization <= 1:
-        raise ConfigError(f"--gpu-memory-utilization {config.gpu_memory_utilization}: it must be above 0 and at most 1")
-    if config.max_num_batched_tokens < config.max_num_seqs:
         raise ConfigError(
-            f"--max-num-batched-tokens {config.max_num_batched_tokens} is less than --max-num-seqs "
-            f"{config.max_num_seqs}: not every running sequence could get a token in a step; "
-            f"use --max-num-seqs {config.max_num_batched_tokens} or a larger step"
+            f"{flag_name('gpu_memory_utilization')} {config.gpu_memory_utilization}: it must be above 0 and at most 1"
         )
-    if config.batch_window_ms < 0:
-        raise ConfigError(f"--batch-window-ms {config.batch_window_ms}: it must be 0 or more")
+    if config.max_num_batched_tokens < config.max_num_seqs:
+        step, seqs = flag_name("max_num_batched_tokens"), flag_name("max_num_seqs")
+        raise ConfigError(
+            f"{step} {config.max_num_batched_tokens} is less than {seqs} {config.max_num_seqs}: "
+            f"not every running sequence could get a token in a step; "
+            f"use {seqs} {config.max_num_batched_tokens} or a larger step"
+        )

@@ -30,7 +30,7 @@ class EngineConfig:
     dtype: Dtype = "auto"
     """Number format of weights and activations; auto takes the checkpoint's, and float32 for float16 on a CPU."""
     hf_overrides: Mapping[str, Any] = field(default_factory=dict)
-    """JSON object laid over config.json; a null removes a field."""
+    """JSON object laid over config.json, for fields that are wrong or not understood; a null sets one to none."""
     seed: int = 0
     """Where the seeds of requests that name none come from, and dummy weights."""
     max_model_len: int | None = None
@@ -58,3 +58,8 @@ static only when it is full."""
     """With dynamic batching: how long the first request of a batch waits for company."""
     check_invariants: bool = False
     """Check the scheduler's and the cache's books after every step. For debugging."""
+
+
+def flag_name(field_name: str) -> str:
+    """'--max-model-len' for 'max_model_len'."""
+    return "--" + field_name.replace("_", "-")

@@ -25,8 +25,7 @@ from archerfish.kvcache.tables import KVTables
 from archerfish.machine import available_memory, num_usable_cores
 from archerfish.models.decoder import Decoder
 from archerfish.models.families import Family, Fields, find_family
-from archerfish.ops import Ops, Target, choose_ops
-from archerfish.ops.signatures import torch_dtype
+from archerfish.ops import Ops, Target, choose_ops, torch_dtype
 from archerfish.request import SamplingParams
 from archerfish.scheduling.policy import batching_policy
 from archerfish.scheduling.scheduler import Limits, Scheduler
@@ -65,7 +64,7 @@ def build(config: EngineConfig) -> Assembly:
     resolved = resolve(config, _facts(checkpoint))
     torch.set_num_threads(resolved.threads)
     tokenizer = _tokenizer(config, checkpoint)
-    ops, _ = choose_ops(Target(device=resolved.device, dtype=resolved.dtype))
+    ops, _ = choose_ops(_target(checkpoint, resolved))
     dtype = torch_dtype(resolved.dtype)
     layout = kv_layout(checkpoint.arch)
     memory = Memory(checkpoint.arch, layout, _free_memory(resolved.device), dtype.itemsize)
@@ -77,7 +76,7 @@ def build(config: EngineConfig) -> Assembly:
     logger.info(str(cache_size))
     return Assembly(
         engine=Engine(scheduler, executor, time.monotonic, check_invariants=resolved.check_invariants),
-        intake=Intake(tokenizer, checkpoint.arch.vocab_size, time.monotonic),
+        intake=Intake(tokenizer, checkpoint.arch.vocab_size, resolved.max_model_len, time.monotonic),
         arch=checkpoint.arch,
         config=resolved,
         cache_size=cache_size,
@@ -133,6 +132,10 @@ def _tokenizer(config: EngineConfig, checkpoint: _Checkpoint) -> Tokenizer | Non
         raise
 
 
+def _target(checkpoint: _Checkpoint, config: ResolvedConfig) -> Target:
+    return Target.of_model(checkpoint.arch, device=config.device, dtype=config.dtype, block_size=config.block_size)
+
+
 def _free_memory(device: str) -> int:
     if device == "cuda":
         free, _ = torch.cuda.mem_get_info()
@@ -185,7 +188,7 @@ def _scheduler(config: ResolvedConfig, layout: KVLayout, size: CacheSize, eos: t
 
 
 def _eos_token_ids(checkpoint: _Checkpoint, tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    """Every token the model may end with, whichever file names it."""
+    """Every token the model can end with, whichever file names it."""
     inner = checkpoint.config.get("text_config") or {}
     found: set[int] = set()
     for value in (
@@ -196,7 +199,8 @@ def _eos_token_ids(checkpoint: _Checkpoint, tokenizer: Tokenizer | None) -> tupl
         found.update([value] if isinstance(value, int) else value or [])
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         found.add(tokenizer.eos_token_id)
-    return tuple(sorted(found))
+    # Files also name tokens that the model has no row for: it never writes them, so there is nothing to bar.
+    return tuple(sorted(token for token in found if 0 <= token < checkpoint.arch.vocab_size))
 
 
 def _recommended(generation: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from archerfish.errors import InvalidParameter, TokenizerError
+from archerfish.errors import InvalidParameter, PromptTooLong, TokenizerError
 from archerfish.request import Request, RequestClass, SamplingParams
 from archerfish.tokenizer import Tokenizer
 
@@ -15,9 +15,12 @@ Message = Mapping[str, Any]
 class Intake:
     """Everything that must be known to judge a request before it is scheduled."""
 
-    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | None, vocab_size: int, max_model_len: int, clock: Callable[[], float]
+    ) -> None:
         self.tokenizer = tokenizer
         self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
         self._clock = clock
 
     def request(
@@ -35,9 +38,15 @@ class Intake:
         if params.stop and self.tokenizer is None:
             raise InvalidParameter("stop", params.stop, "stop texts need a tokenizer; use stop_token_ids")
         params.check_token_ids(self._vocab_size)
+        token_ids = self.token_ids(prompt, add_special_tokens=add_special_tokens)
+        # The scheduler refuses these too, but it may live in another process.
+        if not token_ids:
+            raise InvalidParameter("prompt", prompt, "it must have at least one token")
+        if len(token_ids) >= self._max_model_len:
+            raise PromptTooLong(len(token_ids), self._max_model_len)
         return Request(
             request_id=request_id or uuid.uuid4().hex,
-            prompt_token_ids=self.token_ids(prompt, add_special_tokens=add_special_tokens),
+            prompt_token_ids=token_ids,
             params=params,
             arrival_time=self._clock(),
             request_class=request_class,
@@ -48,16 +57,24 @@ class Intake:
     def token_ids(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """The prompt's token ids, all of them known to the model."""
         if isinstance(prompt, str):
-            return tuple(self._needed_tokenizer("a text prompt").encode(prompt, add_special_tokens=add_special_tokens))
-        token_ids = tuple(prompt)
+            tokenizer = self._needed_tokenizer("a text prompt")
+            token_ids = tuple(tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
+        else:
+            token_ids = tuple(prompt)
         for token in token_ids:
+            # Of a text, too: many tokenizers know tokens for which the model has no row.
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self._vocab_size:
-                raise InvalidParameter("prompt", token, f"token ids are whole numbers from 0 to {self._vocab_size - 1}")
+                raise InvalidParameter("prompt", token, self._why_unknown(token))
         return token_ids
 
     def chat_text(self, messages: Sequence[Message], **variables: Any) -> str:
         """Messages laid out as the model's chat template wants them."""
         return self._needed_tokenizer("a chat").chat_template.render(messages, **variables)
+
+    def _why_unknown(self, token: object) -> str:
+        allowed = f"the model has {self._vocab_size} tokens, with ids from 0 to {self._vocab_size - 1}"
+        text = self.tokenizer.token_text(token) if self.tokenizer is not None and isinstance(token, int) else ""
+        return f"{allowed}; to the tokenizer this id is {text!r}" if text else allowed
 
     def _needed_tokenizer(self, what: str) -> Tokenizer:
         if self.tokenizer is None:

@@ -2,15 +2,15 @@
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from os import PathLike
 from typing import Any, NamedTuple, TypeVar, cast
 
-from archerfish.config.settings import EngineConfig
+from archerfish.config.load import check_settings
 from archerfish.console import ProgressBar, enable_logging
 from archerfish.engine.build import Assembly, build
 from archerfish.engine.intake import Message, Prompt
 from archerfish.engine.outputs import Collector, RequestOutput, StreamOutput
-from archerfish.errors import ConfigError, InvalidParameter, StepFailed
+from archerfish.errors import InvalidParameter, StepFailed
 from archerfish.request import FinishReason, Request, RequestClass, SamplingParams
 
 T = TypeVar("T")
@@ -27,13 +27,10 @@ class LLM:
     threads at once.
     """
 
-    def __init__(self, model: str | None = None, **settings: Any) -> None:
-        known = {f.name for f in fields(EngineConfig)}
-        for name in settings:
-            if name not in known:
-                raise ConfigError(f"there is no setting {name!r}; settings are {', '.join(sorted(known))}")
+    def __init__(self, model: str | PathLike[str] | None = None, **settings: Any) -> None:
+        config = check_settings({"model": model, **settings})
         enable_logging()
-        self._assembly: Assembly = build(EngineConfig(model=model, **settings))
+        self._assembly: Assembly = build(config)
         self._engine = self._assembly.engine
         self._intake = self._assembly.intake
         self._open: dict[str, _Open] = {}

@@ -78,6 +78,7 @@ class Collector:
         params = request.params
         self._tokenizer = tokenizer
         self._stop = stop
+        self._include_stop = params.include_stop_str_in_output
         self.output = RequestOutput(
             request_id=request.request_id,
             prompt=prompt,
@@ -118,8 +119,10 @@ class Collector:
         detokenizer = self._detokenizers[event.sequence_index]
         token_ids, text, stop_text = event.token_ids, "", None
         if detokenizer is not None and token_ids:
-            piece = detokenizer.add(token_ids)
-            token_ids, text, stop_text = token_ids[: piece.num_tokens], piece.text, piece.stopped
+            piece = detokenizer.add(self._with_text(event))
+            text, stop_text = piece.text, piece.stopped
+            if stop_text is not None:
+                token_ids = token_ids[: piece.num_tokens]
         if token_ids:
             self.output.metrics.record_tokens(len(token_ids), now)
         answer.token_ids += token_ids
@@ -138,6 +141,11 @@ class Collector:
         return StreamOutput(
             event.sequence_index, text, token_ids, logprobs, answer.finish_reason, answer.stop_reason, answer.error
         )
+
+    def _with_text(self, event: TokenEvent) -> list[int]:
+        """The tokens that are part of the text: a stop token ends it, as a stop text does."""
+        ends_by_token = event.finish_reason is FinishReason.STOP
+        return event.token_ids[:-1] if ends_by_token and not self._include_stop else event.token_ids
 
     def _record_start(self, event: TokenEvent) -> None:
         if event.scheduled_time is not None and self.output.metrics.scheduled_time is None:

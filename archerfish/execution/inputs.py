@@ -1,15 +1,19 @@
 """Turns a plan's chunks into the tensors of one forward pass."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from archerfish.execution.rows import Rows
-from archerfish.ops.signatures import Chunks, EqualChunks
-from archerfish.sampling.edits import Ints
+from archerfish.ops.arrays import Ints
+from archerfish.ops.signatures import Chunks
 from archerfish.scheduling.plan import Chunk
+
+_ALIGNMENT = 16
+"""Bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,45 +34,46 @@ class StepInputs:
 
 
 def step_inputs(chunks: list[Chunk], rows: Rows, device: str) -> StepInputs:
-    table = np.array([(chunk.row, chunk.start, chunk.length) for chunk in chunks], np.int64)
-    row, start, length = table[:, 0], table[:, 1], table[:, 2]
-    offsets = np.cumsum(length) - length
+    described = np.array([(chunk.row, chunk.start, chunk.length) for chunk in chunks], np.int64)
+    row, start, length = described[:, 0], described[:, 1], described[:, 2]
+    ends, query_ends = start + length, np.cumsum(length)
+    offsets = query_ends - length
     # Positions count up from each chunk's start; rows repeat for each of its tokens.
-    positions = np.arange(int(length.sum())) + np.repeat(start - offsets, length)
+    positions = np.arange(int(query_ends[-1])) + np.repeat(start - offsets, length)
     token_rows = np.repeat(row, length)
-    blocks = positions // rows.block_size
-    slots = tuple(
-        torch.from_numpy(table[token_rows, blocks] * np.int64(rows.block_size) + positions % rows.block_size).to(device)
-        for table in rows.tables
-    )
+    blocks, block_offsets = positions // rows.block_size, positions % rows.block_size
+    slots = [table[token_rows, blocks] * np.int64(rows.block_size) + block_offsets for table in rows.tables]
+    most_blocks = -(-int(ends.max()) // rows.block_size)
+    tables = [table[row, :most_blocks] for table in rows.tables]
+    # However many groups and chunks there are, two copies reach the device: what is wide, and what is narrow.
+    wide = _copied([rows.tokens[token_rows, positions], positions, *slots], np.int64, device)
+    narrow = _copied([np.append(0, query_ends), length, ends, *tables], np.int32, device)
     return StepInputs(
-        tokens=torch.from_numpy(rows.tokens[token_rows, positions].astype(np.int64)).to(device),
-        positions=torch.from_numpy(positions).to(device),
-        chunks=Chunks(slots, _stack_equal(row, start, length, offsets, rows, device)),
+        tokens=wide[0],
+        positions=wide[1],
+        chunks=Chunks(
+            query_starts=narrow[0],
+            lengths=narrow[1],
+            ends=narrow[2],
+            tables=tuple(narrow[3:]),
+            slots=tuple(wide[2:]),
+            host_lengths=length,
+            host_ends=ends,
+        ),
         rows=row,
-        ends=start + length,
+        ends=ends,
         offsets=offsets,
-        last_tokens=offsets + length - 1,
+        last_tokens=query_ends - 1,
     )
 
 
-def _stack_equal(
-    row: Ints, start: Ints, length: Ints, offsets: Ints, rows: Rows, device: str
-) -> tuple[EqualChunks, ...]:
-    """Chunks of one length together, longest context first."""
-    stacked = []
-    for equal in np.unique(length):
-        members = np.flatnonzero(length == equal)
-        members = members[np.argsort(-start[members], kind="stable")]
-        ends = start[members] + equal
-        num_blocks = -(-int(ends[0]) // rows.block_size)
-        tables = (table[row[members], :num_blocks].astype(np.int64) for table in rows.tables)
-        stacked.append(
-            EqualChunks(
-                token_rows=torch.from_numpy(offsets[members, None] + np.arange(equal)).to(device),
-                starts=torch.from_numpy(start[members]).to(device),
-                tables=tuple(torch.from_numpy(table).to(device) for table in tables),
-                ends=tuple(ends.tolist()),
-            )
-        )
-    return tuple(stacked)
+def _copied(arrays: list[np.ndarray[Any, Any]], dtype: type[np.int32 | np.int64], device: str) -> list[Tensor]:
+    """The arrays on the device, side by side in one piece of memory that takes a single copy."""
+    # Each begins at an aligned address: a kernel would be compiled once more for those that do not.
+    grain = _ALIGNMENT // np.dtype(dtype).itemsize
+    firsts = np.cumsum([0, *(-(-array.size // grain) * grain for array in arrays)]).tolist()
+    together = np.zeros(firsts[-1], dtype)
+    for first, array in zip(firsts, arrays, strict=False):
+        together[first : first + array.size] = array.reshape(-1)
+    copied = torch.from_numpy(together).to(device)
+    return [copied[first : first + array.size].view(array.shape) for first, array in zip(firsts, arrays, strict=False)]

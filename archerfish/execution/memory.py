@@ -8,13 +8,16 @@ from archerfish.arch.arch import Arch, ExpertsSpec
 from archerfish.arch.cost import weight_bytes
 from archerfish.config.numbers import format_bytes
 from archerfish.config.resolve import ResolvedConfig
+from archerfish.config.settings import flag_name
 from archerfish.errors import DoesNotFit
 from archerfish.kvcache.layout import KVLayout
 from archerfish.kvcache.tables import blocks_held
 from archerfish.ops.reference.attention import KEYS_PER_TILE
+from archerfish.sampling.sampler import ROWS_AT_ONCE
 
 # Float32 copies that are alive at once, as the profiler shows them.
-_DRAW_COPIES = 11
+_LOGIT_COPIES = 3
+_DRAW_COPIES = 10
 _LOGPROB_COPIES = 5
 _SCORE_COPIES = 3
 
@@ -80,9 +83,10 @@ class Memory:
             inner *= part.num_experts_per_token if isinstance(part, ExpertsSpec) else 1
             widest = max(widest, hidden + inner, hidden + 3 * attention.qkv_width)
             scores = max(scores, _SCORE_COPIES * attention.num_heads * KEYS_PER_TILE + 4 * attention.q_width)
-        drawn = _DRAW_COPIES * min(config.max_num_seqs, tokens)
+        drawing = min(config.max_num_seqs, tokens)
+        drawn = drawing + _DRAW_COPIES * min(ROWS_AT_ONCE, drawing)  # All rows have logits; some are worked on.
         told = _LOGPROB_COPIES * min(LOGIT_ROWS_AT_ONCE, tokens)
-        logits = max(drawn, told) * self.arch.vocab_size
+        logits = max(_LOGIT_COPIES * drawing, drawn, told) * self.arch.vocab_size
         return tokens * widest * self.bytes_per_value + max(tokens * scores, logits) * 4
 
     def one_request(self, config: ResolvedConfig) -> int:
@@ -131,7 +135,7 @@ class Memory:
         """The first change of settings that makes it fit, tried out before it is said."""
         for changes in self._remedies(config):
             if self._size(replace(config, **changes)) is not None:
-                flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in changes.items())
+                flags = " ".join(f"{flag_name(name)} {value}" for name, value in changes.items())
                 return f"Use {flags}."
         left = max(0, self.available - self.weights)
         return f"The weights leave {format_bytes(left)} for everything else: use a smaller model, or more memory."

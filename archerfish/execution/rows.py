@@ -2,10 +2,8 @@
 
 import numpy as np
 
-from archerfish.sampling.edits import Ints
+from archerfish.ops.arrays import Ints, IntTable
 from archerfish.scheduling.plan import Chunk, SequenceStart
-
-IntTable = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 
 
 class Rows:

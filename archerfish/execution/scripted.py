@@ -16,9 +16,10 @@ def count_up(prompt: tuple[int, ...], length: int) -> int:
 class ScriptedExecutor:
     """Keeps rows as a real executor does, and refuses plans that a real one could not run."""
 
-    def __init__(self, script: Script = count_up, block_size: int = 16) -> None:
+    def __init__(self, script: Script = count_up, block_size: int = 16, tokens_per_draw: int = 1) -> None:
         self._script = script
         self._block_size = block_size
+        self._tokens_per_draw = tokens_per_draw
         self._prompts: dict[int, tuple[int, ...]] = {}
         self._num_blocks: dict[int, int] = {}
         self._progress: dict[int, int | None] = {}
@@ -42,7 +43,8 @@ class ScriptedExecutor:
             end = chunk.start + chunk.length
             assert end <= self._num_blocks[chunk.row] * self._block_size, "a chunk needs blocks to write to"
             self._progress[chunk.row] = end
-            tokens.append([self._script(self._prompts[chunk.row], end)] if chunk.samples else [])
+            drawn = range(end, end + self._tokens_per_draw) if chunk.samples else ()
+            tokens.append([self._script(self._prompts[chunk.row], length) for length in drawn])
         return StepResult(tokens)
 
     def close(self) -> None:

@@ -63,11 +63,12 @@ class BlockNames:
         self._names: list[BlockName] = []
 
     def upto(self, tokens: Sequence[int], num_blocks: int) -> list[BlockName]:
-        """Names of the first num_blocks blocks; tokens must only ever grow at the end."""
+        """Names of the first num_blocks blocks, which must be full; tokens must only ever grow at the end."""
         names, size = self._names, self._block_size
         while len(names) < num_blocks:
-            first = len(names) * size
-            names.append(child_name(names[-1] if names else self._root, tokens[first : first + size]))
+            block = tokens[len(names) * size : (len(names) + 1) * size]
+            assert len(block) == size, "a block whose tokens are not all known has no name"
+            names.append(child_name(names[-1] if names else self._root, block))
         return names[:num_blocks]
 
 

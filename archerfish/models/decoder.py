@@ -22,10 +22,15 @@ Angles = tuple[Tensor, Tensor]
 
 
 class Decoder(nn.Module):
+    embedding_multiplier: Tensor
+
     def __init__(self, arch: Arch, ops: Ops, max_model_len: int) -> None:
         super().__init__()
         self.arch = arch
         self.embedding = Embedding(arch.vocab_size, arch.hidden_size, ops)
+        # Rounded to the working format, as the models were trained; made here, because a captured step cannot make it.
+        multiplier = torch.tensor(arch.embedding_multiplier, dtype=self.embedding.weight.dtype, device="cpu")
+        self.register_buffer("embedding_multiplier", multiplier, persistent=False)
         self.positions = Embedding(arch.max_positions, arch.hidden_size, ops) if arch.learned_positions else None
         self.rotations = Rotations(arch, max_model_len)
         self.layers = nn.ModuleList(Layer(arch, index, ops) for index in range(len(arch.layers)))
@@ -38,8 +43,7 @@ class Decoder(nn.Module):
         """[T], [T] -> hidden states [T, hidden], normalized and ready for `logits`."""
         x = self.embedding(tokens)
         if self.arch.embedding_multiplier != 1.0:
-            # Rounded to the working format first, as the models were trained.
-            x = x * torch.tensor(self.arch.embedding_multiplier, dtype=x.dtype, device=x.device)
+            x = x * self.embedding_multiplier
         if self.positions is not None:
             x = x + self.positions(positions)
         angles = self.rotations(positions)

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
+from archerfish.arch.arch import Arch
 from archerfish.errors import NoKernel
 from archerfish.ops.reference import IMPLEMENTATIONS as REFERENCE
 from archerfish.ops.signatures import Ops
@@ -15,6 +16,25 @@ class Target:
 
     device: str
     dtype: str
+    head_dim: int | None = None
+    """None, like block_size, where no model is in sight yet: kernels then answer for the machine alone."""
+    block_size: int | None = None
+    has_window: bool = False
+    """Some layer's attention does not reach back to the start."""
+    has_softcap: bool = False
+    """Some layer squashes its scores."""
+
+    @classmethod
+    def of_model(cls, arch: Arch, *, device: str, dtype: str, block_size: int) -> Self:
+        attention = [layer.attention for layer in arch.layers]
+        return cls(
+            device=device,
+            dtype=dtype,
+            head_dim=attention[0].head_dim,  # One for all layers: the cache stores keys of one shape.
+            block_size=block_size,
+            has_window=any(spec.window is not None for spec in attention),
+            has_softcap=any(spec.softcap is not None for spec in attention),
+        )
 
 
 @dataclass(frozen=True, slots=True)

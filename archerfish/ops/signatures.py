@@ -3,39 +3,50 @@
 Shapes use one notation: T tokens of a step, H query heads, G key-value heads, D head size, N blocks, B tokens a block.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
-import torch
 from torch import Tensor
 
 from archerfish.arch.arch import Activation
+from archerfish.ops.arrays import Ints
+
+Prepared = TypeVar("Prepared")
 
 
-@dataclass(frozen=True, slots=True)
-class EqualChunks:
-    """Chunks of one length stacked: all decode tokens of a step, or one prefill piece.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Chunks:
+    """What attention must know of a step. The same for every layer.
 
-    Sorted by context, longest first, so that walking the keys can drop chunks as they end.
+    Tensors are int32, as kernels want them, except for slots: a large cache has more than 32 bits can count.
     """
 
-    token_rows: Tensor
-    """[chunks, length] which rows of the step's tokens."""
-    starts: Tensor
-    """[chunks] position of each chunk's first token."""
+    query_starts: Tensor
+    """[chunks + 1] which rows of the step's tokens each chunk has: from its own entry up to the next one's."""
+    lengths: Tensor
+    """[chunks] tokens of each chunk."""
+    ends: Tensor
+    """[chunks] context of each chunk, its own tokens included."""
     tables: tuple[Tensor, ...]
-    """For each KV group, [chunks, blocks] the block of each block-sized stretch of positions."""
-    ends: tuple[int, ...]
-    """Context of each chunk, its own tokens included; on the host, because loops run over it."""
+    """For each KV group, [chunks, blocks] the block of each block-sized stretch of positions.
 
-
-@dataclass(frozen=True, slots=True)
-class Chunks:
-    """What attention must know of a step. The same for every layer."""
-
+    What lies past a chunk's end, or before the window of its first token, may be any block at all.
+    """
     slots: tuple[Tensor, ...]
-    """For each KV group, [T] where each token's keys and values go: block * block_size + offset."""
-    equal: tuple[EqualChunks, ...]
+    """For each KV group, [T] int64: where each token's keys and values go, block * block_size + offset."""
+    host_lengths: Ints
+    """[chunks] on the host, because loops and launch grids are made from it."""
+    host_ends: Ints
+    """[chunks] the same of ends."""
+    _prepared: dict[Callable[["Chunks"], Any], Any] = field(default_factory=dict, init=False, repr=False)
+
+    def prepared(self, prepare: Callable[["Chunks"], Prepared]) -> Prepared:
+        """What an implementation makes of the step: made for the first layer that asks, kept for the others."""
+        if prepare not in self._prepared:
+            self._prepared[prepare] = prepare(self)
+        made: Prepared = self._prepared[prepare]
+        return made
 
 
 class Linear(Protocol):
@@ -117,10 +128,3 @@ class Ops:
     attend: Attend
     write_kv: WriteKv
     copy_blocks: CopyBlocks
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """torch.float32 for "float32"."""
-    dtype = getattr(torch, name)
-    assert isinstance(dtype, torch.dtype)
-    return dtype

@@ -13,27 +13,36 @@ _MIX_2 = 0x846CA68B  # A published low-bias pair of multipliers for a 32-bit fin
 _LARGEST_BELOW_ONE = 1.0 - 2.0**-24
 
 
+LARGEST_GAP = 32.0
+"""No two noises differ by as much: they lie between -2.82 and 22.88. The rest is room for sums that are rounded."""
+
+
 def gumbel(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-    """Noise [rows, tokens] for 64-bit seeds [rows] (as int64), positions [rows] and token ids [tokens]."""
+    """Noise [rows, tokens] for 64-bit seeds [rows] (as int64), positions [rows] and token ids.
+
+    Token ids are [tokens], the same for every row, or [rows, tokens].
+    """
     low, high = _int32(seeds), _int32(seeds >> 32)
     place = _int32(positions)
     first_key = _mix(_mix(low ^ _constant(_GOLDEN)) + place)
     second_key = _mix(_mix(high + first_key) ^ place)
+    # In place from here on: with a whole vocabulary, most time would go into new memory.
     bits = _mix(_int32(tokens) * _constant(_GOLDEN) + first_key[:, None])
-    bits = _mix(bits ^ second_key[:, None])
+    bits = _mix(bits.bitwise_xor_(second_key[:, None]))
     # Uniform in (0, 1), finest near 0: that end becomes the largest noise, where resolution matters.
-    unsigned = bits.to(torch.float32) + (bits < 0) * 2.0**32
-    uniform = ((unsigned + 0.5) * 2.0**-32).clamp_(max=_LARGEST_BELOW_ONE)
-    return -torch.log(-torch.log1p(-uniform))
+    uniform = bits.to(torch.float32)
+    uniform.add_(bits < 0, alpha=2.0**32).add_(0.5).mul_(2.0**-32).clamp_(max=_LARGEST_BELOW_ONE)
+    return uniform.neg_().log1p_().neg_().log_().neg_()
 
 
 def _mix(x: Tensor) -> Tensor:
-    """Spread every input bit over all 32. Products wrap; shifts must not drag the sign along."""
-    x = x ^ ((x >> 16) & 0xFFFF)
-    x = x * _constant(_MIX_1)
-    x = x ^ ((x >> 15) & 0x1FFFF)
-    x = x * _constant(_MIX_2)
-    return x ^ ((x >> 16) & 0xFFFF)
+    """Spread every input bit over all 32, in place. Products wrap; shifts must not drag the sign along."""
+    shifted = x >> 16
+    x.bitwise_xor_(shifted.bitwise_and_(0xFFFF)).mul_(_constant(_MIX_1))
+    torch.bitwise_right_shift(x, 15, out=shifted)
+    x.bitwise_xor_(shifted.bitwise_and_(0x1FFFF)).mul_(_constant(_MIX_2))
+    torch.bitwise_right_shift(x, 16, out=shifted)
+    return x.bitwise_xor_(shifted.bitwise_and_(0xFFFF))
 
 
 def _int32(x: Tensor) -> Tensor:

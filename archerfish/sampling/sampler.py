@@ -6,12 +6,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from archerfish.ops.arrays import Ints
 from archerfish.request import GREEDY_BELOW, SamplingParams, TokenLogprob, TokenLogprobs
-from archerfish.sampling.edits import Ints, LogitEdits
-from archerfish.sampling.filters import keep_likeliest, penalize
-from archerfish.sampling.noise import gumbel
+from archerfish.sampling.edits import LogitEdits
+from archerfish.sampling.filters import Candidates, keep_likeliest, likeliest_candidates, penalize
+from archerfish.sampling.noise import LARGEST_GAP, gumbel
 
 _NUMBERS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
+ROWS_AT_ONCE = 32
+"""Rows that are drawn together: more would gain little, and each takes many copies of its logits."""
+
+_MOST_CANDIDATES = 1024
+"""Sorting more of the likeliest tokens takes as long as noise for all of them."""
 
 
 class Draw(NamedTuple):
@@ -29,9 +36,9 @@ class Sampler:
         self._numbers = {name: np.zeros(num_rows, np.float32) for name in _NUMBERS}
         self._seeds = np.zeros(num_rows, np.uint64)
         self._num_prompt = np.zeros(num_rows, np.int64)
-        self._num_logprobs = np.full(num_rows, -1, np.int64)
-        """-1 where none are wanted."""
-        self._edits = LogitEdits(num_rows)
+        self._num_logprobs: dict[int, int] = {}
+        """Rows that want log-probabilities, and how many."""
+        self._edits = LogitEdits()
         self._vocab_size = vocab_size
 
     def set_row(
@@ -41,18 +48,26 @@ class Sampler:
             values[row] = getattr(params, name)
         self._seeds[row] = seed
         self._num_prompt[row] = num_prompt_tokens
-        self._num_logprobs[row] = -1 if params.logprobs is None else params.logprobs
+        self._num_logprobs.pop(row, None)
+        if params.logprobs is not None:
+            self._num_logprobs[row] = params.logprobs
         self._edits.set_row(row, params, stop_token_ids, num_prompt_tokens + params.min_tokens)
 
     def draw(self, logits: Tensor, rows: Ints, positions: Ints, history: Tensor) -> Draw:
         """The token at `positions` of each row. history [all rows, longest] holds the tokens before it."""
+        whole = Draw([], {}, {})
+        for first in range(0, len(rows), ROWS_AT_ONCE):
+            some = slice(first, first + ROWS_AT_ONCE)
+            part = self._draw_some(logits[some], rows[some], positions[some], history)
+            whole.tokens.extend(part.tokens)
+            whole.logprobs.update((first + place, entry) for place, entry in part.logprobs.items())
+            whole.failures.update((first + place, reason) for place, reason in part.failures.items())
+        return whole
+
+    def _draw_some(self, logits: Tensor, rows: Ints, positions: Ints, history: Tensor) -> Draw:
         edited = self._edits.apply(logits, rows, positions)
         edited = self._penalize(edited, rows, positions, history)
-        chosen = edited.argmax(-1)
-        random = np.flatnonzero(self._numbers["temperature"][rows] >= GREEDY_BELOW)
-        if len(random):
-            places = torch.from_numpy(random).to(logits.device)
-            chosen[places] = self._draw_random(edited[places], rows[random], positions[random])
+        chosen = self._choose(edited, rows, positions)
         peaks = edited.amax(-1)
         failures = {}
         if not bool(torch.isfinite(peaks).all()):
@@ -81,28 +96,73 @@ class Sampler:
         )
         return logits.index_copy(0, places, penalized)
 
-    def _draw_random(self, logits: Tensor, rows: Ints, positions: Ints) -> Tensor:
-        def of(name: str, idle: float) -> Tensor | None:
-            """The rows' values, or None if every row leaves the filter idle."""
-            values = self._numbers[name][rows]
-            return torch.from_numpy(values).to(logits.device) if (values != idle).any() else None
+    def _choose(self, logits: Tensor, rows: Ints, positions: Ints) -> Tensor:
+        """Each row in the way that its own parameters ask for: neighbours must not change even a rounding."""
+        greedy = self._numbers["temperature"][rows] < GREEDY_BELOW
+        top_k = self._numbers["top_k"][rows]
+        narrow = ~greedy & (top_k > 0) & (top_k <= _MOST_CANDIDATES)
+        chosen = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
+        for asking, choose in (
+            (greedy, _likeliest_token),
+            (narrow, self._draw_narrow),
+            (~greedy & ~narrow, self._draw_wide),
+        ):
+            if asking.all():
+                return choose(logits, rows, positions)
+            if asking.any():
+                places = torch.from_numpy(np.flatnonzero(asking)).to(logits.device)
+                chosen[places] = choose(logits[places], rows[asking], positions[asking])
+        return chosen
 
-        temperature = torch.from_numpy(self._numbers["temperature"][rows]).to(logits.device)
-        scaled = logits / temperature[:, None]
-        kept = keep_likeliest(scaled, of("top_k", 0.0), of("top_p", 1.0), of("min_p", 0.0))
+    def _draw_narrow(self, logits: Tensor, rows: Ints, positions: Ints) -> Tensor:
+        """For rows that keep a few tokens by top_k."""
+        top_k = torch.from_numpy(self._numbers["top_k"][rows]).to(logits.device)
+        top_p, min_p = self._filter("top_p", 1.0, logits, rows), self._filter("min_p", 0.0, logits, rows)
+        candidates = likeliest_candidates(self._scale(logits, rows), top_k, top_p, min_p)
+        return self._draw_candidates(candidates, rows, positions)
+
+    def _draw_wide(self, logits: Tensor, rows: Ints, positions: Ints) -> Tensor:
+        """For rows that may keep any number of tokens."""
+        top_k, top_p, min_p = (
+            self._filter(name, idle, logits, rows) for name, idle in (("top_k", 0.0), ("top_p", 1.0), ("min_p", 0.0))
+        )
+        kept = keep_likeliest(self._scale(logits, rows), top_k, top_p, min_p)
+        # Noise cannot lift any other token over the likeliest one.
+        num_possible = int((kept >= kept.amax(-1, keepdim=True) - LARGEST_GAP).sum(-1).max())
+        if num_possible > _MOST_CANDIDATES:
+            return self._add_noise(kept, torch.arange(self._vocab_size, device=kept.device), rows, positions).argmax(-1)
+        tokens = kept.topk(max(1, num_possible), dim=-1).indices.sort(-1).values
+        return self._draw_candidates(Candidates(kept.gather(1, tokens), tokens), rows, positions)
+
+    def _scale(self, logits: Tensor, rows: Ints) -> Tensor:
+        return logits / torch.from_numpy(self._numbers["temperature"][rows]).to(logits.device)[:, None]
+
+    def _filter(self, name: str, idle: float, logits: Tensor, rows: Ints) -> Tensor | None:
+        """The rows' values, or None if every row leaves the filter idle."""
+        values = self._numbers[name][rows]
+        return torch.from_numpy(values).to(logits.device) if (values != idle).any() else None
+
+    def _draw_candidates(self, candidates: Candidates, rows: Ints, positions: Ints) -> Tensor:
+        scores = self._add_noise(candidates.logits, candidates.tokens, rows, positions)
+        return candidates.tokens.gather(1, scores.argmax(-1, keepdim=True))[:, 0]
+
+    def _add_noise(self, logits: Tensor, tokens: Tensor, rows: Ints, positions: Ints) -> Tensor:
         seeds = torch.from_numpy(self._seeds[rows].view(np.int64)).to(logits.device)
-        where = torch.from_numpy(positions).to(logits.device)
-        tokens = torch.arange(self._vocab_size, device=logits.device)
-        return (kept + gumbel(seeds, where, tokens)).argmax(-1)
+        return gumbel(seeds, torch.from_numpy(positions).to(logits.device), tokens).add_(logits)
 
     def _logprobs(self, logits: Tensor, chosen: Tensor, rows: Ints) -> dict[int, TokenLogprobs]:
-        wanted = self._num_logprobs[rows]
-        asking = np.flatnonzero(wanted >= 0)
-        if not len(asking):
+        wanted = {
+            place: self._num_logprobs[row] for place, row in enumerate(rows.tolist()) if row in self._num_logprobs
+        }
+        if not wanted:
             return {}
-        places = torch.from_numpy(asking).to(logits.device)
-        entries = token_logprobs(logits[places], chosen[places], wanted[asking].tolist())
-        return dict(zip(asking.tolist(), entries, strict=True))
+        places = torch.tensor(list(wanted), device=logits.device)
+        entries = token_logprobs(logits[places], chosen[places], list(wanted.values()))
+        return dict(zip(wanted, entries, strict=True))
+
+
+def _likeliest_token(logits: Tensor, *_: Ints) -> Tensor:
+    return logits.argmax(-1)
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, num_top: list[int]) -> list[TokenLogprobs]:

@@ -58,9 +58,14 @@ class StepResult:
     """What became of a plan's chunks, in their order."""
 
     tokens: list[list[int]]
-    """Tokens drawn for each chunk; none where it does not sample."""
+    """Tokens drawn for each chunk: none where it does not sample, one or more where it does.
+
+    The scheduler takes them up to where the sequence ends and ignores the rest; the executor keeps all of them on the
+    row. The sequence's next chunk starts after this one, or at the last token drawn if that comes first: keys and
+    values of tokens that lie past the chunk are computed then.
+    """
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-    """By chunk, for the tokens drawn."""
+    """By chunk, one entry for each token drawn."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     """By chunk, for the prompt tokens that follow the chunk's tokens."""
     failures: dict[int, str] = field(default_factory=dict)

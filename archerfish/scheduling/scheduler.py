@@ -6,6 +6,7 @@ preemption are that number growing and shrinking; nothing here asks which of the
 
 import random
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from archerfish.errors import InvalidParameter, PromptTooLong, RequestError
 from archerfish.kvcache.tables import KVTables
@@ -171,10 +172,18 @@ class Scheduler:
         self._planned, self._ended_in_flight = None, set()
 
     def _grow(self, sequence: Sequence, chunk: Chunk, tokens: list[int]) -> TokenEvent | None:
-        """Count the chunk as computed and append what was drawn."""
+        """Append what was drawn, as far as the sequence goes, and count the chunk as computed."""
         assert sequence.table is not None
-        block_size = self.tables.block_size
-        before, computed = sequence.computed, chunk.start + chunk.length
+        length, ending = len(sequence.tokens) + len(tokens), None
+        if length >= sequence.length_limit or not sequence.stop_token_ids.isdisjoint(tokens):
+            ending = _ending(sequence, tokens)
+            if ending is not None:
+                tokens = tokens[: ending.num_tokens]
+                length = len(sequence.tokens) + ending.num_tokens
+        sequence.tokens.extend(tokens)
+        block_size, before, computed = self.tables.block_size, sequence.computed, chunk.start + chunk.length
+        if computed >= length:
+            computed = length - 1  # The last token was never an input: its keys and values are still to come.
         sequence.computed = computed
         if self.tables.slides or computed // block_size != before // block_size:
             self.tables.advance(sequence.table, computed, sequence.names, sequence.tokens)
@@ -182,14 +191,6 @@ class Scheduler:
             return None
         if sequence.index == 0 and sequence.request.params.n > 1:
             self._queue_forks(sequence)
-        sequence.tokens.extend(tokens)
-        length, last = len(sequence.tokens), tokens[-1]
-        finish_reason, stop_reason = None, None
-        if last in sequence.stop_token_ids and length > sequence.stops_after:
-            finish_reason = FinishReason.STOP
-            stop_reason = last if last in sequence.request.params.stop_token_ids else None
-        elif length >= sequence.length_limit:
-            finish_reason = FinishReason.LENGTH
         return TokenEvent(
             sequence.request.request_id,
             sequence.index,
@@ -198,8 +199,8 @@ class Scheduler:
             None,
             sequence.num_cached_tokens,
             sequence.scheduled_time,
-            finish_reason,
-            stop_reason,
+            None if ending is None else ending.finish_reason,
+            None if ending is None else ending.stop_reason,
         )
 
     def _queue_forks(self, parent: Sequence) -> None:
@@ -236,6 +237,27 @@ class Scheduler:
         self._roster.check(in_flight=self._planned is not None)
 
 
+class _Ending(NamedTuple):
+    """Where and why drawn tokens end a sequence."""
+
+    num_tokens: int
+    """How many of them still belong to it."""
+    finish_reason: FinishReason
+    stop_reason: int | None = None
+
+
+def _ending(sequence: Sequence, drawn: list[int]) -> _Ending | None:
+    """The first stop token that counts, or the length limit; None if the sequence goes on."""
+    for num_tokens, token in enumerate(drawn, start=1):
+        length = len(sequence.tokens) + num_tokens
+        if token in sequence.stop_token_ids and length > sequence.stops_after:
+            named = token in sequence.request.params.stop_token_ids
+            return _Ending(num_tokens, FinishReason.STOP, token if named else None)
+        if length >= sequence.length_limit:
+            return _Ending(num_tokens, FinishReason.LENGTH)
+    return None
+
+
 def _end_event(sequence: Sequence, reason: FinishReason, error: str | None = None) -> TokenEvent:
     return TokenEvent(
         request_id=sequence.request.request_id,
@@ -263,4 +285,6 @@ def _with_logprobs(
         return event
     if event is None:
         event = TokenEvent(sequence.request.request_id, sequence.index, [])
+    if logprobs is not None:
+        logprobs = logprobs[: len(event.token_ids)]  # The sequence may have ended before the last token drawn.
     return event._replace(logprobs=logprobs, prompt_logprobs=prompt_logprobs)

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from archerfish.errors import CheckpointError
-from archerfish.weights.locate import read_json
+from archerfish.weights.locate import UNREAD_WEIGHTS, read_json
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -90,16 +90,20 @@ def _files(directory: Path) -> Iterator[Path]:
             raise CheckpointError(f"{index.name} names files that {directory} does not have: {', '.join(missing)}")
         yield from (directory / name for name in names)
         return
-    files = sorted(directory.glob("*.safetensors"))
+    unread = sorted(directory.glob(UNREAD_WEIGHTS))
+    files = sorted(set(directory.glob("*.safetensors")) - set(unread))
     single = directory / "model.safetensors"
     if single in files:
         files = [single]
     if not files:
-        pickles = [path.name for pattern in _PICKLES for path in sorted(directory.glob(pattern))]
-        found = (
-            f" It has {', '.join(pickles[:3])}: pickled weights can run code and are not read; convert them."
-            if pickles
-            else ""
-        )
-        raise CheckpointError(f"{directory} has no .safetensors files.{found}")
+        raise CheckpointError(f"{directory} has no .safetensors files{_what_instead(directory, unread)}")
     yield from files
+
+
+def _what_instead(directory: Path, unread: list[Path]) -> str:
+    if unread:
+        return f" in Hugging Face layout. It has {unread[0].name}, Mistral's own layout; convert it."
+    pickles = [path.name for pattern in _PICKLES for path in sorted(directory.glob(pattern))]
+    if pickles:
+        return f". It has {', '.join(pickles[:3])}: pickled weights can run code and are not read; convert them."
+    return "."

@@ -1,14 +1,19 @@
 """Finds a model's files: a local directory as it is, a hub name through huggingface_hub and its cache."""
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from archerfish.errors import ModelError, ModelNotFound
+from archerfish.errors import ModelNotFound
+from archerfish.files import read_json_object
+
+UNREAD_WEIGHTS = "consolidated*.safetensors"
+"""Mistral's own layout of the same weights, which its repositories hold a second time."""
 
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+# The hub's * matches slashes too: without these, weights of other formats in subfolders would come along.
+_UNWANTED = [UNREAD_WEIGHTS, "*/*.safetensors", "*/*.json"]
 _ONLY_TOKENIZER = ["*.json", "*.jinja", "tokenizer.model"]
 
 
@@ -29,27 +34,14 @@ def locate(model: str, revision: str | None = None, *, weights: bool = True) -> 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file, or a ModelError that names the file and what is wrong with it."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelNotFound(
-            f"{path.parent} has no {path.name}; a model directory in Hugging Face layout has one"
-        ) from None
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ModelError(f"{path} is not UTF-8 text (byte {error.start})") from error
-    except json.JSONDecodeError as error:
-        raise ModelError(
-            f"{path} is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
-        ) from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} holds a JSON {type(value).__name__}, not an object")
+    value = read_json_object(path)
+    if value is None:
+        raise ModelNotFound(f"{path.parent} has no {path.name}; a model directory in Hugging Face layout has one")
     return value
 
 
 def read_config(directory: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """config.json with a user's overrides laid over it; an override of None removes the field."""
+    """config.json with a user's overrides laid over it; an override of None is a null in config.json."""
     return {**read_json(directory / "config.json"), **overrides}
 
 
@@ -70,7 +62,7 @@ def _download(name: str, revision: str | None, patterns: list[str]) -> Path:
     )
 
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=_UNWANTED))
     except GatedRepoError as error:
         raise ModelNotFound(f"{name} is gated: accept its terms on the hub and set HF_TOKEN") from error
     except RevisionNotFoundError as error:

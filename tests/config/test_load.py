@@ -1,13 +1,15 @@
 """Where settings come from, which source wins, and what is refused."""
 
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from archerfish.config.load import ENVIRONMENT_PREFIX, field_docs, load_config, read_flags
-from archerfish.config.settings import EngineConfig
+from archerfish import LLM
+from archerfish.config.load import ENVIRONMENT_PREFIX, check_settings, field_docs, load_config, read_flags
+from archerfish.config.settings import EngineConfig, flag_name
 from archerfish.errors import ConfigError
 from archerfish.request import SamplingParams
 
@@ -108,7 +110,7 @@ def test_an_empty_variable_is_not_set() -> None:
     ],
 )
 def test_a_bad_value_names_its_source_and_what_is_allowed(name: str, text: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=f"^--{name.replace('_', '-')}: .*{says}"):
+    with pytest.raises(ConfigError, match=f"^{flag_name(name)}: .*{says}"):
         load_config({name: text}, None, {})
     with pytest.raises(ConfigError, match=f"^ARCHERFISH_{name.upper()}: .*{says}"):
         load_config({}, None, {ENVIRONMENT_PREFIX + name.upper(): text})
@@ -150,6 +152,38 @@ def test_an_unknown_variable_or_flag_is_refused_by_name() -> None:
         load_config({"block_sizes": 1}, None, {})
 
 
+def test_flags_are_spelled_with_hyphens() -> None:
+    assert flag_name("max_model_len") == "--max-model-len"
+
+
+def test_settings_from_python_are_converted_like_flags(tmp_path: Path) -> None:
+    given = {"model": tmp_path, "max_model_len": "4K", "threads": 2, "seed": None, "hf_overrides": {"a": None}}
+    assert check_settings(given) == EngineConfig(
+        model=str(tmp_path), max_model_len=4096, threads=2, hf_overrides={"a": None}
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("dtype", "bf16", "'bf16' is not one of auto, float32, bfloat16, float16"),
+        ("max_model_len", "long", "'long' is not a whole number"),
+        ("max_model_len", 12.5, "12.5 is not a whole number"),
+        ("batching", "foo", "'foo' is not one of continuous, dynamic, static"),
+        ("device", "cuda:1", "'cuda:1' is not one of auto, cpu, cuda"),
+        ("load_format", ["auto"], "is not one of auto, dummy"),
+        ("gpu_memory_utilization", "much", "is not a number"),
+        ("hf_overrides", [1], "is not a JSON object"),
+        ("model", 7, "7 is not a text"),
+        ("max_model_length", 3, "is not a setting; did you mean max_model_len?"),
+    ],
+)
+def test_a_bad_setting_is_named_before_anything_is_loaded(name: str, value: object, says: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name}:? .*{re.escape(says)}"):
+        # There is no such model: looking for it would be another error.
+        LLM(**{"model": "no/such/place/at/all", name: value})
+
+
 @pytest.mark.parametrize(
     ("name", "value", "read"),
     [
@@ -168,5 +202,5 @@ def test_flags_of_other_records_are_read_by_their_types(name: str, value: Any, r
     ("name", "value"), [("stop_token_ids", "1,x"), ("logit_bias", '{"a": 1}'), ("logit_bias", '{"1": "x"}')]
 )
 def test_bad_items_of_a_list_or_object_are_refused(name: str, value: str) -> None:
-    with pytest.raises(ConfigError, match=f"^--{name.replace('_', '-')}: '[ax]' is not a"):
+    with pytest.raises(ConfigError, match=f"^{flag_name(name)}: '[ax]' is not a"):
         read_flags(SamplingParams, {name: value})

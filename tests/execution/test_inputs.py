@@ -1,6 +1,7 @@
 """The tensors of a step against building them one token at a time."""
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,7 +65,9 @@ def test_tokens_positions_and_slots_are_those_of_each_chunk_in_turn(step):
         assert inputs.chunks.slots[group].tolist() == [
             tables[row][group][position // block_size] * block_size + position % block_size for row, position in places
         ]
-    assert {tensor.dtype for tensor in (inputs.tokens, inputs.positions, *inputs.chunks.slots)} == {torch.int64}
+    wide = (inputs.tokens, inputs.positions, *inputs.chunks.slots)
+    assert {tensor.dtype for tensor in wide} == {torch.int64}
+    assert all(tensor.is_contiguous() and tensor.data_ptr() % 16 == 0 for tensor in wide)
 
 
 @settings(derandomize=True, deadline=None, max_examples=150)
@@ -84,27 +87,33 @@ def test_where_each_chunk_begins_and_ends_is_told(step):
 
 @settings(derandomize=True, deadline=None, max_examples=150)
 @given(steps())
-def test_chunks_of_one_length_are_stacked_longest_context_first_and_none_is_lost(step):
+def test_attention_is_told_the_rows_the_context_and_the_blocks_of_each_chunk(step):
     chunks, block_size, num_groups, _ = step
     rows, _, tables = filled_rows(*step)
-    inputs = step_inputs(chunks, rows, "cpu")
-    by_first_token = dict(zip(inputs.offsets.tolist(), chunks, strict=True))
-    lengths, stacked = [], []
-    for equal in inputs.chunks.equal:
-        lengths.append(equal.token_rows.shape[1])
-        assert list(equal.ends) == sorted(equal.ends, reverse=True)
-        assert len(equal.tables) == num_groups
-        for place, token_rows in enumerate(equal.token_rows.tolist()):
-            chunk = by_first_token[token_rows[0]]
-            stacked.append(chunk)
-            assert token_rows == list(range(token_rows[0], token_rows[0] + chunk.length))
-            assert equal.starts[place] == chunk.start
-            assert equal.ends[place] == chunk.start + chunk.length
-            for group, table in enumerate(equal.tables):
-                num_blocks = -(-(chunk.start + chunk.length) // block_size)
-                assert table[place, :num_blocks].tolist() == tables[chunk.row][group]
-    assert len(set(lengths)) == len(lengths)
-    assert sorted(stacked) == sorted(chunks)
+    told = step_inputs(chunks, rows, "cpu").chunks
+    lengths, ends = [chunk.length for chunk in chunks], [chunk.start + chunk.length for chunk in chunks]
+    assert told.query_starts.tolist() == [sum(lengths[:place]) for place in range(len(chunks) + 1)]
+    assert told.lengths.tolist() == told.host_lengths.tolist() == lengths
+    assert told.ends.tolist() == told.host_ends.tolist() == ends
+    assert len(told.tables) == num_groups
+    for group, table in enumerate(told.tables):
+        assert table.shape == (len(chunks), -(-max(ends) // block_size))
+        for place, chunk in enumerate(chunks):
+            own = tables[chunk.row][group]
+            assert table[place, : len(own)].tolist() == own
+    narrow = (told.query_starts, told.lengths, told.ends, *told.tables)
+    assert {tensor.dtype for tensor in narrow} == {torch.int32}
+    assert all(tensor.is_contiguous() and tensor.data_ptr() % 16 == 0 for tensor in narrow)
+
+
+@pytest.mark.parametrize("num_groups", [1, 3])
+@pytest.mark.parametrize("num_chunks", [1, 6])
+def test_a_step_takes_two_copies_to_the_device_whatever_is_in_it(num_groups, num_chunks):
+    step = ([Chunk(row, row, 1 + row % 3, True) for row in range(num_chunks)], 4, num_groups, 0)
+    inputs = step_inputs(step[0], filled_rows(*step)[0], "cpu")
+    told = inputs.chunks
+    tensors = (inputs.tokens, inputs.positions, told.query_starts, told.lengths, told.ends, *told.tables, *told.slots)
+    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 2
 
 
 def test_inputs_do_not_alias_the_rows():
@@ -112,7 +121,7 @@ def test_inputs_do_not_alias_the_rows():
     step = ([Chunk(0, 0, 5, True), Chunk(1, 3, 1, True)], 4, 1, 0)
     rows = filled_rows(*step)[0]
     inputs = step_inputs(step[0], rows, "cpu")
-    before = (inputs.tokens.tolist(), [equal.tables[0].tolist() for equal in inputs.chunks.equal])
+    before = (inputs.tokens.tolist(), inputs.chunks.tables[0].tolist())
     rows.tokens[:] = 0
     rows.tables[0][:] = 0
-    assert (inputs.tokens.tolist(), [equal.tables[0].tolist() for equal in inputs.chunks.equal]) == before
+    assert (inputs.tokens.tolist(), inputs.chunks.tables[0].tolist()) == before

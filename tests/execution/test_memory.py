@@ -297,3 +297,14 @@ def test_activations_grow_with_the_step_and_the_vocabulary():
     assert of(large) - of() >= 4 * (50_000 - VOCABULARY) * 4
     steps = {"max_num_batched_tokens": 512}
     assert of(large, max_num_seqs=512, **steps) - of(large, max_num_seqs=256, **steps) >= 256 * 50_000 * 4
+
+
+def test_more_sequences_than_are_drawn_at_once_cost_their_logits_and_no_more():
+    """A small model with a large vocabulary must start with default settings on a small machine."""
+    arch = replace(FULL, vocab_size=150_000)
+    memory = Memory(arch, kv_layout(arch), 0, BYTES_PER_VALUE)
+    few, many = (
+        memory.activations(resolve(config(max_num_seqs=n, max_num_batched_tokens=256), FACTS)) for n in (32, 256)
+    )
+    assert many - few <= 3 * (256 - 32) * 150_000 * 4
+    assert many < 2**29

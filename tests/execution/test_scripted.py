@@ -42,6 +42,13 @@ def test_tokens_depend_on_the_prompt_and_the_length_so_far() -> None:
     assert executor.num_steps == 2
 
 
+def test_a_chunk_may_draw_several_tokens_whose_keys_the_next_one_computes() -> None:
+    executor = ScriptedExecutor(block_size=4, tokens_per_draw=2)
+    first = executor.run(plan([start(0, (1, 2))], [chunk(0, 0, 2, num_new_blocks=1)]))
+    assert first.tokens == [[count_up((1, 2), 2), count_up((1, 2), 3)]]
+    assert executor.run(plan([], [chunk(0, 2, 2)])).tokens == [[count_up((1, 2), 4), count_up((1, 2), 5)]]
+
+
 def test_a_resumed_sequence_writes_on_as_if_nothing_had_happened() -> None:
     executor = ScriptedExecutor(block_size=4)
     resumed = start(0, (1, 2, 50, 51), num_prompt_tokens=2)

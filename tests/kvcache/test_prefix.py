@@ -48,6 +48,13 @@ def test_names_do_not_depend_on_when_they_are_asked_for(tokens: list[int], block
     assert names.upto(tokens, num_blocks // 2) == at_once[: num_blocks // 2]
 
 
+def test_a_block_whose_tokens_are_not_all_known_has_no_name() -> None:
+    names = BlockNames("", 4)
+    names.upto([1, 2, 3, 4, 5, 6, 7], 1)
+    with pytest.raises(AssertionError):
+        names.upto([1, 2, 3, 4, 5, 6, 7], 2)
+
+
 def test_a_block_has_different_names_at_different_places() -> None:
     names = BlockNames("", 2).upto([5, 6, 5, 6, 5, 6], 3)
     assert len(set(names)) == 3

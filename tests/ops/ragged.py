@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archerfish.ops import Chunks, EqualChunks
+from archerfish.ops import Chunks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,29 +72,25 @@ class Batch:
         self.values.append(values)
 
     def _chunks(self, tables: list[list[list[int]]]) -> Chunks:
-        offsets = np.cumsum([0, *(length for _, length in self.sizes)])
-        stacked = []
-        for length in {length for _, length in self.sizes}:
-            members = [place for place, (_, one) in enumerate(self.sizes) if one == length]
-            members.sort(key=lambda place: -self.sizes[place][0])
-            stacked.append(
-                EqualChunks(
-                    token_rows=torch.tensor([[offsets[place] + i for i in range(length)] for place in members]),
-                    starts=torch.tensor([self.sizes[place][0] for place in members]),
-                    tables=tuple(self._stacked_tables(group, members) for group in tables),
-                    ends=tuple(sum(self.sizes[place]) for place in members),
-                )
-            )
-        return Chunks((), tuple(stacked))
+        lengths = np.array([length for _, length in self.sizes])
+        ends = np.array([start + length for start, length in self.sizes])
+        return Chunks(
+            query_starts=torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32),
+            lengths=torch.from_numpy(lengths).int(),
+            ends=torch.from_numpy(ends).int(),
+            tables=tuple(self._table(group) for group in tables),
+            slots=(),
+            host_lengths=lengths,
+            host_ends=ends,
+        )
 
-    def _stacked_tables(self, tables: list[list[int]], members: list[int]) -> Tensor:
+    def _table(self, tables: list[list[int]]) -> Tensor:
         """Tables as long as the longest; what lies past a chunk's end or before its window is any block at all."""
-        longest = max(self._num_blocks[place] for place in members)
-        out = torch.from_numpy(self._random.integers(0, self._pool, (len(members), longest)))
-        for row, place in enumerate(members):
+        out = torch.from_numpy(self._random.integers(0, self._pool, (len(tables), max(self._num_blocks)))).int()
+        for place, table in enumerate(tables):
             start, block_size = self.sizes[place][0], self.shape.block_size
             first = 0 if self.window is None else max(0, start - self.window + 1) // block_size
-            out[row, first : self._num_blocks[place]] = torch.tensor(tables[place][first:])
+            out[place, first : len(table)] = torch.tensor(table[first:])
         return out
 
     def expected(self, group: int, scale: float, softcap: float | None = None) -> Tensor:

@@ -4,10 +4,12 @@ from dataclasses import fields
 
 import pytest
 
+from archerfish.arch import LayerSpec, MlpSpec
 from archerfish.errors import NoKernel
 from archerfish.ops import Ops, Target, choose_ops
 from archerfish.ops.choose import Implementation, implementations
 from archerfish.ops.reference import IMPLEMENTATIONS
+from tests.arch.shapes import arch, attention
 
 CPU = Target(device="cpu", dtype="bfloat16")
 
@@ -75,6 +77,23 @@ def test_an_implementation_is_asked_about_the_very_target():
 
     choose_ops(CPU, [Implementation("attend", "curious", always, supports), *implementations()])
     assert asked == [CPU]
+
+
+@pytest.mark.parametrize("window", [None, 8])
+@pytest.mark.parametrize("softcap", [None, 30.0])
+def test_an_implementation_can_refuse_the_shape_of_a_model(window, softcap):
+    specs = (attention(2, 1, 96), attention(2, 1, 96, window=window, softcap=softcap))
+    model = arch(64, 32, [LayerSpec(attention=spec, feed_forward=MlpSpec(size=8)) for spec in specs])
+    target = Target.of_model(model, device="cpu", dtype="float32", block_size=16)
+    assert (target.device, target.dtype, target.head_dim, target.block_size) == ("cpu", "float32", 96, 16)
+    assert (target.has_window, target.has_softcap) == (window is not None, softcap is not None)
+
+    def supports(asked):
+        return "no windows" if asked.has_window else f"head size {asked.head_dim}" if asked.head_dim != 64 else None
+
+    _, choices = choose_ops(target, [Implementation("attend", "choosy", always, supports), *implementations()])
+    rejected = {choice.operation: choice.rejected for choice in choices}
+    assert rejected["attend"] == (("choosy", "head size 96" if window is None else "no windows"),)
 
 
 def test_when_none_fits_the_error_lists_what_was_tried_and_why_not():

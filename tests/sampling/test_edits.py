@@ -29,15 +29,14 @@ def sequences(draw):
 
 
 TAKE_UP = st.tuples(st.integers(0, NUM_ROWS - 1), sequences())
-STEP = st.lists(
-    st.tuples(st.integers(0, NUM_ROWS - 1), st.integers(1, 14)), max_size=NUM_ROWS, unique_by=lambda x: x[0]
-)
+# A row may occur several times: drafted tokens are judged at several positions of one sequence.
+STEP = st.lists(st.tuples(st.integers(0, NUM_ROWS - 1), st.integers(1, 14)), max_size=2 * NUM_ROWS)
 
 
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(st.lists(st.one_of(TAKE_UP, STEP), max_size=14), st.integers(0, 2**32 - 1))
 def test_a_step_sees_the_edits_of_the_sequences_now_on_its_rows(actions, seed):
-    edits = LogitEdits(NUM_ROWS)
+    edits = LogitEdits()
     held = dict.fromkeys(range(NUM_ROWS), (SamplingParams(), (), 0))
     random = np.random.default_rng(seed)
     for action in actions:
@@ -59,7 +58,7 @@ def test_a_step_sees_the_edits_of_the_sequences_now_on_its_rows(actions, seed):
 
 
 def edited(params, barred=(), until=0, position=5):
-    edits = LogitEdits(2)
+    edits = LogitEdits()
     edits.set_row(1, params, barred, until)
     logits = torch.zeros(1, VOCABULARY)
     return edits.apply(logits, np.array([1]), np.array([position]))[0].tolist()
@@ -95,3 +94,20 @@ def test_the_position_of_a_long_context_is_compared_exactly():
     for until in (131_073, 2**20 + 1):
         assert edited(params, barred=(0,), until=until, position=until - 1)[0] == -math.inf
         assert edited(params, barred=(0,), until=until, position=until)[0] == 0.0
+
+
+def test_every_occurrence_of_a_row_is_edited_by_its_own_position():
+    edits = LogitEdits()
+    edits.set_row(1, SamplingParams(logit_bias={0: 2.0}, min_tokens=2), (3,), 6)
+    found = edits.apply(torch.zeros(3, VOCABULARY), np.array([1, 1, 1]), np.array([5, 6, 5]))
+    assert found[:, 0].tolist() == [2.0] * 3
+    assert found[:, 3].tolist() == [-math.inf, 0.0, -math.inf]
+
+
+def test_edits_of_rows_that_are_not_in_the_step_cost_nothing():
+    edits = LogitEdits()
+    edits.set_row(0, SamplingParams(logit_bias={0: 1.0}, allowed_token_ids=(0, 1), min_tokens=2), (3,), 9)
+    logits = torch.zeros(2, VOCABULARY)
+    assert edits.apply(logits, np.array([1, 2]), np.array([3, 3])) is logits
+    edits.set_row(1, SamplingParams(min_tokens=2), (3,), 4)
+    assert edits.apply(logits, np.array([1, 2]), np.array([4, 4])) is logits, "nothing is barred any more"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from archerfish.sampling.noise import gumbel
+from archerfish.sampling.noise import LARGEST_GAP, gumbel
 from archerfish.scheduling.sequence import sequence_seed
 from tests.sampling.chance import distance_from_uniform, largest_correlation, surprise
 
@@ -117,6 +117,20 @@ def test_noise_is_bit_equal_in_any_batch_and_for_any_part_of_the_vocabulary():
         assert torch.equal(noise(seeds, positions, np.arange(first, last)), whole[:, first:last])
     order = random.permutation(40)
     assert torch.equal(noise(seeds[order], positions[order], np.arange(1003)), whole[torch.from_numpy(order)])
+
+
+def test_noise_is_bit_equal_for_token_ids_of_each_rows_own():
+    random = np.random.default_rng(0)
+    seeds, positions = random.integers(0, 2**64, 40, np.uint64), random.integers(0, 10_000, 40)
+    whole = noise(seeds, positions, np.arange(1003))
+    for width in (1, 5, 64, 997):
+        tokens = random.integers(0, 1003, (40, width))
+        assert torch.equal(noise(seeds, positions, tokens), whole.gather(1, torch.from_numpy(tokens)))
+
+
+def test_no_two_noises_differ_by_more_than_the_largest_gap():
+    found = noise([9], [3], [token_with_bits(9, 3, bits) for bits in BITS])[0]
+    assert 25 < found.max() - found.min() < LARGEST_GAP - 5
 
 
 R, V = 200, 2048

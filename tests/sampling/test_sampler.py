@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from archerfish.errors import InvalidParameter
 from archerfish.request import SamplingParams
+from archerfish.sampling.filters import keep_likeliest
 from archerfish.sampling.noise import gumbel
-from archerfish.sampling.sampler import Sampler
+from archerfish.sampling.sampler import ROWS_AT_ONCE, Sampler
 from tests.sampling import naive
 
 VOCABULARY = 40
@@ -208,6 +209,103 @@ def test_a_row_forgets_the_sequence_it_held_before():
         history = torch.from_numpy(population.history[[member, member]])
         drawn = sampler.draw(population.logits[[member]], np.array([1]), population.positions[[member]], history)
         assert drawn == population.draw([member], [0])
+
+
+@pytest.mark.parametrize("num_rows", [ROWS_AT_ONCE - 1, ROWS_AT_ONCE, 2 * ROWS_AT_ONCE + 5])
+def test_rows_drawn_in_slices_are_drawn_as_if_alone(num_rows):
+    random = np.random.default_rng(num_rows)
+    params = [some_params(random) for _ in range(num_rows)]
+    logits = (logits_of(2, num_rows) * 4).round() / 4
+    params[-1], logits[-1, 4] = SamplingParams(), math.nan
+    together = draw(params, logits, seeds=range(num_rows))
+    assert num_rows - 1 in together.failures
+    for row in range(num_rows):
+        alone = draw([params[row]], logits[[row]], seeds=[row])
+        assert together.tokens[row] == alone.tokens[0]
+        assert together.logprobs.get(row) == alone.logprobs.get(0)
+        assert together.failures.get(row) == alone.failures.get(0)
+
+
+def watch_noise(monkeypatch):
+    """A list that grows with (rows, tokens) whenever noise is made."""
+    seen = []
+
+    def watched(seeds, positions, tokens):
+        seen.append((len(seeds), tokens.shape[-1]))
+        return gumbel(seeds, positions, tokens)
+
+    monkeypatch.setattr("archerfish.sampling.sampler.gumbel", watched)
+    return seen
+
+
+def test_the_work_of_a_draw_is_bounded_however_many_rows_there_are(monkeypatch):
+    seen = watch_noise(monkeypatch)
+    draw([SamplingParams()] * 100, logits_of(1, 100), seeds=range(100))
+    assert max(num_rows for num_rows, _ in seen) <= ROWS_AT_ONCE
+
+
+@pytest.mark.parametrize("asked", [{"top_k": 50}, {"top_k": 50, "top_p": 0.9, "min_p": 0.01}, {"min_p": 0.1}])
+def test_tokens_that_cannot_be_drawn_get_no_noise(monkeypatch, asked):
+    seen = watch_noise(monkeypatch)
+    draw([SamplingParams(**asked)] * 4, logits_of(1, 4, 5000), seeds=range(4))
+    assert max(num_tokens for _, num_tokens in seen) <= 64
+
+
+WIDE = 3000
+
+
+@pytest.mark.parametrize("kind", ["smooth", "ties", "all equal", "few possible", "far apart"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"top_k": 1},
+        {"top_k": 40},
+        {"top_k": 1500},
+        {"top_k": 10**6},
+        {"top_k": 300, "top_p": 0.77, "min_p": 0.003},
+        {"top_p": 0.61},
+        {"min_p": 0.05},
+        {},
+    ],
+    ids=str,
+)
+def test_shortcuts_draw_what_noise_for_the_whole_vocabulary_draws(kind, asked):
+    num_rows = 60
+    logits = logits_of(5, num_rows, WIDE)
+    if kind == "ties":
+        logits = (logits / 3).round()
+    elif kind == "all equal":
+        logits = torch.zeros(num_rows, WIDE)
+    elif kind == "few possible":
+        logits[:, torch.arange(WIDE) % 700 != 3] = -math.inf
+    elif kind == "far apart":
+        logits *= 20
+    params = [SamplingParams(temperature=0.5 + row / 40, **asked) for row in range(num_rows)]
+    found = draw(params, logits, seeds=range(num_rows)).tokens
+
+    def column(name, idle):
+        values = torch.tensor([float(getattr(one, name)) for one in params])
+        return None if (values == idle).all() else values
+
+    scaled = logits / torch.tensor([[one.temperature] for one in params])
+    kept = keep_likeliest(scaled, column("top_k", 0.0), column("top_p", 1.0), column("min_p", 0.0))
+    noise = gumbel(torch.arange(num_rows), torch.full((num_rows,), 2), torch.arange(WIDE))
+    assert found == (kept + noise).argmax(-1).tolist()
+
+
+def test_a_row_that_occurs_several_times_in_a_step_is_drawn_at_each_position():
+    population = Population(4)
+    sampler = Sampler(2, VOCABULARY)
+    for member in range(NUM_ROWS):
+        sampler.set_row(1, population.params[member], population.seeds[member], population.num_prompt[member], (2, 8))
+        history = torch.from_numpy(population.history[[member, member]])
+        logits, positions = population.logits[:5], np.array([7, 4, 5, 7, 9])
+        together = sampler.draw(logits, np.ones(5, np.int64), positions, history)
+        for place in range(5):
+            alone = sampler.draw(logits[[place]], np.array([1]), positions[[place]], history)
+            assert together.tokens[place] == alone.tokens[0]
+            assert together.logprobs.get(place) == alone.logprobs.get(0)
+            assert together.failures.get(place) == alone.failures.get(0)
 
 
 def test_the_largest_seed_works():

@@ -51,11 +51,15 @@ class Row:
 class AuditingExecutor:
     """Runs a plan as a real executor does: starts, new blocks, copies, then all writes, then all reads."""
 
-    def __init__(self, block_size: int, windows: tuple[int | None, ...], salts: Mapping[int, str]) -> None:
+    def __init__(
+        self, block_size: int, windows: tuple[int | None, ...], salts: Mapping[int, str], most_drawn: int = 1
+    ) -> None:
         self._block_size = block_size
         self._windows = windows
         self._salts = salts
         """By a sequence's seed."""
+        self._most_drawn = most_drawn
+        """Tokens that a chunk draws at most; how many differs from step to step."""
         self._rows: dict[int, Row] = {}
         self._slots: dict[Slot, Content] = {}
         self._scripted = ScriptedExecutor(block_size=block_size)
@@ -124,6 +128,7 @@ class AuditingExecutor:
         assert chunk.samples == (chunk.start + chunk.length == len(row.tokens)), "draw at the end, and only there"
         if not chunk.samples:
             return []
-        token = drawn_token(row.prompt, row.seed, len(row.tokens))
-        row.append(token)
-        return [token]
+        num_drawn = zlib.crc32(repr((row.seed, len(row.tokens))).encode()) % self._most_drawn + 1
+        for _ in range(num_drawn):
+            row.append(drawn_token(row.prompt, row.seed, len(row.tokens)))
+        return row.tokens[-num_drawn:]

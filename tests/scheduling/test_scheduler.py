@@ -1,10 +1,13 @@
 """What the scheduler plans step by step: chunks, ends, cancels, forks, preemption, failures, refusals."""
 
+from typing import Any
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from archerfish.errors import InvalidParameter, PromptTooLong, RequestError
+from archerfish.execution.scripted import ScriptedExecutor
 from archerfish.kvcache.tables import blocks_held
 from archerfish.request import FinishReason, Request, TokenLogprobs
 from archerfish.scheduling.plan import Plan, StepResult
@@ -157,6 +160,61 @@ def test_a_stop_token_in_the_last_place_is_a_stop() -> None:
     steps.add(request("a", 5, max_tokens=3, stop_token_ids=(stop_after(3, plain),)))
     steps.finish()
     assert steps.last_event("a").finish_reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize(
+    ("params", "kept", "reason", "stop_reason"),
+    [
+        ({"max_tokens": 2}, [5, 9], FinishReason.STOP, None),
+        ({"max_tokens": 1}, [5], FinishReason.LENGTH, None),
+        ({"max_tokens": 9, "stop_token_ids": (7,)}, [5, 9], FinishReason.STOP, None),
+        ({"max_tokens": 9, "stop_token_ids": (7,), "ignore_eos": True}, [5, 9, 7], FinishReason.STOP, 7),
+        ({"max_tokens": 3, "ignore_eos": True}, [5, 9, 7], FinishReason.LENGTH, None),
+        ({"max_tokens": 4, "ignore_eos": True}, [5, 9, 7, 8], FinishReason.LENGTH, None),
+        ({"max_tokens": 9, "min_tokens": 2, "stop_token_ids": (8,)}, [5, 9, 7, 8], FinishReason.STOP, 8),
+        ({"max_tokens": 9, "min_tokens": 4, "stop_token_ids": (8,)}, [5, 9, 7, 8], None, None),
+        ({"max_tokens": None}, [5, 9], FinishReason.STOP, None),
+        ({"max_tokens": None, "ignore_eos": True}, [5, 9, 7], FinishReason.LENGTH, None),
+    ],
+)
+def test_tokens_drawn_together_are_taken_up_to_where_the_answer_ends(
+    params: dict[str, Any], kept: list[int], reason: FinishReason | None, stop_reason: int | None
+) -> None:
+    steps = stepper(eos=(9,), max_model_len=8 if params["max_tokens"] is None else 64)
+    steps.add(request("a", 5, **{"ignore_eos": False, "logprobs": 0, **params}))
+    drawn = [5, 9, 7, 8]
+    entries = [TokenLogprobs(token, 0.0, 1, []) for token in drawn]
+    [event] = steps.commit(steps.plan(), StepResult([drawn], {0: entries}))
+    assert (event.token_ids, event.finish_reason, event.stop_reason) == (kept, reason, stop_reason)
+    assert event.logprobs == entries[: len(kept)]
+    assert steps.scheduler.has_work == (reason is None)
+
+
+def test_tokens_drawn_past_the_chunk_are_computed_by_the_next_one() -> None:
+    one = request("a", 6, max_tokens=9)
+    steps = stepper(step_tokens=6, caching=True)
+    steps.executor = ScriptedExecutor(block_size=4, tokens_per_draw=3)
+    steps.add(one)
+    plans = []
+    while steps.scheduler.has_work:
+        plans.append(steps.plan())
+        steps.commit(plans[-1])
+    chunks = [(chunk.start, chunk.length, chunk.samples) for plan in plans for chunk in plan.chunks]
+    assert chunks == [(0, 6, True), (6, 3, True), (9, 3, True)]
+    assert steps.tokens("a") == answer(one, 9)
+    # Blocks are found again by the tokens they hold.
+    steps.add(request("b", [*one.prompt_token_ids, *answer(one, 7)], max_tokens=1))
+    steps.finish()
+    assert steps.last_event("b").num_cached_tokens == 12
+
+
+def test_tokens_drawn_together_wait_for_their_turn_where_a_step_has_no_room_for_them() -> None:
+    one = request("a", 2, max_tokens=7)
+    steps = stepper(step_tokens=2)
+    steps.executor = ScriptedExecutor(block_size=4, tokens_per_draw=3)
+    steps.add(one)
+    steps.finish()
+    assert steps.tokens("a") == answer(one, 7)
 
 
 def test_a_stop_token_in_the_prompt_stops_nothing() -> None:

@@ -22,6 +22,7 @@ shapes = st.builds(
     spare_blocks=st.integers(0, 12),
     prefix_caching=st.booleans(),
     policy=st.sampled_from(["continuous", "continuous", "continuous", "dynamic", "static"]),
+    most_drawn=st.sampled_from([1, 1, 3]),
 )
 
 
@@ -142,6 +143,9 @@ LONG_RUNS = {
     "large blocks": shape_of(block_size=16, spare_blocks=3, num_rows=4),
     "dynamic batches": shape_of(policy="dynamic", spare_blocks=1),
     "static batches": shape_of(policy="static", spare_blocks=1),
+    "several tokens at once": shape_of(most_drawn=3, spare_blocks=6),
+    "several tokens at once, with windows": shape_of(most_drawn=3, windows=(None, 5), block_size=2, spare_blocks=14),
+    "several tokens at once, few of them fit": shape_of(most_drawn=3, step_tokens=5, block_size=3, spare_blocks=4),
 }
 
 
@@ -157,6 +161,8 @@ def test_a_long_run_ends_with_every_answer_right_and_every_block_free(name: str)
         expected += ["preemptions", "resumed"]
     if shape.prefix_caching:
         expected.append("prefix hits")
+    if shape.most_drawn > 1:
+        expected.append("several tokens at once")
     if shape.policy == "continuous":
         expected += ["shared prompts"] if shape.prefix_caching else ["forks", "copies"]
     rare = {event: run.happened[event] for event in expected if run.happened[event] < 5}

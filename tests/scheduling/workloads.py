@@ -30,6 +30,8 @@ class Shape:
     """Beyond what one sequence of full length holds."""
     prefix_caching: bool
     policy: str = "continuous"
+    most_drawn: int = 1
+    """Tokens that one chunk draws at most."""
 
     @property
     def num_blocks(self) -> int:
@@ -157,7 +159,7 @@ class Run:
         policy = batching_policy(shape.policy, shape.num_rows, window=4 * STEP_SECONDS)
         self.scheduler = Scheduler(limits, self._tables, policy)
         self._salts: dict[int, str] = {}
-        self._executor = AuditingExecutor(shape.block_size, shape.windows, self._salts)
+        self._executor = AuditingExecutor(shape.block_size, shape.windows, self._salts, shape.most_drawn)
 
     def finish(self) -> None:
         """Step until everything has ended, then look at what is left."""
@@ -279,6 +281,7 @@ class Run:
             record = self._records[SequenceId(event.request_id, event.sequence_index)]
             assert record.finish_reason is None, "news of a sequence that has ended"
             record.tokens += event.token_ids
+            self.happened["several tokens at once"] += len(event.token_ids) > 1
             record.finish_reason, record.stop_reason = event.finish_reason, event.stop_reason
             if event.token_ids and event.sequence_index == 0:
                 self._let_siblings_wait(event.request_id)

@@ -63,7 +63,8 @@ def test_there_is_no_such_place(tmp_path: Path) -> None:
     [
         (b'{"model_type": "llama",', "not valid JSON"),
         (b"\xff\xfe{}", "not UTF-8"),
-        (b"[1, 2]", "not an object"),
+        (b"[1, 2]", r"config\.json must hold a JSON object, not a list"),
+        (b"[" * 100_000, "not valid JSON"),
         (b"{}", "no model_type"),
         (b'{"model_type": 7}', "no model_type"),
         (b'{"model_type": "mamba"}', "'mamba' is not supported; supported are .*llama"),
@@ -90,6 +91,7 @@ def test_a_config_that_is_none(model: Path, content: bytes, message: str) -> Non
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "twist": 1}}, "twist"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ({"quantization": {"group_size": 64, "bits": 4}}, "quantized"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -170,6 +172,16 @@ def test_shards_that_do_not_match_their_index(model: Path) -> None:
         load(model)
     index.write_text("{")
     with pytest.raises(ModelError, match="not valid JSON"):
+        load(model)
+
+
+def test_mistrals_own_layout_beside_the_usual_one_is_left_alone(model: Path) -> None:
+    save_file({"layers.0.attention.wq.weight": torch.zeros(2)}, model / "consolidated.safetensors")
+    save_file({"layers.1.attention.wq.weight": torch.zeros(2)}, model / "consolidated-00002-of-00002.safetensors")
+    shutil.move(model / "model.safetensors", model / "model-00001-of-00001.safetensors")
+    load(model)
+    (model / "model-00001-of-00001.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"It has consolidated.*safetensors, Mistral's own layout"):
         load(model)
 
 

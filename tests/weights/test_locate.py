@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub.utils import filter_repo_objects
 
 from archerfish import LLM
 from archerfish.errors import ModelNotFound
@@ -48,3 +49,45 @@ def test_a_directory_wins_over_a_hub_name(hub: Path, tmp_path: Path, monkeypatch
     local.mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "work")
     assert locate("somebody/tiny") == Path("somebody/tiny")
+
+
+FILES = [
+    "README.md",
+    "additional_chat_templates/tools.jinja",
+    "chat_template.jinja",
+    "config.json",
+    "consolidated-00001-of-00002.safetensors",
+    "consolidated.safetensors",
+    "fp16/config.json",
+    "fp16/model.safetensors",
+    "model-00001-of-00002.safetensors",
+    "model-00002-of-00002.safetensors",
+    "model.safetensors.index.json",
+    "onnx/decoder/model.safetensors",
+    "original/consolidated.00.pth",
+    "tokenizer.json",
+    "tokenizer.model",
+]
+SMALL = [
+    "additional_chat_templates/tools.jinja",
+    "chat_template.jinja",
+    "config.json",
+    "model.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer.model",
+]
+
+
+def test_weights_are_downloaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    downloaded: list[str] = []
+
+    def snapshot_download(_: str, revision: str | None, **patterns: list[str]) -> str:
+        assert revision is None
+        downloaded[:] = filter_repo_objects(FILES, **patterns)
+        return "somewhere"
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    assert locate("somebody/some-model") == Path("somewhere")
+    assert downloaded == sorted([*SMALL, "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"])
+    locate("somebody/some-model", weights=False)
+    assert downloaded == SMALL

@@ -13,6 +13,7 @@ from archerfish.models.families.fields import Fields
 
 
 def _read_falcon(fields: Fields) -> Arch:
+    fields.assume(max_position_embeddings=2048)
     fields.only("alibi", False)
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     grouped = fields.flag("new_decoder_architecture", False)
@@ -45,7 +46,7 @@ def _read_falcon(fields: Fields) -> Arch:
         hidden_size=hidden,
         layers=(layer,) * fields.integer("num_hidden_layers"),
         norm=NormSpec(kind="layer", eps=fields.number("layer_norm_epsilon", 1e-5)),
-        max_positions=fields.integer("max_position_embeddings", 2048),
+        max_positions=fields.max_positions(),
         tie_embeddings=fields.flag("tie_word_embeddings", True),
     )
     fields.skip("apply_residual_connection_post_layernorm")

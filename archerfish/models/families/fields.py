@@ -20,9 +20,10 @@ _WITHOUT_EFFECT = frozenset(
     "chunk_size_feed_forward id2label label2id num_labels problem_type finetuning_task task_specific_params "
     "pruned_heads prefix prune_heads keys_to_ignore_at_inference _attn_implementation attn_implementation "
     "_attn_implementation_autoset _flash_attn_2_enabled use_flash_attn cache_implementation max_length min_length "
-    "temperature top_k top_p do_sample num_beams repetition_penalty unsloth_version unsloth_fixed quantization "
+    "temperature top_k top_p do_sample num_beams repetition_penalty unsloth_version unsloth_fixed "
     "max_window_layers summary_type summary_use_proj summary_activation summary_proj_to_labels "
-    "summary_first_dropout reorder_and_upcast_attn n_ctx".split()
+    "summary_first_dropout reorder_and_upcast_attn n_ctx n_special predict_special_tokens output_past _num_labels "
+    "max_sequence_length is_llama_config transformers.js_config".split()
 )
 
 _ACTIVATIONS: dict[str, Activation] = {
@@ -42,9 +43,14 @@ class Fields:
     """A config.json being read."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        # A null means the same as leaving the field out, everywhere in this format.
+        # A null reads like a field that is left out; only `assume` tells the two apart.
         self._values = {name: value for name, value in values.items() if value is not None}
+        self._nulls = set(values) - set(self._values)
         self._read: set[str] = set()
+
+    def assume(self, **defaults: Any) -> None:
+        """What the family means by leaving a field out. A null stays: it says that there is none of it."""
+        self._values = {**{n: v for n, v in defaults.items() if n not in self._nulls}, **self._values}
 
     def get(self, name: str, default: Any = _missing) -> Any:
         """The value, whatever its type. Without a default the field is required."""
@@ -97,6 +103,10 @@ class Fields:
 
     def finish(self) -> None:
         """Refuse what nobody read."""
+        if self.has("quantization"):  # What MLX writes: its weights are packed, whatever else the config says.
+            raise UnsupportedModel(
+                "config.json says quantization: quantized checkpoints are not supported yet; use the original model"
+            )
         unknown = sorted(set(self._values) - self._read - _WITHOUT_EFFECT)
         if unknown:
             override = json.dumps(dict.fromkeys(unknown))
@@ -123,15 +133,29 @@ class Fields:
             raise self._bad(name, kv_heads, f"a divisor of num_attention_heads = {heads}")
         return kv_heads
 
-    def windows(self, num_layers: int, default_types: list[str] | None = None) -> list[int | None]:
-        """Each layer's window: from layer_types where given, else one window for all layers that have any."""
-        types = self.get("layer_types", default_types)
-        window = self.integer("sliding_window") if self.has("sliding_window") else None
+    def max_positions(self) -> int:
+        return self.integer("max_position_embeddings")
+
+    def window(self) -> int | None:
         self.skip("sliding_window")
+        return self.integer("sliding_window") if self.has("sliding_window") else None
+
+    def windows(self, num_layers: int, window: int | None, default_types: list[str] | None = None) -> list[int | None]:
+        """Each layer's window: on the layers that layer_types or else the default names; without either, on all."""
+        types = self.get("layer_types", default_types)
         if types is None:
             return [window] * num_layers
-        if len(types) != num_layers or not set(types) <= {"full_attention", "sliding_attention"}:
+        if (
+            not isinstance(types, list)
+            or len(types) != num_layers
+            or not set(types) <= {"full_attention", "sliding_attention"}
+        ):
             raise self._bad("layer_types", types, f"{num_layers} times full_attention or sliding_attention")
+        if window is None and "sliding_attention" in types:
+            raise UnsupportedModel(
+                "config.json: there are layers of type sliding_attention but no sliding_window in use; "
+                "set sliding_window, or make all layer_types full_attention"
+            )
         return [window if kind == "sliding_attention" else None for kind in types]
 
     def rope(self, dim: int, default_theta: float = 10000.0, layer_type: str | None = None) -> RopeSpec:
@@ -156,7 +180,7 @@ class Fields:
 
     def _scaled_rope(self, inner: "Fields", kind: RopeKind, theta: float, dim: int) -> RopeSpec:
         spec = RopeSpec(theta=theta, dim=dim, kind=kind)
-        trained = self.integer("max_position_embeddings", 2048)
+        trained = self.max_positions()
         original = inner.integer("original_max_position_embeddings", trained)
         original = self.integer("original_max_position_embeddings", original)
         if kind == "default":

@@ -10,25 +10,37 @@ from archerfish.models.families.family import Family, Names
 from archerfish.models.families.fields import Fields
 from archerfish.models.families.llama import arch, attention, gated_mlp
 
-# Fields that published multimodal Gemma 3 configs leave out of their text part.
-_GEMMA3_DEFAULTS = {"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}
+# What published multimodal Gemma 3 configs leave out of their text part.
+_GEMMA3_DEFAULTS = {
+    "vocab_size": 262208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
+}
 
 
 def _read_gemma2(fields: Fields) -> Arch:
+    fields.assume(max_position_embeddings=8192, sliding_window=4096, head_dim=256)
+    fields.assume(attn_logit_softcapping=50.0, final_logit_softcapping=30.0)
     num_layers = fields.integer("num_hidden_layers")
     alternating = ["full_attention" if index % 2 else "sliding_attention" for index in range(num_layers)]
     rope = fields.rope(fields.head_dim())
-    windows = fields.windows(num_layers, alternating)
+    window = fields.window()
+    fields.only("sliding_window_size", window)  # The same number once more, in gemma-2-9b.
+    windows = fields.windows(num_layers, window, alternating)
     return _gemma(fields, [_attention(fields, rope, window, None) for window in windows])
 
 
 def _read_gemma3_text(fields: Fields) -> Arch:
+    fields.assume(**_GEMMA3_DEFAULTS)
     fields.only("use_bidirectional_attention", False)
     num_layers = fields.integer("num_hidden_layers")
     pattern = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern", 6))
     default = ["sliding_attention" if (index + 1) % pattern else "full_attention" for index in range(num_layers)]
     far, near = fields.rope(fields.head_dim(), 1_000_000.0, "full_attention"), _near_rope(fields)
-    windows = fields.windows(num_layers, default)
+    windows = fields.windows(num_layers, fields.window(), default)
     return _gemma(fields, [_attention(fields, far if w is None else near, w, "head") for w in windows])
 
 
@@ -38,7 +50,7 @@ def _read_gemma3(fields: Fields) -> Arch:
     fields.skip("vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index")
     fields.skip("tie_word_embeddings")
     fields.finish()
-    return _read_gemma3_text(Fields({**_GEMMA3_DEFAULTS, **text, "model_type": "gemma3_text"}))
+    return _read_gemma3_text(Fields({**text, "model_type": "gemma3_text"}))
 
 
 def _near_rope(fields: Fields) -> RopeSpec:

@@ -38,7 +38,7 @@ def arch(fields: Fields, layers: list[LayerSpec], **more: Any) -> Arch:
         "hidden_size": fields.integer("hidden_size"),
         "layers": tuple(layers),
         "norm": NormSpec(eps=fields.number("rms_norm_eps", 1e-6)),
-        "max_positions": fields.integer("max_position_embeddings", 2048),
+        "max_positions": fields.max_positions(),
         "tie_embeddings": fields.flag("tie_word_embeddings", False),
     }
     fields.finish()
@@ -46,9 +46,10 @@ def arch(fields: Fields, layers: list[LayerSpec], **more: Any) -> Arch:
 
 
 def _read_llama(fields: Fields) -> Arch:
+    fields.assume(max_position_embeddings=2048)
+    fields.only("rope_interleaved", False)
     bias = fields.flag("attention_bias", False)
     rope = fields.rope(fields.head_dim())
-    fields.skip("rope_interleaved")
     layer = LayerSpec(
         attention=attention(fields, rope, None, qkv_bias=bias, output_bias=bias),
         feed_forward=gated_mlp(fields, bias=fields.flag("mlp_bias", False)),
@@ -57,10 +58,13 @@ def _read_llama(fields: Fields) -> Arch:
 
 
 def _read_mistral(fields: Fields) -> Arch:
+    fields.assume(max_position_embeddings=131072, sliding_window=4096)
     return arch(fields, _windowed_layers(fields, gated_mlp))
 
 
 def _read_mixtral(fields: Fields) -> Arch:
+    fields.assume(max_position_embeddings=131072, rms_norm_eps=1e-5, rope_theta=1_000_000.0)
+
     def experts(fields: Fields) -> ExpertsSpec:
         return ExpertsSpec(
             num_experts=fields.integer("num_local_experts", 8),
@@ -74,7 +78,7 @@ def _read_mixtral(fields: Fields) -> Arch:
 
 def _windowed_layers(fields: Fields, feed_forward: Callable[[Fields], MlpSpec | ExpertsSpec]) -> list[LayerSpec]:
     rope = fields.rope(fields.head_dim())
-    windows = fields.windows(fields.integer("num_hidden_layers"))
+    windows = fields.windows(fields.integer("num_hidden_layers"), fields.window())
     return [LayerSpec(attention=attention(fields, rope, w), feed_forward=feed_forward(fields)) for w in windows]
 
 

@@ -7,6 +7,7 @@ from archerfish.models.families.llama import IGNORED, arch, attention, gated_mlp
 
 
 def _read_olmo2(fields: Fields) -> Arch:
+    fields.assume(max_position_embeddings=2048)
     bias = fields.flag("attention_bias", False)
     rope = fields.rope(fields.head_dim())
     layer = LayerSpec(

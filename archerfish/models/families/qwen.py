@@ -7,6 +7,7 @@ from archerfish.models.families.llama import IGNORED, arch, attention, gated_mlp
 
 
 def _read_qwen2(fields: Fields) -> Arch:
+    _assume(fields)
     fields.only("use_mrope", False)
     rope = fields.rope(fields.head_dim())
     layers = [
@@ -17,11 +18,13 @@ def _read_qwen2(fields: Fields) -> Arch:
 
 
 def _read_qwen3(fields: Fields) -> Arch:
+    _assume(fields, head_dim=128)
     mlp = gated_mlp(fields)
-    return arch(fields, _qwen3_layers(fields, [mlp] * fields.integer("num_hidden_layers")))
+    return arch(fields, _qwen3_layers(fields, [mlp] * fields.integer("num_hidden_layers"), _windows(fields)))
 
 
 def _read_qwen3_moe(fields: Fields) -> Arch:
+    _assume(fields)
     experts = ExpertsSpec(
         num_experts=fields.integer("num_experts", fields.integer("num_local_experts", 128)),
         num_experts_per_token=fields.integer("num_experts_per_tok", 8),
@@ -35,10 +38,13 @@ def _read_qwen3_moe(fields: Fields) -> Arch:
     feed_forward: list[MlpSpec | ExpertsSpec] = [
         mlp if index in dense or (index + 1) % step else experts for index in range(fields.integer("num_hidden_layers"))
     ]
-    return arch(fields, _qwen3_layers(fields, feed_forward))
+    windows = fields.windows(len(feed_forward), _window(fields))
+    return arch(fields, _qwen3_layers(fields, feed_forward, windows))
 
 
-def _qwen3_layers(fields: Fields, feed_forward: "list[MlpSpec] | list[MlpSpec | ExpertsSpec]") -> list[LayerSpec]:
+def _qwen3_layers(
+    fields: Fields, feed_forward: "list[MlpSpec] | list[MlpSpec | ExpertsSpec]", windows: list[int | None]
+) -> list[LayerSpec]:
     bias = fields.flag("attention_bias", False)
     rope = fields.rope(fields.head_dim())
     return [
@@ -46,19 +52,26 @@ def _qwen3_layers(fields: Fields, feed_forward: "list[MlpSpec] | list[MlpSpec | 
             attention=attention(fields, rope, window, qkv_bias=bias, output_bias=bias, qk_norm="head"),
             feed_forward=part,
         )
-        for window, part in zip(_windows(fields), feed_forward, strict=True)
+        for window, part in zip(windows, feed_forward, strict=True)
     ]
 
 
+def _assume(fields: Fields, **more: int) -> None:
+    fields.assume(max_position_embeddings=32768, sliding_window=4096, **more)
+
+
+def _window(fields: Fields) -> int | None:
+    """Qwen configs carry a window that is off unless use_sliding_window says otherwise."""
+    fields.skip("sliding_window")
+    return fields.window() if fields.flag("use_sliding_window", False) else None
+
+
 def _windows(fields: Fields) -> list[int | None]:
-    """Qwen configs carry a window that is off unless use_sliding_window says otherwise; it starts at a later layer."""
-    num_layers = fields.integer("num_hidden_layers")
-    if not fields.flag("use_sliding_window", False):
-        fields.skip("sliding_window", "max_window_layers", "layer_types")
-        return [None] * num_layers
-    first = fields.integer("max_window_layers", 28, least=0)
+    """The window starts at a later layer, except where there are experts."""
+    num_layers, window = fields.integer("num_hidden_layers"), _window(fields)
+    first = num_layers if window is None else fields.integer("max_window_layers", 28, least=0)
     default = ["full_attention" if index < first else "sliding_attention" for index in range(num_layers)]
-    return fields.windows(num_layers, default)
+    return fields.windows(num_layers, window, default)
 
 
 FAMILIES = {

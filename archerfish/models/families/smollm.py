@@ -7,20 +7,22 @@ from archerfish.models.families.llama import IGNORED, arch, attention, gated_mlp
 
 
 def _read_smollm3(fields: Fields) -> Arch:
+    fields.assume(max_position_embeddings=32768)
     num_layers = fields.integer("num_hidden_layers")
     interval = fields.integer("no_rope_layer_interval", 4)
     turns = fields.get("no_rope_layers", [int((index + 1) % interval != 0) for index in range(num_layers)])
-    windowed = fields.flag("use_sliding_window", False)
+    window = fields.window()
+    windowed = fields.flag("use_sliding_window", False) and window is not None
     default = ["full_attention" if turning or not windowed else "sliding_attention" for turning in turns[:num_layers]]
     bias = fields.flag("attention_bias", False)
     mlp = gated_mlp(fields, bias=fields.flag("mlp_bias", False))
     rope = fields.rope(fields.head_dim(), 2_000_000.0)
     layers = [
         LayerSpec(
-            attention=attention(fields, rope if turning else None, window, qkv_bias=bias, output_bias=bias),
+            attention=attention(fields, rope if turning else None, layer_window, qkv_bias=bias, output_bias=bias),
             feed_forward=mlp,
         )
-        for turning, window in zip(turns, fields.windows(num_layers, default), strict=False)
+        for turning, layer_window in zip(turns, fields.windows(num_layers, window, default), strict=False)
     ]
     return arch(fields, layers, tie_embeddings=fields.flag("tie_word_embeddings", True))
 

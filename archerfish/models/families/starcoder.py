@@ -7,6 +7,7 @@ from archerfish.models.families.llama import IGNORED, arch, attention
 
 
 def _read_starcoder2(fields: Fields) -> Arch:
+    fields.assume(max_position_embeddings=4096)
     bias = fields.flag("use_bias", True)
     fields.only("norm_type", "layer_norm")
     fields.only("mlp_type", "default")
@@ -19,7 +20,7 @@ def _read_starcoder2(fields: Fields) -> Arch:
     )
     layers = [
         LayerSpec(attention=attention(fields, rope, window, qkv_bias=bias, output_bias=bias), feed_forward=mlp)
-        for window in fields.windows(fields.integer("num_hidden_layers"))
+        for window in fields.windows(fields.integer("num_hidden_layers"), fields.window())
     ]
     return arch(
         fields,

@@ -3,13 +3,55 @@
 One path serves prefill, decode and mixed batches: chunks of equal length are stacked and walked together.
 """
 
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 from torch import Tensor
 
-from archerfish.ops.signatures import Chunks, EqualChunks
+from archerfish.ops.signatures import Chunks
 
 KEYS_PER_TILE = 256
 QUERIES_PER_TILE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class EqualChunks:
+    """Chunks of one length stacked: all decode tokens of a step, or one prefill piece.
+
+    Sorted by context, longest first, so that walking the keys can drop chunks as they end.
+    """
+
+    places: Tensor
+    """[chunks] which of the step's chunks."""
+    token_rows: Tensor
+    """[chunks, length] which rows of the step's tokens."""
+    starts: Tensor
+    """[chunks] position of each chunk's first token."""
+    ends: tuple[int, ...]
+    """Context of each chunk, its own tokens included; on the host, because loops run over it."""
+
+
+def stack_equal(chunks: Chunks) -> tuple[EqualChunks, ...]:
+    """Chunks of one length together, longest context first. One copy to the device, however many lengths there are."""
+    order = np.lexsort((-chunks.host_ends, chunks.host_lengths))
+    places = torch.from_numpy(order).to(chunks.ends.device)
+    first_rows = chunks.query_starts.long()[places]
+    starts = (chunks.ends - chunks.lengths).long()[places]
+    ends = chunks.host_ends[order].tolist()
+    stacked, first = [], 0
+    for length, count in zip(*(values.tolist() for values in np.unique_counts(chunks.host_lengths)), strict=True):
+        stack = slice(first, first + count)
+        stacked.append(
+            EqualChunks(
+                places=places[stack],
+                token_rows=first_rows[stack, None] + torch.arange(length, device=places.device),
+                starts=starts[stack],
+                ends=tuple(ends[stack]),
+            )
+        )
+        first += count
+    return tuple(stacked)
 
 
 def attend(
@@ -23,12 +65,12 @@ def attend(
     softcap: float | None,
 ) -> Tensor:
     out = torch.empty_like(q)
-    for equal in chunks.equal:
+    for equal in chunks.prepared(stack_equal):
         length = equal.token_rows.shape[1]
         for first in range(0, length, QUERIES_PER_TILE):
             rows = equal.token_rows[:, first : first + QUERIES_PER_TILE]
             tile = _QueryTile(q[rows], keys.shape[2], scale, softcap)
-            tile.walk(keys, values, equal, group, first, window)
+            tile.walk(keys, values, equal, chunks.tables[group], first, window)
             out[rows] = tile.result().to(q.dtype)
     return out
 
@@ -52,20 +94,21 @@ class _QueryTile:
         self.sum = torch.zeros_like(self.q)
 
     def walk(
-        self, keys: Tensor, values: Tensor, equal: EqualChunks, group: int, first: int, window: int | None
+        self, keys: Tensor, values: Tensor, equal: EqualChunks, table: Tensor, first: int, window: int | None
     ) -> None:
         block_size, device = keys.shape[1], keys.device
         blocks_per_tile = max(1, KEYS_PER_TILE // block_size)
-        table = equal.tables[group]
         query_positions = equal.starts[:, None] + torch.arange(first, first + self.length, device=device)
         # Each chunk starts at the block where its first query's window begins: position 0 without one.
         oldest = torch.zeros_like(equal.starts)
         if window is not None:
             oldest = (query_positions[:, 0] - window + 1).clamp(min=0) // block_size
-        # ... and ends with the block of its last query.
+        # ... and ends with the block of its last query. Counted on the host: asking the device would wait for it.
         later = equal.token_rows.shape[1] - first - self.length
-        ends = [-(-(end - later) // block_size) for end in equal.ends]
-        furthest = [end - block for end, block in zip(ends, oldest.tolist(), strict=True)]
+        furthest = []
+        for end in (end - later for end in equal.ends):
+            begin = 0 if window is None else max(0, end - self.length - window + 1) // block_size
+            furthest.append(-(-end // block_size) - begin)
         offsets = torch.arange(block_size, device=device)
         keys, values = keys.permute(2, 0, 1, 3), values.permute(2, 0, 1, 3)  # [G, N, B, D]
         for tile in range(0, max(furthest), blocks_per_tile):
@@ -73,7 +116,7 @@ class _QueryTile:
             active = sum(blocks > tile for blocks in furthest) if window is None else self.num_chunks
             num_blocks = min(blocks_per_tile, max(furthest) - tile)
             blocks = oldest[:active, None] + torch.arange(tile, tile + num_blocks, device=device)
-            ids = table[:active].gather(1, blocks.clamp(max=table.shape[1] - 1))
+            ids = table[equal.places[:active, None], blocks.clamp(max=table.shape[1] - 1)].long()
             key_positions = (blocks[:, :, None] * block_size + offsets).flatten(1)  # [active, keys]
             visible = key_positions[:, None, :] <= query_positions[:active, :, None]  # [active, length, keys]
             if window is not None:

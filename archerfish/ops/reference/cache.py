@@ -4,8 +4,10 @@ from torch import Tensor
 
 
 def write_kv(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-    keys.flatten(0, 1)[slots] = k.to(keys.dtype)
-    values.flatten(0, 1)[slots] = v.to(values.dtype)
+    # By block and offset: flattened to slots, a strided cache would be a copy, and what is written to it lost.
+    place = (slots // keys.shape[1], slots % keys.shape[1])
+    keys[place] = k.to(keys.dtype)
+    values[place] = v.to(values.dtype)
 
 
 def copy_blocks(cache: Tensor, sources: Tensor, targets: Tensor) -> None:

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from archerfish.ops.reference import attention
-from archerfish.ops.reference.attention import attend
+from archerfish.ops.reference.attention import attend, stack_equal
 from tests.ops.ragged import Batch, Shape
 
 SCALE = 0.4
@@ -100,13 +100,11 @@ def test_leftovers_in_shared_blocks_do_not_leak_from_one_request_into_another():
     """The bits of a chunk are the same whether its neighbours' blocks hold numbers or NaN."""
     batch = Batch([(30, 1), (17, 6), (100, 1)])
     before = found(batch)
-    decodes = next(equal for equal in batch.chunks.equal if equal.token_rows.shape[1] == 1)
-    own = decodes.tables[0][1, :2].tolist()  # The shorter of the two holds 31 tokens.
+    own = batch.chunks.tables[0][0, :2].tolist()  # The first chunk's 31 tokens.
     others = [block for block in range(len(batch.keys[0])) if block not in own]
     batch.keys[0][others] = torch.nan
     batch.values[0][others] = torch.nan
-    row = int(decodes.token_rows[1, 0])
-    assert torch.equal(found(batch)[row], before[row])
+    assert torch.equal(found(batch)[0], before[0])
     assert torch.isfinite(before).all()
 
 
@@ -126,6 +124,41 @@ def test_the_size_of_the_tiles_does_not_change_the_result(monkeypatch, keys, que
     monkeypatch.setattr(attention, "KEYS_PER_TILE", keys)
     monkeypatch.setattr(attention, "QUERIES_PER_TILE", queries)
     torch.testing.assert_close(found(batch, softcap=5.0), usual, rtol=1e-5, atol=1e-5)
+
+
+@settings(derandomize=True, deadline=None, max_examples=80)
+@given(st.lists(SIZES, min_size=1, max_size=8))
+def test_chunks_of_one_length_are_stacked_longest_context_first_and_none_is_lost(sizes):
+    chunks = Batch(sizes).chunks
+    lengths, stacked = [], []
+    for equal in stack_equal(chunks):
+        lengths.append(equal.token_rows.shape[1])
+        assert list(equal.ends) == sorted(equal.ends, reverse=True)
+        stacked += equal.places.tolist()
+        for row, place in enumerate(equal.places.tolist()):
+            start, length = sizes[place]
+            first = int(chunks.query_starts[place])
+            assert equal.token_rows[row].tolist() == list(range(first, first + length))
+            assert (equal.starts[row], equal.ends[row]) == (start, start + length)
+    assert len(set(lengths)) == len(lengths)
+    assert sorted(stacked) == list(range(len(sizes)))
+
+
+def test_chunks_are_stacked_once_for_all_layers_of_a_step(monkeypatch):
+    calls = []
+
+    def counting(chunks):
+        calls.append(chunks)
+        return stack_equal(chunks)
+
+    monkeypatch.setattr(attention, "stack_equal", counting)
+    batch, other = Batch([(20, 4), (5, 1)], Shape(num_groups=2)), Batch([(3, 1)])
+    for _ in range(3):
+        check(batch)
+        check(other)
+    assert len(calls) == 2
+    assert calls[0] is batch.chunks
+    assert calls[1] is other.chunks
 
 
 def storage_of(tensor):

@@ -44,6 +44,22 @@ def test_writing_into_one_slot_of_a_larger_storage_reaches_the_storage():
     assert (storage[1, 1, 2] == 1).all()
 
 
+def test_writing_and_copying_reach_a_cache_that_lies_in_pieces():
+    """Keys beside values in each block, and heads before tokens: neither can be flattened without a copy."""
+    beside = torch.zeros(NUM_BLOCKS, 2, BLOCK_SIZE, HEADS, DIM)
+    heads_first = torch.zeros(2, NUM_BLOCKS, HEADS, BLOCK_SIZE, DIM).transpose(2, 3)
+    for keys, values in ((beside[:, 0], beside[:, 1]), (heads_first[0], heads_first[1])):
+        k = torch.randn(2, HEADS, DIM)
+        write_kv(k, 2 * k, keys, values, torch.tensor([6, 17]))
+        assert torch.equal(keys[1, 2], k[0])
+        assert torch.equal(keys[4, 1], k[1])
+        assert torch.equal(values, 2 * keys)
+        assert keys.count_nonzero() == k.numel()
+        copy_blocks(keys, torch.tensor([1]), torch.tensor([3]))
+        assert torch.equal(keys[3], keys[1])
+        assert keys.count_nonzero() == k.numel() + HEADS * DIM
+
+
 @pytest.mark.parametrize(
     ("sources", "targets"),
     [([0], [3]), ([0, 0, 2], [1, 3, 4]), ([0, 1], [1, 0]), ([0, 1, 2], [1, 2, 3]), ([], [])],

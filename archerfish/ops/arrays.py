@@ -1,0 +1,7 @@
+"""Names for numpy arrays of one kind, as steps are described by on the host."""
+
+import numpy as np
+
+Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
+Floats = np.ndarray[tuple[int], np.dtype[np.float32]]
+IntTable = np.ndarray[tuple[int, int], np.dtype[np.int32]]

@@ -1,0 +1,1 @@
+"""How the models in the box were made: tokenizer, data, training, distillation, evaluation, export."""

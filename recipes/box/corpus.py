@@ -1,0 +1,94 @@
+"""The raw files as documents: text to be learned as it stands, and conversations written out as the models see them."""
+
+import json
+import lzma
+import re
+import tarfile
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from recipes.box.chat import END_OF_TEXT, write_conversation
+
+MIXED_PACK = "mixed.tar.xz"
+BOOKS_PACK = "gutenberg_children.txt.xz"
+
+
+def unpack(directory: Path, target: Path) -> None:
+    """Unpack whichever of the two packs lies in the directory; they may come one at a time."""
+    target.mkdir(parents=True, exist_ok=True)
+    if (directory / MIXED_PACK).exists():
+        with tarfile.open(directory / MIXED_PACK) as pack:
+            pack.extractall(target, filter="data")
+    if (directory / BOOKS_PACK).exists():
+        with lzma.open(directory / BOOKS_PACK) as packed:
+            (target / "gutenberg_children.txt").write_bytes(packed.read())
+
+
+def text_documents(path: Path) -> list[str]:
+    """Documents that end with a line <|endoftext|>."""
+    parts = path.read_text(encoding="utf-8").split(END_OF_TEXT)
+    return [part.strip() for part in parts if part.strip()]
+
+
+def stories_by_line(path: Path) -> list[str]:
+    """One line break between stories, two between their paragraphs."""
+    parts = re.split(r"(?<!\n)\n(?!\n)", path.read_text(encoding="utf-8"))
+    return [part.strip() for part in parts if len(part.strip()) > 100]
+
+
+def json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            yield json.loads(line)
+
+
+def tool_signatures(dialogues: Sequence[dict[str, Any]]) -> dict[str, dict[str, list[str]]]:
+    """For each service, the functions its dialogues call and the arguments they give them."""
+    found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for dialogue in dialogues:
+        for message in dialogue["messages"]:
+            call = message.get("tool_call")
+            if call and isinstance(call["arguments"], dict):
+                for service in dialogue.get("services", ["shop"]):
+                    found[service][call["name"]].update(call["arguments"])
+    return {
+        service: {name: sorted(arguments) for name, arguments in sorted(functions.items())}
+        for service, functions in found.items()
+    }
+
+
+def tools_of(dialogue: dict[str, Any], signatures: dict[str, dict[str, list[str]]]) -> dict[str, list[str]]:
+    """What the dialogue's services offer together."""
+    merged: dict[str, list[str]] = {}
+    for service in dialogue.get("services", ["shop"]):
+        merged.update(signatures.get(service, {}))
+    return merged
+
+
+def tool_dialogues(path: Path) -> list[str]:
+    dialogues = list(json_lines(path))
+    signatures = tool_signatures(dialogues)
+    return [write_conversation(one["messages"], tools_of(one, signatures)) for one in dialogues]
+
+
+def small_talk(path: Path) -> list[str]:
+    """Two people by turns; the second is the assistant."""
+    written = []
+    for line in json_lines(path):
+        turns = line["turns"]
+        messages = [
+            {"role": "assistant" if place % 2 else "user", "content": turn.strip()} for place, turn in enumerate(turns)
+        ]
+        written.append(write_conversation(messages))
+    return written
+
+
+def word_problems(path: Path) -> list[str]:
+    return [
+        write_conversation(
+            [{"role": "user", "content": one["question"]}, {"role": "assistant", "content": one["answer"]}]
+        )
+        for one in json_lines(path)
+    ]

@@ -1,0 +1,45 @@
+"""Encoded documents on disk: one file of token ids for each source, documents apart by the end-of-text token."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from recipes.box.chat import END_OF_TEXT
+from recipes.box.mixture import Source
+
+_AT_ONCE = 4096  # Documents: enough for every core, little enough to show progress.
+
+
+def pack(source: Source, tokenizer: Tokenizer, directory: Path) -> int:
+    """Encode a source; the number of its tokens."""
+    directory.mkdir(parents=True, exist_ok=True)
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    count = 0
+    with (directory / f"{source.name}.bin").open("wb") as file:
+        for first in range(0, len(source.documents), _AT_ONCE):
+            for encoding in tokenizer.encode_batch_fast(source.documents[first : first + _AT_ONCE]):
+                file.write(np.array([*encoding.ids, end], np.uint16).tobytes())
+                count += len(encoding.ids) + 1
+    weights = {"weight": source.weight, "final_weight": source.final_weight, "num_tokens": count}
+    (directory / f"{source.name}.json").write_text(json.dumps(weights))
+    print(f"{source.name:<14} {count / 1e6:8.2f} M tokens", flush=True)
+    return count
+
+
+class Packed:
+    """All packed sources in one row of tokens, and how often each is to be drawn from."""
+
+    def __init__(self, directory: Path) -> None:
+        self.names = sorted(path.stem for path in directory.glob("*.bin"))
+        assert self.names, f"nothing is packed in {directory}"
+        parts = [np.fromfile(directory / f"{name}.bin", np.uint16).astype(np.int32) for name in self.names]
+        settings = [json.loads((directory / f"{name}.json").read_text()) for name in self.names]
+        self.tokens = torch.from_numpy(np.concatenate(parts))
+        self.lengths = torch.tensor([len(part) for part in parts])
+        self.starts = self.lengths.cumsum(0) - self.lengths
+        weights = [[one[key] for one in settings] for key in ("weight", "final_weight")]
+        self.shares = [self.lengths * torch.tensor(one) for one in weights]
+        """In the main and in the last phase; not normalized."""

@@ -1,0 +1,49 @@
+"""What settings come to on a machine: only None is filled in, and what cannot work is refused by its flag."""
+
+from typing import Any
+
+import pytest
+
+from archerfish.config.resolve import Facts, ResolvedConfig, resolve
+from archerfish.config.settings import EngineConfig
+from archerfish.errors import ConfigError
+
+
+def resolved(*, has_cuda: bool = False, checkpoint_dtype: str = "bfloat16", **settings: Any) -> ResolvedConfig:
+    facts = Facts(
+        max_positions=4096, checkpoint_dtype=checkpoint_dtype, can_extend=False, has_cuda=has_cuda, num_cores=6
+    )
+    return resolve(EngineConfig(**settings), facts)
+
+
+def test_what_is_not_set_is_chosen_by_the_machine() -> None:
+    cpu, gpu = resolved(), resolved(has_cuda=True)
+    assert (cpu.device, cpu.threads, cpu.gpu_memory_utilization, cpu.max_num_batched_tokens) == ("cpu", 6, 0.5, 512)
+    assert (gpu.device, gpu.threads, gpu.gpu_memory_utilization, gpu.max_num_batched_tokens) == ("cuda", 6, 0.9, 8192)
+
+
+def test_what_is_set_stays() -> None:
+    config = resolved(threads=2, gpu_memory_utilization=0.25, max_num_batched_tokens=300, batch_window_ms=0.0)
+    assert (config.threads, config.gpu_memory_utilization, config.max_num_batched_tokens) == (2, 0.25, 300)
+    assert config.batch_window_ms == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"threads": 0}, "--threads 0: it must be at least 1"),
+        ({"gpu_memory_utilization": 0.0}, "--gpu-memory-utilization 0.0: it must be above 0 and at most 1"),
+        ({"gpu_memory_utilization": 1.5}, "--gpu-memory-utilization 1.5: it must be above 0"),
+        ({"max_num_batched_tokens": 0}, "--max-num-batched-tokens 0: it must be at least 1"),
+        ({"max_num_batched_tokens": 8}, "--max-num-batched-tokens 8 is less than --max-num-seqs 256"),
+        ({"max_model_len": 0}, "--max-model-len 0: it must be at least 2"),
+        ({"max_model_len": 5000}, "use --max-model-len 4096 or less"),
+        ({"batch_window_ms": -1.0}, "--batch-window-ms -1.0: it must be at least 0"),
+        ({"device": "cuda"}, "--device cuda: torch sees no CUDA device here; use --device cpu"),
+        ({"checkpoint_dtype": "float8"}, "choose --dtype float32, bfloat16 or float16"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_its_flag(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        resolved(**settings)
+    assert says in str(refusal.value)

@@ -1,0 +1,74 @@
+"""What is refused before it reaches a scheduler, which may live in another process."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from archerfish.config import EngineConfig
+from archerfish.engine.build import build
+from archerfish.engine.intake import Intake
+from archerfish.errors import InvalidParameter, PromptTooLong
+from archerfish.request import SamplingParams
+from archerfish.tokenizer import Tokenizer
+from tests.checkpoints import CONFIG, write_tokenizer
+
+VOCABULARY = 290  # The tokenizer has 300.
+PARAMS = SamplingParams()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    directory = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(directory)
+    return Tokenizer.load(directory)
+
+
+@pytest.fixture
+def intake(tokenizer: Tokenizer) -> Intake:
+    return Intake(tokenizer, VOCABULARY, 16, lambda: 1.0)
+
+
+def test_a_text_with_a_token_that_the_model_lacks_is_refused_by_name(intake: Intake, tokenizer: Tokenizer) -> None:
+    unknown = next(token for token in range(VOCABULARY, 300) if len(tokenizer.encode(tokenizer.token_text(token))) == 1)
+    text = tokenizer.token_text(unknown)
+    with pytest.raises(InvalidParameter) as caught:
+        intake.request(text, PARAMS)
+    assert all(part in str(caught.value) for part in (str(unknown), repr(text), "290"))
+    with pytest.raises(InvalidParameter, match="290"):
+        intake.request([5, unknown], PARAMS)
+
+
+@pytest.mark.parametrize("token", [-1, 300, 10**9, 2.0, True, "a", None])
+def test_ids_that_are_no_tokens_are_refused(intake: Intake, token: object) -> None:
+    for one in (intake, Intake(None, VOCABULARY, 16, lambda: 1.0)):
+        with pytest.raises(InvalidParameter, match="prompt"):
+            one.request([5, token], PARAMS)  # type: ignore[list-item]
+
+
+def test_prompts_without_tokens_and_without_room_for_an_answer_are_refused(intake: Intake) -> None:
+    for empty in ("", [], ()):
+        with pytest.raises(InvalidParameter, match="at least one token"):
+            intake.request(empty, PARAMS)
+    assert len(intake.request([5] * 15, PARAMS).prompt_token_ids) == 15
+    with pytest.raises(PromptTooLong) as caught:
+        intake.request([5] * 16, PARAMS)
+    assert (caught.value.length, caught.value.limit) == (16, 16)
+    with pytest.raises(PromptTooLong):
+        intake.request("z" * 40, PARAMS)
+
+
+def test_an_end_token_that_the_model_lacks_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"eos_token_id": [1, 300, 4000]}))
+    config = EngineConfig(model=str(tmp_path), load_format="dummy", device="cpu", threads=1, max_model_len=64)
+    assembly = build(config)
+    assert assembly.engine.scheduler.limits.eos_token_ids == (1,)
+    assert assembly.config.max_model_len == 64
+    # Barring it until min_tokens are written must not end the engine.
+    assembly.engine.add(assembly.intake.request([5, 6], SamplingParams(min_tokens=2, max_tokens=3)))
+    while assembly.engine.has_work:
+        assembly.engine.step()
+    assert assembly.engine.stopped is None
+    with pytest.raises(PromptTooLong):
+        assembly.intake.request([5] * 64, PARAMS)
+    assembly.engine.close()

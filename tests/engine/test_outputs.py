@@ -1,0 +1,75 @@
+"""What a collector makes of events: a stop token ends the text, and stays among the token ids."""
+
+import pytest
+
+from archerfish.engine.outputs import Collector
+from archerfish.request import FinishReason, Request, SamplingParams, TokenEvent
+from archerfish.tokenizer import Tokenizer
+from tests.checkpoints import write_tokenizer
+
+EOS = 1
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    directory = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(directory)
+    return Tokenizer.load(directory)
+
+
+def collect(tokenizer: Tokenizer, params: SamplingParams, steps: list[list[int]], reason: FinishReason) -> Collector:
+    request = Request(request_id="a", prompt_token_ids=(5,), params=params, arrival_time=0.0)
+    collector = Collector(request, None, tokenizer, lambda *_: None)
+    for place, token_ids in enumerate(steps):
+        last = place == len(steps) - 1
+        collector.add(TokenEvent("a", 0, token_ids, finish_reason=reason if last else None), 1.0)
+    return collector
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one token a step", "all in one step"])
+def test_the_text_ends_before_a_stop_token_unless_it_is_asked_for(tokenizer: Tokenizer, several: bool) -> None:
+    token_ids = tokenizer.encode("quick brown fox", add_special_tokens=False)
+    steps = [token_ids] if several else [[token] for token in token_ids]
+    before, whole = tokenizer.decode(token_ids[:-1]), tokenizer.decode(token_ids)
+    assert before != whole
+    stop_token_ids = (token_ids[-1],)
+    for include, reason, text in (
+        (False, FinishReason.STOP, before),
+        (True, FinishReason.STOP, whole),
+        (False, FinishReason.LENGTH, whole),
+    ):
+        params = SamplingParams(stop_token_ids=stop_token_ids, include_stop_str_in_output=include)
+        answer = collect(tokenizer, params, steps, reason).output.outputs[0]
+        assert (answer.text, answer.token_ids) == (text, token_ids)
+        assert answer.finish_reason == reason.value
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_a_visible_end_token_is_no_part_of_the_text_unless_it_is_asked_for(tokenizer: Tokenizer, include: bool) -> None:
+    params = SamplingParams(skip_special_tokens=False, include_stop_str_in_output=include)
+    fox = tokenizer.encode("fox", add_special_tokens=False)
+    answer = collect(tokenizer, params, [fox, [EOS]], FinishReason.STOP).output.outputs[0]
+    assert answer.text == ("fox</s>" if include else "fox")
+    assert answer.token_ids == [*fox, EOS]
+
+
+def test_a_stop_token_does_not_complete_a_stop_text(tokenizer: Tokenizer) -> None:
+    token_ids = tokenizer.encode("quick fox", add_special_tokens=False)
+    params = SamplingParams(stop=("x",), stop_token_ids=(token_ids[-1],))
+    answer = collect(tokenizer, params, [token_ids], FinishReason.STOP).output.outputs[0]
+    assert answer.text == tokenizer.decode(token_ids[:-1])
+    assert answer.token_ids == token_ids
+
+
+def test_a_stop_text_before_the_stop_token_ends_the_answer_there(tokenizer: Tokenizer) -> None:
+    token_ids = tokenizer.encode("quick fox", add_special_tokens=False)
+    first = tokenizer.decode(token_ids[:1])
+    params = SamplingParams(stop=(first,), stop_token_ids=(token_ids[-1],))
+    answer = collect(tokenizer, params, [token_ids], FinishReason.STOP).output.outputs[0]
+    assert (answer.text, answer.token_ids, answer.stop_reason) == ("", token_ids[:1], first)
+
+
+def test_a_sequence_stopped_from_outside_loses_no_text(tokenizer: Tokenizer) -> None:
+    token_ids = tokenizer.encode("quick fox", add_special_tokens=False)
+    answer = collect(tokenizer, SamplingParams(), [token_ids, []], FinishReason.STOP).output.outputs[0]
+    assert answer.text == "quick fox"
