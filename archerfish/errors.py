@@ -77,10 +77,12 @@ class InvalidParameter(RequestError):
 class PromptTooLong(RequestError):
     """The prompt leaves no room for even one new token."""
 
-    def __init__(self, length: int, limit: int) -> None:
+    def __init__(self, length: int, limit: int, max_positions: int | None = None) -> None:
+        could_be_longer = max_positions is None or length < max_positions
         super().__init__(
             f"the prompt has {length} tokens, but the context holds {limit} and one must be left for the answer; "
-            f"shorten the prompt to {limit - 1} tokens or start with --max-model-len {length + 1} or more"
+            f"shorten the prompt to {limit - 1} tokens"
+            + (f" or start with --max-model-len {length + 1} or more" if could_be_longer else "")
         )
         self.length = length
         self.limit = limit

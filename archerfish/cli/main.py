@@ -89,8 +89,13 @@ def run(arguments: Sequence[str]) -> int:
         return _report(_in_one_line(error), 1)
     except (click.Abort, KeyboardInterrupt):
         return _INTERRUPTED
+    except MemoryError:
+        return _report("there is not enough memory; a smaller --kv-cache-memory-bytes or --max-model-len may help", 2)
     except BrokenPipeError:
         return _leave_closed_pipe()
+    except OSError as error:  # What a user names is checked where it is opened: this is the answer's own way out.
+        _leave_closed_pipe()
+        return _report(f"the answer could not be written: {error.strerror}", 1)
     return 0
 
 

@@ -7,6 +7,7 @@ from archerfish.errors import ConfigError
 
 _CPU_STEP_TOKENS = 512  # A longer step would hold up every running answer for seconds.
 _GPU_STEP_TOKENS = 8192
+_NUM_SEQUENCES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +56,13 @@ def resolve(config: EngineConfig, facts: Facts) -> ResolvedConfig:
     }
     given = {f.name: getattr(config, f.name) for f in fields(ResolvedConfig)}
     # Only None stands for the default: a 0 is a value, to be refused where it cannot work.
+    step_tokens = _CPU_STEP_TOKENS if on_cpu else _GPU_STEP_TOKENS
     default = {
         "threads": facts.num_cores,
         "gpu_memory_utilization": 0.5 if on_cpu else 0.9,
-        "max_num_batched_tokens": _CPU_STEP_TOKENS if on_cpu else _GPU_STEP_TOKENS,
+        # Every running sequence needs a token in a step: what was not set follows what was.
+        "max_num_batched_tokens": max(step_tokens, config.max_num_seqs or 0),
+        "max_num_seqs": min(_NUM_SEQUENCES, max(1, config.max_num_batched_tokens or _NUM_SEQUENCES)),
     }
     filled = {name: value for name, value in default.items() if given[name] is None}
     resolved = ResolvedConfig(**{**given, **filled, **chosen})

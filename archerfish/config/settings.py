@@ -47,8 +47,8 @@ class EngineConfig:
     """Share of the device's free memory (main memory on a CPU) to fill; by default 0.9 on a GPU, 0.5 on a CPU."""
     kv_cache_memory_bytes: int | None = None
     """Size of the KV cache, instead of what memory utilization leaves. Accepts 2G, 512M."""
-    max_num_seqs: int = 256
-    """Most sequences that run at once."""
+    max_num_seqs: int | None = None
+    """Most sequences that run at once; by default 256, or fewer if a step is set to fewer tokens."""
     max_num_batched_tokens: int | None = None
     """Most tokens in one step; longer prompts are cut into chunks. By default 512 on a CPU, 8192 on a GPU."""
     batching: Batching = "continuous"

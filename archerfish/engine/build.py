@@ -16,7 +16,13 @@ from archerfish.config.settings import EngineConfig
 from archerfish.console import ProgressBar, logger
 from archerfish.engine.engine import Engine
 from archerfish.engine.intake import Intake
-from archerfish.errors import ModelNotFound, TokenizerError, UnsupportedModel
+from archerfish.errors import (
+    InvalidParameter,
+    ModelError,
+    ModelNotFound,
+    TokenizerError,
+    UnsupportedModel,
+)
 from archerfish.execution.local import LocalExecutor
 from archerfish.execution.memory import CacheSize, Memory
 from archerfish.kvcache.layout import KVLayout, kv_layout
@@ -63,7 +69,9 @@ def build(config: EngineConfig) -> Assembly:
     checkpoint = _read(config)
     resolved = resolve(config, _facts(checkpoint))
     torch.set_num_threads(resolved.threads)
+    recommended = _recommended(checkpoint.generation, checkpoint.directory / "generation_config.json")
     tokenizer = _tokenizer(config, checkpoint)
+    eos_token_ids = _eos_token_ids(checkpoint, tokenizer)
     ops, _ = choose_ops(_target(checkpoint, resolved))
     dtype = torch_dtype(resolved.dtype)
     layout = kv_layout(checkpoint.arch)
@@ -72,15 +80,15 @@ def build(config: EngineConfig) -> Assembly:
     model = _model(checkpoint, resolved, ops)
     storage = KVStorage(layout, cache_size.num_blocks, resolved.block_size, dtype, resolved.device, ops)
     executor = LocalExecutor(model, storage, resolved.max_num_seqs, resolved.max_model_len, resolved.device)
-    scheduler = _scheduler(resolved, layout, cache_size, _eos_token_ids(checkpoint, tokenizer))
+    scheduler = _scheduler(resolved, layout, cache_size, eos_token_ids)
     logger.info(str(cache_size))
     return Assembly(
         engine=Engine(scheduler, executor, time.monotonic, check_invariants=resolved.check_invariants),
-        intake=Intake(tokenizer, checkpoint.arch.vocab_size, resolved.max_model_len, time.monotonic),
+        intake=_intake(checkpoint, resolved, tokenizer),
         arch=checkpoint.arch,
         config=resolved,
         cache_size=cache_size,
-        recommended=_recommended(checkpoint.generation),
+        recommended=recommended,
     )
 
 
@@ -130,6 +138,12 @@ def _tokenizer(config: EngineConfig, checkpoint: _Checkpoint) -> Tokenizer | Non
         if config.load_format == "dummy" and not (checkpoint.directory / "tokenizer.json").exists():
             return None  # config.json alone is enough for random weights.
         raise
+
+
+def _intake(checkpoint: _Checkpoint, config: ResolvedConfig, tokenizer: Tokenizer | None) -> Intake:
+    arch = checkpoint.arch
+    longest = None if arch.can_extend_positions else arch.max_positions
+    return Intake(tokenizer, arch.vocab_size, config.max_model_len, time.monotonic, longest)
 
 
 def _target(checkpoint: _Checkpoint, config: ResolvedConfig) -> Target:
@@ -196,18 +210,24 @@ def _eos_token_ids(checkpoint: _Checkpoint, tokenizer: Tokenizer | None) -> tupl
         checkpoint.config.get("eos_token_id"),
         inner.get("eos_token_id"),
     ):
-        found.update([value] if isinstance(value, int) else value or [])
+        listed = [value] if isinstance(value, int) else value or []
+        if not isinstance(listed, list) or not all(isinstance(token, int) for token in listed):
+            raise ModelError(f"{checkpoint.directory}: eos_token_id = {value!r} must be a token id or a list of them")
+        found.update(listed)
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         found.add(tokenizer.eos_token_id)
     # Files also name tokens that the model has no row for: it never writes them, so there is nothing to bar.
     return tuple(sorted(token for token in found if 0 <= token < checkpoint.arch.vocab_size))
 
 
-def _recommended(generation: Mapping[str, Any]) -> dict[str, Any]:
+def _recommended(generation: Mapping[str, Any], path: Path) -> dict[str, Any]:
     names = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
     names |= {"repetition_penalty": "repetition_penalty", "max_new_tokens": "max_tokens"}
     given = {ours: generation[theirs] for theirs, ours in names.items() if generation.get(theirs) is not None}
     if generation.get("do_sample") is False:
         given["temperature"] = 0.0
-    SamplingParams.from_dict(given)  # A value that makes no sense shows now, not at the first request.
+    try:
+        SamplingParams.from_dict(given)  # A value that makes no sense shows now, not at the first request.
+    except InvalidParameter as error:
+        raise ModelError(f"{path}: {error}") from error
     return given

@@ -16,9 +16,16 @@ class Intake:
     """Everything that must be known to judge a request before it is scheduled."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, vocab_size: int, max_model_len: int, clock: Callable[[], float]
+        self,
+        tokenizer: Tokenizer | None,
+        vocab_size: int,
+        max_model_len: int,
+        clock: Callable[[], float],
+        max_positions: int | None = None,
     ) -> None:
         self.tokenizer = tokenizer
+        self._max_positions = max_positions
+        """Longest context the model could be started with; None where there is no end."""
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._clock = clock
@@ -29,12 +36,18 @@ class Intake:
         params: SamplingParams,
         *,
         request_id: str | None = None,
-        request_class: RequestClass = RequestClass.ONLINE,
+        request_class: RequestClass | str = RequestClass.ONLINE,
         priority: int = 0,
         cache_salt: str = "",
         add_special_tokens: bool = True,
     ) -> Request:
         """A valid request, or a RequestError that names what is wrong."""
+        if not isinstance(params, SamplingParams):
+            raise InvalidParameter("params", params, "they must be SamplingParams")
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise InvalidParameter("priority", priority, "it must be a whole number; lower goes first")
+        if not isinstance(cache_salt, str):
+            raise InvalidParameter("cache_salt", cache_salt, "it must be a text")
         if params.stop and self.tokenizer is None:
             raise InvalidParameter("stop", params.stop, "stop texts need a tokenizer; use stop_token_ids")
         params.check_token_ids(self._vocab_size)
@@ -43,13 +56,13 @@ class Intake:
         if not token_ids:
             raise InvalidParameter("prompt", prompt, "it must have at least one token")
         if len(token_ids) >= self._max_model_len:
-            raise PromptTooLong(len(token_ids), self._max_model_len)
+            raise PromptTooLong(len(token_ids), self._max_model_len, self._max_positions)
         return Request(
             request_id=request_id or uuid.uuid4().hex,
             prompt_token_ids=token_ids,
             params=params,
             arrival_time=self._clock(),
-            request_class=request_class,
+            request_class=_as_class(request_class),
             priority=priority,
             cache_salt=cache_salt,
         )
@@ -60,7 +73,7 @@ class Intake:
             tokenizer = self._needed_tokenizer("a text prompt")
             token_ids = tuple(tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
         else:
-            token_ids = tuple(prompt)
+            token_ids = _as_ids(prompt)
         for token in token_ids:
             # Of a text, too: many tokenizers know tokens for which the model has no row.
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self._vocab_size:
@@ -69,6 +82,11 @@ class Intake:
 
     def chat_text(self, messages: Sequence[Message], **variables: Any) -> str:
         """Messages laid out as the model's chat template wants them."""
+        for message in messages if isinstance(messages, Sequence) else ():
+            content = message.get("content") if isinstance(message, Mapping) else None
+            for part in content if isinstance(content, list) else ():
+                if isinstance(part, Mapping) and part.get("type") != "text":
+                    raise InvalidParameter("messages", part.get("type"), "only parts of type text are understood")
         return self._needed_tokenizer("a chat").chat_template.render(messages, **variables)
 
     def _why_unknown(self, token: object) -> str:
@@ -80,3 +98,21 @@ class Intake:
         if self.tokenizer is None:
             raise TokenizerError(f"{what} needs a tokenizer, and none was loaded; give token ids instead")
         return self.tokenizer
+
+
+def _as_class(value: RequestClass | str) -> RequestClass:
+    """By value, or by its name in small letters."""
+    names = {kind.name.lower(): kind for kind in RequestClass}
+    if isinstance(value, RequestClass):
+        return value
+    if not isinstance(value, str) or value not in names:
+        raise InvalidParameter("request_class", value, f"it must be one of {', '.join(names)}")
+    return names[value]
+
+
+def _as_ids(prompt: object) -> tuple[int, ...]:
+    """Token ids from whatever holds whole numbers: a list, a tuple, an array."""
+    listed = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    if not isinstance(listed, (list, tuple, range)):
+        raise InvalidParameter("prompt", prompt, "it must be a text or a list of token ids")
+    return tuple(listed)

@@ -1,19 +1,19 @@
 """The offline face of the engine: a model in this process, used from Python."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from os import PathLike
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 from archerfish.config.load import check_settings
 from archerfish.console import ProgressBar, enable_logging
 from archerfish.engine.build import Assembly, build
 from archerfish.engine.intake import Message, Prompt
+from archerfish.engine.interrupts import uninterrupted
 from archerfish.engine.outputs import Collector, RequestOutput, StreamOutput
-from archerfish.errors import InvalidParameter, StepFailed
+from archerfish.errors import InvalidParameter, RequestError, StepFailed
 from archerfish.request import FinishReason, Request, RequestClass, SamplingParams
-
-T = TypeVar("T")
 
 
 class LLM:
@@ -43,23 +43,31 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        priority: Sequence[int] | None = None,
-        request_class: RequestClass = RequestClass.ONLINE,
-        cache_salt: str = "",
+        priority: int | Sequence[int] = 0,
+        request_class: RequestClass | str = RequestClass.ONLINE,
+        cache_salt: str | Sequence[str] = "",
         progress: bool = True,
     ) -> list[RequestOutput]:
         """Answer every prompt, text or token ids; outputs come in the prompts' order.
+
+        `request_class` is "online" or "batch"; requests of a lower `priority` go first within their class; requests
+        share cached prefixes only with those of the same `cache_salt`.
 
         A prompt that cannot be served raises before any is started. A request that fails on the way has finish_reason
         "error" and does not disturb the others; if the engine itself fails, StepFailed says why.
         """
         listed = _as_prompts(prompts)
-        chosen = _as_many(params if params is not None else self.default_sampling_params(), len(listed), "params")
-        priorities = _as_many(0 if priority is None else priority, len(listed), "priority")
-        requests = [
-            self._request(prompt, one, request_class=request_class, priority=rank, cache_salt=cache_salt)
-            for prompt, one, rank in zip(listed, chosen, priorities, strict=True)
-        ]
+        settings = zip(
+            _as_many(params if params is not None else self.default_sampling_params(), len(listed), "params"),
+            _as_many(priority, len(listed), "priority"),
+            _as_many(cache_salt, len(listed), "cache_salt"),
+            strict=True,
+        )
+        requests = []
+        for number, (prompt, (one, rank, salt)) in enumerate(zip(listed, settings, strict=True), 1):
+            with _naming(number if len(listed) > 1 else None):
+                options = {"request_class": request_class, "priority": rank, "cache_salt": salt}
+                requests.append(self._request(prompt, one, **options))
         texts = [prompt if isinstance(prompt, str) else None for prompt in listed]
         return self._run(requests, texts, progress=progress)
 
@@ -72,6 +80,9 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_variables: Mapping[str, Any] | None = None,
+        priority: int = 0,
+        request_class: RequestClass | str = RequestClass.ONLINE,
+        cache_salt: str = "",
         progress: bool = True,
     ) -> list[RequestOutput]:
         """Answer a conversation, or each of several."""
@@ -90,13 +101,26 @@ class LLM:
             for conversation in conversations
         ]
         # The template has already written the special tokens.
-        requests = [self._request(t, p, add_special_tokens=False) for t, p in zip(texts, chosen, strict=True)]
+        options: dict[str, Any] = {"request_class": request_class, "priority": priority, "cache_salt": cache_salt}
+        requests = [
+            self._request(text, one, add_special_tokens=False, **options)
+            for text, one in zip(texts, chosen, strict=True)
+        ]
         return self._run(requests, list(texts), progress=progress)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamOutput]:
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        request_class: RequestClass | str = RequestClass.ONLINE,
+        cache_salt: str = "",
+    ) -> Iterator[StreamOutput]:
         """Yield what each step adds, as it comes. Leaving the loop early cancels the request."""
         params = params if params is not None else self.default_sampling_params()
-        return self._stream(self._request(prompt, params), prompt if isinstance(prompt, str) else None)
+        options: dict[str, Any] = {"request_class": request_class, "priority": priority, "cache_salt": cache_salt}
+        return self._stream(self._request(prompt, params, **options), prompt if isinstance(prompt, str) else None)
 
     def stream_chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Iterator[StreamOutput]:
         """The same for a conversation."""
@@ -130,10 +154,11 @@ class LLM:
         return self._intake.request(prompt, params, request_id=str(self._num_requests - 1), **more)
 
     def _start(self, request: Request, prompt: str | None) -> "_Open":
-        self._engine.add(request)
-        collector = Collector(request, prompt, self._intake.tokenizer, self._stop_sequence)
-        self._open[request.request_id] = _Open(collector, deque())
-        return self._open[request.request_id]
+        with uninterrupted():
+            self._engine.add(request)
+            collector = Collector(request, prompt, self._intake.tokenizer, self._stop_sequence)
+            self._open[request.request_id] = _Open(collector, deque())
+            return self._open[request.request_id]
 
     def _run(self, requests: list[Request], prompts: list[str | None], *, progress: bool) -> list[RequestOutput]:
         started, generated_before = self._engine.clock(), self._engine.counts.num_generated_tokens
@@ -168,15 +193,16 @@ class LLM:
     def _step(self) -> list[str]:
         """One step for everyone: pieces of other open streams wait for their readers. The requests that ended."""
         ended = []
-        events = self._engine.step()
-        now = self._engine.clock()
-        for event in events:
-            one = self._open.get(event.request_id)
-            piece = one.collector.add(event, now) if one is not None else None
-            if one is not None and piece is not None:
-                one.pieces.append(piece)
-                if one.collector.finished:
-                    ended.append(event.request_id)
+        with uninterrupted():
+            events = self._engine.step()
+            now = self._engine.clock()
+            for event in events:
+                one = self._open.get(event.request_id)
+                piece = one.collector.add(event, now) if one is not None else None
+                if one is not None and piece is not None:
+                    one.pieces.append(piece)
+                    if one.collector.finished:
+                        ended.append(event.request_id)
         if self._engine.stopped is not None:
             raise StepFailed(self._engine.stopped)
         return ended
@@ -185,8 +211,9 @@ class LLM:
         self._engine.cancel(request_id, index, FinishReason.STOP)
 
     def _close(self, request_id: str) -> None:
-        self._open.pop(request_id, None)
-        self._engine.cancel(request_id)
+        with uninterrupted():
+            self._open.pop(request_id, None)
+            self._engine.cancel(request_id)
 
 
 class _Open(NamedTuple):
@@ -195,24 +222,51 @@ class _Open(NamedTuple):
     """What steps added and no reader has taken yet."""
 
 
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many; a list of numbers is one prompt of token ids."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if len(prompts) and all(isinstance(item, int) for item in prompts):
-        return [cast(Sequence[int], prompts)]
-    return list(cast(Sequence[Prompt], prompts))
+def _as_prompts(prompts: object) -> list[Prompt]:
+    """One prompt or many; a list or array of numbers is one prompt of token ids."""
+    if isinstance(prompts, (str, Mapping)):
+        return [_as_prompt(prompts)]
+    if hasattr(prompts, "tolist"):
+        prompts = prompts.tolist()
+    if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
+        raise InvalidParameter("prompts", prompts, "they must be a text, a list of token ids, or a list of those")
+    listed = list(prompts)
+    if listed and all(isinstance(item, int) for item in listed):
+        return [listed]
+    return [_as_prompt(item) for item in listed]
 
 
-def _as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
-    if len(messages) and isinstance(messages[0], Mapping):
-        return [cast(Sequence[Message], messages)]
-    return list(cast(Sequence[Sequence[Message]], messages))
+def _as_prompt(prompt: object) -> Prompt:
+    """A text or token ids, also as vLLM's users write them: {"prompt": ...} or {"prompt_token_ids": ...}."""
+    if isinstance(prompt, Mapping):
+        if len(prompt) != 1 or not set(prompt) <= {"prompt", "prompt_token_ids"}:
+            raise InvalidParameter("prompt", prompt, "a mapping must have prompt or prompt_token_ids, and nothing else")
+        return cast(Prompt, next(iter(prompt.values())))
+    return cast(Prompt, prompt)
 
 
-def _as_many(given: T | Sequence[T], count: int, name: str) -> list[T]:
+def _as_conversations(messages: object) -> list[Sequence[Message]]:
+    if not isinstance(messages, (list, tuple)):
+        raise InvalidParameter("messages", messages, "they must be a list of messages, or a list of such lists")
+    if messages and isinstance(messages[0], Mapping):
+        return [messages]
+    return list(messages)
+
+
+@contextmanager
+def _naming(number: int | None) -> Iterator[None]:
+    """Say which of several prompts an error is about."""
+    try:
+        yield
+    except RequestError as error:
+        if number is not None:
+            error.args = (f"prompt {number}: {error}",)
+        raise
+
+
+def _as_many(given: Any, count: int, name: str) -> list[Any]:
     """One value for all, or one for each."""
-    if not isinstance(given, Sequence):
+    if isinstance(given, str) or not isinstance(given, Sequence):
         return [given] * count
     if len(given) != count:
         raise InvalidParameter(name, f"{len(given)} of them", f"there are {count} prompts; give one, or one for each")

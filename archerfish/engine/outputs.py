@@ -89,7 +89,7 @@ class Collector:
                 else CompletionOutput(index, cumulative_logprob=0.0, logprobs=[])
                 for index in range(params.n)
             ],
-            metrics=RequestTiming(request.arrival_time),
+            metrics=RequestTiming(request.arrival_time, num_answers=params.n),
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
         )
         self._detokenizers: list[Detokenizer | None] = [None] * params.n

@@ -15,6 +15,8 @@ class RequestTiming:
     finished_time: float | None = None
     num_generated_tokens: int = 0
     """Of all its answers together."""
+    num_answers: int = 1
+    """Written side by side."""
 
     def record_tokens(self, count: int, now: float) -> None:
         if self.first_token_time is None:
@@ -35,9 +37,10 @@ class RequestTiming:
     @property
     def tpot(self) -> float | None:
         """Time per output token after the first; None with fewer than two."""
-        if self.first_token_time is None or self.last_token_time is None or self.num_generated_tokens < 2:
+        following = self.num_generated_tokens / self.num_answers - 1
+        if self.first_token_time is None or self.last_token_time is None or following <= 0:
             return None
-        return (self.last_token_time - self.first_token_time) / (self.num_generated_tokens - 1)
+        return (self.last_token_time - self.first_token_time) / following
 
     @property
     def total(self) -> float | None:

@@ -24,6 +24,8 @@ def locate(model: str, revision: str | None = None, *, weights: bool = True) -> 
     """
     directory = Path(model).expanduser()
     if directory.is_dir():
+        if revision is not None:
+            raise ModelNotFound(f"{model} is a directory, which has no revision {revision!r}; leave --revision out")
         return directory
     if directory.is_file():
         raise ModelNotFound(f"{model} is a file; give the directory that holds it, with its config.json")

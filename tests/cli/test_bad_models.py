@@ -36,7 +36,8 @@ BREAKAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "weights of another model": (_config(num_hidden_layers=4), "missing"),
     "no weights": (lambda model: (model / "model.safetensors").unlink(), "safetensors"),
     "broken tokenizer": (_replace("tokenizer.json", b"{}"), "tokenizer.json"),
-    "broken generation config": (_replace("generation_config.json", b'{"temperature": -3}'), "temperature"),
+    "broken generation config": (_replace("generation_config.json", b'{"temperature": -3}'), "generation_config.json"),
+    "an end token that is none": (_config(eos_token_id="x"), "eos_token_id"),
 }
 
 
@@ -67,7 +68,7 @@ def test_broken_models(breakage: str, good: Path, tmp_path: Path, capfd: pytest.
         (["--max-model-len", "1000"], "256"),
         (["--max-model-len", "1"], "--max-model-len 1"),
         (["--max-num-seqs", "0"], "--max-num-seqs 0"),
-        (["--max-num-batched-tokens", "4"], "--max-num-batched-tokens 4"),
+        (["--max-num-batched-tokens", "4", "--max-num-seqs", "8"], "--max-num-batched-tokens 4"),
         (["--gpu-memory-utilization", "1.5"], "--gpu-memory-utilization 1.5"),
     ],
 )

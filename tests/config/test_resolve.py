@@ -35,7 +35,7 @@ def test_what_is_set_stays() -> None:
         ({"gpu_memory_utilization": 0.0}, "--gpu-memory-utilization 0.0: it must be above 0 and at most 1"),
         ({"gpu_memory_utilization": 1.5}, "--gpu-memory-utilization 1.5: it must be above 0"),
         ({"max_num_batched_tokens": 0}, "--max-num-batched-tokens 0: it must be at least 1"),
-        ({"max_num_batched_tokens": 8}, "--max-num-batched-tokens 8 is less than --max-num-seqs 256"),
+        ({"max_num_batched_tokens": 8, "max_num_seqs": 9}, "--max-num-batched-tokens 8 is less than --max-num-seqs 9"),
         ({"max_model_len": 0}, "--max-model-len 0: it must be at least 2"),
         ({"max_model_len": 5000}, "use --max-model-len 4096 or less"),
         ({"batch_window_ms": -1.0}, "--batch-window-ms -1.0: it must be at least 0"),
@@ -47,3 +47,10 @@ def test_what_cannot_work_is_refused_by_its_flag(settings: dict[str, Any], says:
     with pytest.raises(ConfigError) as refusal:
         resolved(**settings)
     assert says in str(refusal.value)
+
+
+def test_steps_and_sequences_follow_each_other_where_only_one_is_set() -> None:
+    assert resolved().max_num_seqs == 256
+    assert resolved(max_num_batched_tokens=100).max_num_seqs == 100
+    assert resolved(max_num_seqs=1000).max_num_batched_tokens == 1000
+    assert resolved(max_num_seqs=8).max_num_batched_tokens == 512

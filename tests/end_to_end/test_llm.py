@@ -1,10 +1,12 @@
 """The offline face as a user meets it: prompts in, outputs out, and one answer whatever runs beside it."""
 
+import signal
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -259,3 +261,88 @@ def test_settings_that_do_not_exist_are_named(directory: Path) -> None:
         LLM(str(directory), max_model_length=3)
     with pytest.raises(ModelNotFound, match="no model in the box"):
         LLM()
+
+
+def test_prompts_come_in_every_shape_that_means_one_thing(llm: LLM) -> None:
+    ids = llm.generate(TEXT, GREEDY)[0].prompt_token_ids
+    expected = tokens(llm.generate(TEXT, GREEDY)[0])
+    for prompt in (
+        {"prompt": TEXT},
+        [{"prompt_token_ids": ids}],
+        tuple(ids),
+        [tuple(ids)],
+        np.array(ids),
+        [np.array(ids)],
+        torch.tensor(ids),
+        (text for text in [TEXT]),
+    ):
+        assert [tokens(output) for output in llm.generate(prompt, GREEDY)] == [expected]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "prompts", [None, 5, b"abc", [None], [5.0], [b"abc"], {"text": "hi"}, {"prompt": "a", "seed": 1}, [["a"]], [[True]]]
+)
+def test_what_is_no_prompt_is_refused_by_name(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(InvalidParameter, match="prompt"):
+        llm.generate(prompts, GREEDY)
+    assert not llm.assembly.engine.has_work
+
+
+def test_other_arguments_of_the_wrong_kind_are_refused_by_name(llm: LLM) -> None:
+    for bad, named in (
+        ({"params": {"temperature": 0}}, "params"),
+        ({"priority": ["x"]}, "priority"),
+        ({"cache_salt": None}, "cache_salt"),
+        ({"request_class": "urgent"}, "online, batch"),
+    ):
+        with pytest.raises(InvalidParameter, match=named):
+            llm.generate([TEXT], **{"params": GREEDY, **bad})
+    for messages in ({"role": "user", "content": "hi"}, "hi", None):
+        with pytest.raises(InvalidParameter, match="messages"):
+            llm.chat(messages, GREEDY)  # type: ignore[arg-type]
+    picture = {"type": "image_url", "image_url": {"url": "x"}}
+    with pytest.raises(InvalidParameter, match="image_url"):
+        llm.chat([{"role": "user", "content": [picture]}], GREEDY)
+    with pytest.raises(PromptTooLong, match="prompt 2: "):
+        llm.generate([TEXT, [5] * 300], GREEDY)
+    with pytest.raises(PromptTooLong) as caught:
+        llm.generate([5] * 300, GREEDY)
+    assert "--max-model-len" not in str(caught.value), "the model knows no more than 256 positions"
+    assert not llm.assembly.engine.has_work
+
+
+def test_class_priority_and_salt_reach_every_call(llm: LLM) -> None:
+    batch = llm.generate([TEXT], GREEDY, request_class="batch", priority=3, cache_salt=["mine"])[0]
+    streamed = list(llm.stream(TEXT, GREEDY, request_class="batch", priority=1, cache_salt="mine"))
+    assert [token for piece in streamed for token in piece.token_ids] == tokens(batch)[0]
+    messages = [{"role": "user", "content": TEXT * 2}]
+    assert llm.chat(messages, GREEDY, cache_salt="mine", request_class="batch")[0].num_cached_tokens == 0
+    assert llm.chat(messages, GREEDY, cache_salt="mine")[0].num_cached_tokens > 0
+    assert llm.chat(messages, GREEDY, cache_salt="yours")[0].num_cached_tokens == 0
+
+
+def test_an_interrupt_waits_for_the_step_to_be_whole(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = tokens(llm.generate(TEXT, GREEDY)[0])
+    executor = llm.assembly.engine._executor
+    run = executor.run
+    steps = []
+
+    def interrupted(plan: Any) -> Any:
+        steps.append(plan)
+        if len(steps) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return run(plan)
+
+    monkeypatch.setattr(executor, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([TEXT, TEXT], GREEDY)
+    assert len(steps) == 3 and not llm.assembly.engine.has_work
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert tokens(llm.generate(TEXT, GREEDY)[0]) == expected
+
+
+def test_time_per_token_is_that_of_one_answer(llm: LLM) -> None:
+    timing = llm.generate(TEXT, SamplingParams(n=4, seed=1, max_tokens=10, ignore_eos=True))[0].metrics
+    assert timing.num_generated_tokens == 40 and timing.tpot is not None
+    assert timing.first_token_time is not None and timing.last_token_time is not None
+    assert timing.tpot == pytest.approx((timing.last_token_time - timing.first_token_time) / 9)

@@ -91,3 +91,8 @@ def test_weights_are_downloaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert downloaded == sorted([*SMALL, "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"])
     locate("somebody/some-model", weights=False)
     assert downloaded == SMALL
+
+
+def test_a_directory_has_no_revisions(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="no revision 'v2'"):
+        locate(str(tmp_path), "v2")
