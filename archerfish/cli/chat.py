@@ -84,7 +84,7 @@ def _answer(conversation: Conversation, text: str) -> None:
     if reason == "error":
         raise EngineError(f"the answer could not be completed: {error}")
     if reason == "length":
-        _notice("(Cut off: a larger --max-tokens gives more.)")
+        _notice("(Cut off: the answer reached --max-tokens, or the end of the context; /reset starts afresh.)")
 
 
 @contextmanager

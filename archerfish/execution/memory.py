@@ -24,6 +24,8 @@ _SCORE_COPIES = 3
 LOGIT_ROWS_AT_ONCE = 128
 """Rows of a prompt whose logits are made together: those of a whole prompt can exceed everything else in a step."""
 
+_MOST_TO_SUGGEST = 0.95  # Of the memory: a machine whose last byte is taken is of no use to anyone.
+
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
@@ -145,16 +147,17 @@ class Memory:
         steps: dict[str, Any] = {}
         while True:
             changed = replace(config, **steps)
-            roomy = replace(changed, kv_cache_memory_bytes=None, gpu_memory_utilization=1.0)
+            most = max(config.gpu_memory_utilization, _MOST_TO_SUGGEST)
+            roomy = replace(changed, kv_cache_memory_bytes=None, gpu_memory_utilization=most)
             shortened = replace(changed, max_model_len=self._longest(roomy))
             if config.kv_cache_memory_bytes is None:
-                first, last = {"gpu_memory_utilization": self._share(changed)}, {"gpu_memory_utilization": 1.0}
+                yield {**steps, "gpu_memory_utilization": self._share(changed, most)}
+                yield {**steps, "max_model_len": self._longest(changed)}
+                yield {**steps, "max_model_len": shortened.max_model_len, "gpu_memory_utilization": most}
             else:
-                first = {"kv_cache_memory_bytes": self.one_request(changed)}
-                last = {"kv_cache_memory_bytes": self.one_request(shortened)}
-            yield {**steps, **first}
-            yield {**steps, "max_model_len": self._longest(changed)}
-            yield {**steps, "max_model_len": shortened.max_model_len, **last}
+                yield {**steps, "kv_cache_memory_bytes": self.one_request(changed)}
+                size = self.one_request(shortened)
+                yield {**steps, "max_model_len": shortened.max_model_len, "kv_cache_memory_bytes": size}
             if changed.max_num_batched_tokens == 1:
                 return
             steps = {
@@ -162,10 +165,10 @@ class Memory:
                 "max_num_seqs": max(1, min(changed.max_num_seqs, changed.max_num_batched_tokens) // 2),
             }
 
-    def _share(self, config: ResolvedConfig) -> float:
-        """The memory utilization that one request needs, to the next hundredth and one more."""
+    def _share(self, config: ResolvedConfig, most: float) -> float:
+        """The memory utilization that one request needs, and a little more: free memory moves between two starts."""
         needed = self.weights + self.activations(config) + self.one_request(config)
-        return min(1.0, (-(-needed * 100 // max(1, self.available)) + 1) / 100)
+        return min(most, (-(-needed * 100 // max(1, self.available)) + 3) / 100)
 
     def _longest(self, config: ResolvedConfig) -> int:
         """Longest context that fits, in whole blocks; at least 2, whether it fits or not."""

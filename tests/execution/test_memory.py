@@ -91,7 +91,11 @@ def test_what_fits_fits_and_what_does_not_names_a_remedy_that_works(case):
             sized(arch, applied(asked, flags), available)
         else:
             smallest = replace(
-                asked, max_model_len=2, max_num_seqs=1, max_num_batched_tokens=1, gpu_memory_utilization=1.0
+                asked,
+                max_model_len=2,
+                max_num_seqs=1,
+                max_num_batched_tokens=1,
+                gpu_memory_utilization=max(0.95, asked.gpu_memory_utilization),
             )
             with pytest.raises(DoesNotFit):
                 sized(arch, replace(smallest, kv_cache_memory_bytes=None), available)
