@@ -1,6 +1,5 @@
 """Finds a model's files: a local directory as it is, a hub name through huggingface_hub and its cache."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -53,7 +52,7 @@ def _is_hub_name(model: str) -> bool:
 
 
 def _download(name: str, revision: str | None, patterns: list[str]) -> Path:
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (
         EntryNotFoundError,
         GatedRepoError,
@@ -64,15 +63,24 @@ def _download(name: str, revision: str | None, patterns: list[str]) -> Path:
     )
 
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=_UNWANTED))
+        found = snapshot_download(
+            name,
+            revision=revision,
+            allow_patterns=patterns,
+            ignore_patterns=_UNWANTED,
+            # Said outright: some releases ask the hub all the same for a commit that is in the cache.
+            local_files_only=constants.HF_HUB_OFFLINE,
+        )
+        return Path(found)
     except GatedRepoError as error:
         raise ModelNotFound(f"{name} is gated: accept its terms on the hub and set HF_TOKEN") from error
     except RevisionNotFoundError as error:
         raise ModelNotFound(f"{name} has no revision {revision!r} on the hub") from error
     except LocalEntryNotFoundError as error:
-        offline = "HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE") else "the hub cannot be reached"
+        what = "it" if revision is None else f"its revision {revision!r}"
+        offline = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
         raise ModelNotFound(
-            f"there is no directory {name}, it is not in the hub cache, and {offline}; give a local directory"
+            f"there is no directory {name}, {what} is not in the hub cache, and {offline}; give a local directory"
         ) from error
     except (RepositoryNotFoundError, EntryNotFoundError, HFValidationError) as error:
         raise ModelNotFound(
