@@ -81,8 +81,8 @@ SMALL = [
 def test_weights_are_downloaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     downloaded: list[str] = []
 
-    def snapshot_download(_: str, revision: str | None, **patterns: list[str]) -> str:
-        assert revision is None
+    def snapshot_download(_: str, revision: str | None, local_files_only: bool, **patterns: list[str]) -> str:
+        assert revision is None and local_files_only, "tests run offline"
         downloaded[:] = filter_repo_objects(FILES, **patterns)
         return "somewhere"
 
