@@ -4,7 +4,7 @@ ArcherfishError
 ├── UserError                 a person can fix it; commands print one line and exit with code 2
 │   ├── ConfigError           a setting or flag that cannot work
 │   ├── ModelError            the model cannot be used
-│   │   ├── ModelNotFound         no such directory or hub name
+│   │   ├── ModelNotFound         no such directory, model in the box or hub name
 │   │   ├── UnsupportedModel      an architecture or config field that is not understood
 │   │   ├── CheckpointError       weights that are missing, broken or of the wrong shape
 │   │   └── TokenizerError        no tokenizer, a broken one, or no chat template
@@ -47,7 +47,7 @@ class ModelError(UserError):
 
 
 class ModelNotFound(ModelError):
-    """There is no such directory or hub name."""
+    """There is no such directory, model in the box or hub name."""
 
 
 class UnsupportedModel(ModelError):

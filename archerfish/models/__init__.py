@@ -1,5 +1,4 @@
-"""One textbook decoder (decoder.py) driven by an Arch; families/ reads checkpoints' configs and names into it."""
+"""One textbook decoder (decoder.py) driven by an Arch; families/ reads checkpoints' configs and names into it.
 
-from archerfish.models.decoder import Attention, Decoder
-
-__all__ = ["Attention", "Decoder"]
+Imports nothing here: a config can be read without torch.
+"""

@@ -2,18 +2,22 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from archerfish.errors import CheckpointError
 from archerfish.weights.locate import UNREAD_WEIGHTS, read_json
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_FETCH = "download or copy them"
 
 
 class Stored(NamedTuple):
@@ -52,31 +56,51 @@ class Checkpoint:
             handle.__exit__(None, None, None)
         self._open.clear()
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str) -> "Tensor":
         """A view of the file's pages: nothing is copied until it is used."""
         stored = self.tensors[name]
         tensor: Tensor = self._open[stored.file].get_tensor(stored.name)
         return tensor
 
     def _add(self, file: Path, renames: tuple[tuple[str, str], ...]) -> None:
-        try:
-            handle: Any = safe_open(file, framework="pt", device="cpu")
-            self._open[file] = handle
-            for spelled in handle.keys():  # noqa: SIM118 - not a dict
-                part = handle.get_slice(spelled)
-                name = spelled
+        with _naming(file):
+            self._open[file] = safe_open(file, framework="pt", device="cpu")
+            for stored in _header(file, self._open[file]):
+                name = stored.name
                 for pattern, replacement in renames:
                     name = re.sub(pattern, replacement, name)
                 if name in self.tensors:
-                    raise CheckpointError(f"{file} and {self.tensors[name].file} both hold {spelled}")
-                self.tensors[name] = Stored(file, spelled, tuple(part.get_shape()), part.get_dtype())
-        except (SafetensorError, OSError, ValueError) as error:
-            size = file.stat().st_size if file.exists() else 0
-            raise CheckpointError(f"{file} ({size} bytes) is not a whole safetensors file: {error}") from error
+                    raise CheckpointError(f"{file} and {self.tensors[name].file} both hold {stored.name}")
+                self.tensors[name] = stored
+
+
+def read_headers(directory: Path) -> list[Stored]:
+    """What the files say of their tensors. Needs no torch."""
+    found: list[Stored] = []
+    for file in _files(directory):
+        with _naming(file), safe_open(file, framework="np") as handle:
+            found += _header(file, handle)
+    return found
 
 
 def is_float(stored: Stored) -> bool:
     return stored.dtype in _FLOATS
+
+
+def _header(file: Path, handle: Any) -> Iterator[Stored]:
+    for name in handle.keys():  # noqa: SIM118 - not a dict
+        part = handle.get_slice(name)
+        yield Stored(file, name, tuple(part.get_shape()), part.get_dtype())
+
+
+@contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """Say which file it is that cannot be read."""
+    try:
+        yield
+    except (SafetensorError, OSError, ValueError) as error:
+        size = file.stat().st_size if file.exists() else 0
+        raise CheckpointError(f"{file} ({size} bytes) is not a whole safetensors file: {error}") from error
 
 
 def _files(directory: Path) -> Iterator[Path]:
@@ -87,7 +111,9 @@ def _files(directory: Path) -> Iterator[Path]:
             raise CheckpointError(f"{index} has no weight_map from tensor names to file names")
         names = sorted(set(mapping.values()))
         if missing := [name for name in names if not (directory / name).is_file()]:
-            raise CheckpointError(f"{index.name} names files that {directory} does not have: {', '.join(missing)}")
+            raise CheckpointError(
+                f"{index.name} names files that {directory} does not have ({', '.join(missing)}): {_FETCH}"
+            )
         yield from (directory / name for name in names)
         return
     unread = sorted(directory.glob(UNREAD_WEIGHTS))
@@ -106,4 +132,4 @@ def _what_instead(directory: Path, unread: list[Path]) -> str:
     pickles = [path.name for pattern in _PICKLES for path in sorted(directory.glob(pattern))]
     if pickles:
         return f". It has {', '.join(pickles[:3])}: pickled weights can run code and are not read; convert them."
-    return "."
+    return f": {_FETCH}."

@@ -1,9 +1,10 @@
-"""Finds a model's files: a local directory as it is, a hub name through huggingface_hub and its cache."""
+"""Finds a model's files: a local directory, a model in the box, a hub name through huggingface_hub and its cache."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from archerfish.box import DEFAULT_MODEL, models_in_box
 from archerfish.errors import ModelNotFound
 from archerfish.files import read_json_object
 
@@ -16,20 +17,32 @@ _UNWANTED = [UNREAD_WEIGHTS, "*/*.safetensors", "*/*.json"]
 _ONLY_TOKENIZER = ["*.json", "*.jinja", "tokenizer.model"]
 
 
-def locate(model: str, revision: str | None = None, *, weights: bool = True) -> Path:
-    """The directory that holds the model's files; downloads a hub model, or its small files if weights is False.
+def locate(model: str | None, revision: str | None = None, *, weights: bool = True) -> Path:
+    """The directory that holds the model's files: a local one, else one in the box, else the hub's.
 
-    HF_HOME, HF_HUB_OFFLINE and HF_TOKEN have their usual meaning.
+    None is the box's default. A hub model is downloaded, or only its small files if weights is False; HF_HOME,
+    HF_HUB_OFFLINE and HF_TOKEN have their usual meaning.
     """
-    directory = Path(model).expanduser()
-    if directory.is_dir():
+    if model is None:
+        # Not by its name: a local directory that happens to have it was not asked for.
+        return _from_box(DEFAULT_MODEL, revision)
+    try:
+        directory = Path(model).expanduser()
+        is_directory, is_file = directory.is_dir(), directory.is_file()
+    except (OSError, RuntimeError) as error:  # No permission, a name too long, the ~ of somebody who is not known.
+        raise ModelNotFound(f"{model} cannot be looked at: {error}") from error
+    if is_directory:
         if revision is not None:
             raise ModelNotFound(f"{model} is a directory, which has no revision {revision!r}; leave --revision out")
         return directory
-    if directory.is_file():
+    if model in models_in_box():
+        return _from_box(model, revision)
+    if is_file:
         raise ModelNotFound(f"{model} is a file; give the directory that holds it, with its config.json")
     if not _is_hub_name(model):
-        raise ModelNotFound(f"there is no directory {model}, and it is not a hub name such as Qwen/Qwen3-0.6B")
+        raise ModelNotFound(
+            f"there is no directory {model}, and it is not a hub name such as Qwen/Qwen3-0.6B{_box_offer()}"
+        )
     return _download(model, revision, _WANTED if weights else _ONLY_TOKENIZER)
 
 
@@ -37,13 +50,36 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file, or a ModelError that names the file and what is wrong with it."""
     value = read_json_object(path)
     if value is None:
-        raise ModelNotFound(f"{path.parent} has no {path.name}; a model directory in Hugging Face layout has one")
+        instead = " (its GGUF files are not read)" if any(path.parent.glob("*.gguf")) else ""
+        raise ModelNotFound(
+            f"{path.parent} has no {path.name}{instead}; a model directory in Hugging Face layout has one"
+        )
     return value
 
 
 def read_config(directory: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """config.json with a user's overrides laid over it; an override of None is a null in config.json."""
     return {**read_json(directory / "config.json"), **overrides}
+
+
+def _from_box(name: str, revision: str | None) -> Path:
+    directory = models_in_box().get(name)
+    if directory is None:
+        raise ModelNotFound(
+            f"no model was named, and the default, {name}, is missing from this installation; "
+            "install archerfish again, or give --model with a directory or a hub name"
+        )
+    if revision is not None:
+        raise ModelNotFound(
+            f"{name} comes with the package, which has no revision {revision!r} of it; leave --revision out"
+        )
+    return directory
+
+
+def _box_offer() -> str:
+    """What a name that was not found could be replaced with, to end a message."""
+    names = ", ".join(models_in_box())
+    return f"; the box has {names}" if names else ""
 
 
 def _is_hub_name(model: str) -> bool:
@@ -80,11 +116,12 @@ def _download(name: str, revision: str | None, patterns: list[str]) -> Path:
         what = "it" if revision is None else f"its revision {revision!r}"
         offline = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
         raise ModelNotFound(
-            f"there is no directory {name}, {what} is not in the hub cache, and {offline}; give a local directory"
+            f"there is no directory {name}, {what} is not in the hub cache, and {offline}; "
+            f"give a local directory{_box_offer()}"
         ) from error
     except (RepositoryNotFoundError, EntryNotFoundError, HFValidationError) as error:
         raise ModelNotFound(
-            f"there is no directory {name}, and the hub has no such model (or HF_TOKEN may not see it)"
+            f"there is no directory {name}, and the hub has no such model (or HF_TOKEN may not see it){_box_offer()}"
         ) from error
     except OSError as error:
         raise ModelNotFound(f"there is no directory {name}, and fetching it from the hub failed: {error}") from error

@@ -644,6 +644,9 @@ def test_fields_without_effect_are_let_through(name: str, changes: dict[str, obj
         ("Llama-3.2-1B", {"rope_interleaved": True}, "rope_interleaved"),
         ("Llama-3.2-1B", {"quantization": {"group_size": 64, "bits": 4}}, "quantized checkpoints are not supported"),
         ("gemma-2-2b", {"sliding_window_size": 2048}, "sliding_window_size = 2048 .* it must be 4096"),
+        ("Llama-3.2-1B", {"rope_scaling": "yarn"}, "rope_scaling = 'yarn' .* an object"),
+        ("Llama-3.2-1B", {"rope_parameters": [1]}, "rope_parameters = .* an object"),
+        ("Llama-3.2-1B", {"num_hidden_layers": 10**30}, "num_hidden_layers = .* at most"),
     ],
 )
 def test_fields_with_an_effect_are_not(name: str, changes: dict[str, object], named: str) -> None:

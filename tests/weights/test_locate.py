@@ -1,5 +1,6 @@
-"""Hub names resolve through the hub cache, revisions included, without a network."""
+"""A name is a directory, else a model in the box, else on the hub: through its cache, revisions included."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,61 @@ def test_weights_are_downloaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert downloaded == SMALL
 
 
+@pytest.mark.parametrize("model", ["a" * 300, "~nobody-of-this-name/model"])
+def test_a_name_that_cannot_be_looked_at_is_not_found(model: str) -> None:
+    with pytest.raises(ModelNotFound, match=f"^{model} cannot be looked at: "):
+        locate(model)
+
+
 def test_a_directory_has_no_revisions(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="no revision 'v2'"):
         locate(str(tmp_path), "v2")
+
+
+@pytest.fixture
+def perch(box: Path) -> Path:
+    for name in ("minnow", "perch"):
+        (box / name).mkdir()
+        (box / name / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    return box / "perch"
+
+
+def _refuse_download(*_: object, **__: object) -> str:
+    raise AssertionError("the hub was asked for a model that was there")
+
+
+def test_the_box_comes_before_the_hub(perch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.snapshot_download", _refuse_download)
+    assert locate("perch") == locate("perch", weights=False) == perch
+    assert locate("minnow") == perch.parent / "minnow"
+
+
+def test_a_directory_comes_before_the_box(perch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "work" / "perch").mkdir(parents=True)
+    (tmp_path / "work" / "minnow").write_text("a file is no model")
+    monkeypatch.chdir(tmp_path / "work")
+    assert locate("perch") == Path("perch")
+    assert locate("minnow") == perch.parent / "minnow"
+    assert locate(None) == perch, "nobody asked for the directory of that name"
+
+
+@pytest.mark.parametrize("model", [None, "perch"])
+def test_a_model_in_the_box_has_no_revisions(perch: Path, model: str | None) -> None:
+    assert perch.exists()
+    with pytest.raises(ModelNotFound, match="perch comes with the package, which has no revision 'v2' of it"):
+        locate(model, "v2")
+
+
+@pytest.mark.parametrize("model", ["pearch", "somebody/else", "/no/such/directory", "./perch"])
+def test_a_name_that_is_not_found_is_told_what_the_box_has(perch: Path, model: str) -> None:
+    assert perch.exists()
+    with pytest.raises(ModelNotFound, match=f"there is no directory {model}.*; the box has perch, minnow$"):
+        locate(model)
+
+
+def test_an_empty_box_is_not_offered(box: Path) -> None:
+    assert box.exists()
+    with pytest.raises(ModelNotFound, match=r"not in the hub cache.*give a local directory$"):
+        locate("perch")
+    with pytest.raises(ModelNotFound, match="the default, perch, is missing from this installation"):
+        locate(None)

@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from archerfish.arch.arch import Arch, AttentionSpec, LayerSpec, MlpSpec, NormSpec
 from archerfish.models.families.family import Family, Names, Placement
 from archerfish.models.families.fields import Fields
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def _read_falcon(fields: Fields) -> Arch:
@@ -44,7 +45,7 @@ def _read_falcon(fields: Fields) -> Arch:
         family="falcon",
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden,
-        layers=(layer,) * fields.integer("num_hidden_layers"),
+        layers=(layer,) * fields.num_layers(),
         norm=NormSpec(kind="layer", eps=fields.number("layer_norm_epsilon", 1e-5)),
         max_positions=fields.max_positions(),
         tie_embeddings=fields.flag("tie_word_embeddings", True),
@@ -60,8 +61,10 @@ def _num_kv_heads(fields: Fields, *, grouped: bool) -> int:
     return stored if grouped or not multi_query else 1
 
 
-def _ungroup(weight: Tensor, spec: AttentionSpec) -> Tensor:
+def _ungroup(weight: "Tensor", spec: AttentionSpec) -> "Tensor":
     """Stored as each key-value head's queries, key, value in turn; ours is all queries, all keys, all values."""
+    import torch  # Here, because reading a config can do without.
+
     repeat = spec.num_heads // spec.num_kv_heads
     groups = weight.reshape(spec.num_kv_heads, repeat + 2, spec.head_dim, *weight.shape[1:])
     return torch.cat([part.flatten(0, 2) for part in (groups[:, :repeat], groups[:, -2:-1], groups[:, -1:])])

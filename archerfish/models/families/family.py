@@ -2,11 +2,16 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from archerfish.arch.arch import Arch, ExpertsSpec
 from archerfish.models.families.fields import Fields
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Transform = Callable[["Tensor"], "Tensor"]
+"""Turns the stored layout of a tensor into ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +26,7 @@ class Placement:
     """The part of our parameter it fills, where several tensors share one."""
     expert: int | None = None
     """The expert it belongs to, where experts share one parameter."""
-    transform: Callable[[Tensor], Tensor] | None = None
-    """Turns the stored layout into ours."""
+    transform: Transform | None = None
 
 
 Places = Callable[[Arch], Iterator[Placement]]
@@ -59,7 +63,7 @@ class Names:
     router: str = "mlp.gate"
     expert_up: tuple[str, str] = ("mlp.experts.{e}.gate_proj", "mlp.experts.{e}.up_proj")
     expert_down: str = "mlp.experts.{e}.down_proj"
-    linear_transform: Callable[[Tensor], Tensor] | None = None
+    linear_transform: Transform | None = None
     """Applied to every matrix of a layer: GPT-2 stores them transposed."""
 
     def places(self, arch: Arch) -> Iterator[Placement]:

@@ -26,6 +26,12 @@ _WITHOUT_EFFECT = frozenset(
     "max_sequence_length is_llama_config transformers.js_config".split()
 )
 
+# Each says that the weights are packed, whatever else the config says. The last is what MLX writes.
+_PACKED = ("quantization_config", "compression_config", "quantization")
+
+_MOST_LAYERS = 10_000
+"""Far more than any model has; a number beyond it is a mistake, and describing so many would take all memory."""
+
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
@@ -70,6 +76,13 @@ class Fields:
             raise self._bad(name, value, f"a whole number of at least {least}")
         return value
 
+    def group(self, name: str, *, required: bool = False) -> Mapping[str, Any]:
+        """Fields within a field; none where it is left out."""
+        value = self.get(name, _missing if required else {})
+        if not isinstance(value, Mapping):
+            raise self._bad(name, value, "an object with fields of its own")
+        return value
+
     def number(self, name: str, default: float | None = None) -> float:
         value = self.get(name, _missing if default is None else default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -103,10 +116,11 @@ class Fields:
 
     def finish(self) -> None:
         """Refuse what nobody read."""
-        if self.has("quantization"):  # What MLX writes: its weights are packed, whatever else the config says.
-            raise UnsupportedModel(
-                "config.json says quantization: quantized checkpoints are not supported yet; use the original model"
-            )
+        for name in _PACKED:
+            if self.has(name):
+                raise UnsupportedModel(
+                    f"config.json says {name}: quantized checkpoints are not supported yet; use the original model"
+                )
         unknown = sorted(set(self._values) - self._read - _WITHOUT_EFFECT)
         if unknown:
             override = json.dumps(dict.fromkeys(unknown))
@@ -132,6 +146,12 @@ class Fields:
         if heads % kv_heads:
             raise self._bad(name, kv_heads, f"a divisor of num_attention_heads = {heads}")
         return kv_heads
+
+    def num_layers(self, name: str = "num_hidden_layers", default: int | None = None) -> int:
+        value = self.integer(name, default)
+        if value > _MOST_LAYERS:
+            raise self._bad(name, value, f"a whole number of at most {_MOST_LAYERS}")
+        return value
 
     def max_positions(self) -> int:
         return self.integer("max_position_embeddings")
@@ -160,10 +180,8 @@ class Fields:
 
     def rope(self, dim: int, default_theta: float = 10000.0, layer_type: str | None = None) -> RopeSpec:
         """The rotation, in today's layout (rope_parameters) or the older one (rope_theta, rope_scaling)."""
-        values = self.get("rope_parameters", None) or self.get("rope_scaling", None) or {}
-        if layer_type is not None and layer_type in values:
-            values = values[layer_type] or {}
-        inner = Fields(values)
+        values = self.group("rope_parameters") or self.group("rope_scaling")
+        inner = Fields(values if layer_type is None or layer_type not in values else Fields(values).group(layer_type))
         theta = inner.number("rope_theta", self.number("rope_theta", default_theta))
         partial = inner.number("partial_rotary_factor", self.number("partial_rotary_factor", 1.0))
         kind = inner.get("rope_type", inner.get("type", "default"))

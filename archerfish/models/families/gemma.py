@@ -1,8 +1,6 @@
 """Gemma 2 and Gemma 3 (text): norms on both sides, windows on most layers, scaled embeddings, soft caps."""
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from archerfish.arch.arch import Arch, AttentionSpec, LayerSpec, NormSpec
 from archerfish.arch.rope import RopeSpec
@@ -24,7 +22,7 @@ _GEMMA3_DEFAULTS = {
 def _read_gemma2(fields: Fields) -> Arch:
     fields.assume(max_position_embeddings=8192, sliding_window=4096, head_dim=256)
     fields.assume(attn_logit_softcapping=50.0, final_logit_softcapping=30.0)
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = fields.num_layers()
     alternating = ["full_attention" if index % 2 else "sliding_attention" for index in range(num_layers)]
     rope = fields.rope(fields.head_dim())
     window = fields.window()
@@ -36,7 +34,7 @@ def _read_gemma2(fields: Fields) -> Arch:
 def _read_gemma3_text(fields: Fields) -> Arch:
     fields.assume(**_GEMMA3_DEFAULTS)
     fields.only("use_bidirectional_attention", False)
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = fields.num_layers()
     pattern = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern", 6))
     default = ["sliding_attention" if (index + 1) % pattern else "full_attention" for index in range(num_layers)]
     far, near = fields.rope(fields.head_dim(), 1_000_000.0, "full_attention"), _near_rope(fields)
@@ -46,7 +44,7 @@ def _read_gemma3_text(fields: Fields) -> Arch:
 
 def _read_gemma3(fields: Fields) -> Arch:
     """The language model inside a multimodal checkpoint."""
-    text: Mapping[str, Any] = fields.get("text_config")
+    text = fields.group("text_config", required=True)
     fields.skip("vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index")
     fields.skip("tie_word_embeddings")
     fields.finish()
@@ -56,7 +54,7 @@ def _read_gemma3(fields: Fields) -> Arch:
 def _near_rope(fields: Fields) -> RopeSpec:
     """The rotation of layers with a window, which scaling does not stretch."""
     theta = fields.number("rope_local_base_freq", 10_000.0)
-    if "sliding_attention" in fields.get("rope_parameters", {}):
+    if "sliding_attention" in fields.group("rope_parameters"):
         return fields.rope(fields.head_dim(), theta, "sliding_attention")
     return RopeSpec(theta=theta, dim=fields.head_dim())
 

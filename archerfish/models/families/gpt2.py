@@ -1,12 +1,14 @@
 """GPT-2: learned positions, layer norms, biases everywhere, matrices stored transposed."""
 
 from collections.abc import Iterator
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from archerfish.arch.arch import Arch, AttentionSpec, LayerSpec, MlpSpec, NormSpec
 from archerfish.models.families.family import Family, Names, Placement
 from archerfish.models.families.fields import Fields
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def _read_gpt2(fields: Fields) -> Arch:
@@ -34,7 +36,7 @@ def _read_gpt2(fields: Fields) -> Arch:
         family="gpt2",
         vocab_size=fields.integer("vocab_size", 50257),
         hidden_size=hidden,
-        layers=(layer,) * fields.integer("n_layer", 12),
+        layers=(layer,) * fields.num_layers("n_layer", 12),
         norm=NormSpec(kind="layer", eps=fields.number("layer_norm_epsilon", 1e-5)),
         max_positions=fields.integer("n_positions", 1024),
         learned_positions=True,
@@ -44,7 +46,7 @@ def _read_gpt2(fields: Fields) -> Arch:
     return arch
 
 
-def _transposed(weight: Tensor) -> Tensor:
+def _transposed(weight: "Tensor") -> "Tensor":
     return weight.t()
 
 

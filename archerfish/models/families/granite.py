@@ -17,7 +17,7 @@ def _read_granite(fields: Fields) -> Arch:
     )
     return arch(
         fields,
-        [layer] * fields.integer("num_hidden_layers"),
+        [layer] * fields.num_layers(),
         embedding_multiplier=fields.number("embedding_multiplier", 1.0),
         residual_multiplier=fields.number("residual_multiplier", 1.0),
         logit_multiplier=1.0 / fields.number("logits_scaling", 1.0),

@@ -54,7 +54,7 @@ def _read_llama(fields: Fields) -> Arch:
         attention=attention(fields, rope, None, qkv_bias=bias, output_bias=bias),
         feed_forward=gated_mlp(fields, bias=fields.flag("mlp_bias", False)),
     )
-    return arch(fields, [layer] * fields.integer("num_hidden_layers"))
+    return arch(fields, [layer] * fields.num_layers())
 
 
 def _read_mistral(fields: Fields) -> Arch:
@@ -78,7 +78,7 @@ def _read_mixtral(fields: Fields) -> Arch:
 
 def _windowed_layers(fields: Fields, feed_forward: Callable[[Fields], MlpSpec | ExpertsSpec]) -> list[LayerSpec]:
     rope = fields.rope(fields.head_dim())
-    windows = fields.windows(fields.integer("num_hidden_layers"), fields.window())
+    windows = fields.windows(fields.num_layers(), fields.window())
     return [LayerSpec(attention=attention(fields, rope, w), feed_forward=feed_forward(fields)) for w in windows]
 
 

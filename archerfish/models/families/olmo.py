@@ -17,7 +17,7 @@ def _read_olmo2(fields: Fields) -> Arch:
         norm_outputs=True,
     )
     norm = NormSpec(eps=fields.number("rms_norm_eps", 1e-5))
-    return arch(fields, [layer] * fields.integer("num_hidden_layers"), norm=norm)
+    return arch(fields, [layer] * fields.num_layers(), norm=norm)
 
 
 FAMILIES = {"olmo2": Family(read=_read_olmo2, places=Names().places, ignored=IGNORED)}

@@ -13,7 +13,7 @@ def _read_phi3(fields: Fields) -> Arch:
     for factor in ("full_attn_mod", "interpolate_factor"):
         fields.only(factor, 1)
     rope = fields.rope(fields.head_dim())
-    windows = fields.windows(fields.integer("num_hidden_layers"), fields.window())
+    windows = fields.windows(fields.num_layers(), fields.window())
     mlp = gated_mlp(fields)
     return arch(fields, [LayerSpec(attention=attention(fields, rope, w), feed_forward=mlp) for w in windows])
 

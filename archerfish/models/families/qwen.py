@@ -20,7 +20,7 @@ def _read_qwen2(fields: Fields) -> Arch:
 def _read_qwen3(fields: Fields) -> Arch:
     _assume(fields, head_dim=128)
     mlp = gated_mlp(fields)
-    return arch(fields, _qwen3_layers(fields, [mlp] * fields.integer("num_hidden_layers"), _windows(fields)))
+    return arch(fields, _qwen3_layers(fields, [mlp] * fields.num_layers(), _windows(fields)))
 
 
 def _read_qwen3_moe(fields: Fields) -> Arch:
@@ -36,7 +36,7 @@ def _read_qwen3_moe(fields: Fields) -> Arch:
     dense = set(fields.get("mlp_only_layers", []))
     mlp = gated_mlp(fields)
     feed_forward: list[MlpSpec | ExpertsSpec] = [
-        mlp if index in dense or (index + 1) % step else experts for index in range(fields.integer("num_hidden_layers"))
+        mlp if index in dense or (index + 1) % step else experts for index in range(fields.num_layers())
     ]
     windows = fields.windows(len(feed_forward), _window(fields))
     return arch(fields, _qwen3_layers(fields, feed_forward, windows))
@@ -68,7 +68,7 @@ def _window(fields: Fields) -> int | None:
 
 def _windows(fields: Fields) -> list[int | None]:
     """The window starts at a later layer, except where there are experts."""
-    num_layers, window = fields.integer("num_hidden_layers"), _window(fields)
+    num_layers, window = fields.num_layers(), _window(fields)
     first = num_layers if window is None else fields.integer("max_window_layers", 28, least=0)
     default = ["full_attention" if index < first else "sliding_attention" for index in range(num_layers)]
     return fields.windows(num_layers, window, default)

@@ -8,7 +8,7 @@ from archerfish.models.families.llama import IGNORED, arch, attention, gated_mlp
 
 def _read_smollm3(fields: Fields) -> Arch:
     fields.assume(max_position_embeddings=32768)
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = fields.num_layers()
     interval = fields.integer("no_rope_layer_interval", 4)
     turns = fields.get("no_rope_layers", [int((index + 1) % interval != 0) for index in range(num_layers)])
     window = fields.window()

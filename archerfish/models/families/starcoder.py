@@ -20,7 +20,7 @@ def _read_starcoder2(fields: Fields) -> Arch:
     )
     layers = [
         LayerSpec(attention=attention(fields, rope, window, qkv_bias=bias, output_bias=bias), feed_forward=mlp)
-        for window in fields.windows(fields.integer("num_hidden_layers"), fields.window())
+        for window in fields.windows(fields.num_layers(), fields.window())
     ]
     return arch(
         fields,
