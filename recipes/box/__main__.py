@@ -1,18 +1,21 @@
-"""One step of the recipe, or all of them: python -m recipes.box STEP --data DIR --work DIR.
+"""One step of the recipe, or several: python -m recipes.box STEP ... --data DIR --work DIR.
 
-tokenizer   train it on the mixed pack (once; it is small enough to keep)
-encode      unpack and encode whichever packs lie in --data; packs may be brought over one at a time
-perch       train the larger model for --minutes
-minnow      train the smaller one, by itself
-distill     teach it to guess perch
-evaluate    bits per byte of what has been trained so far, and how well minnow guesses
-samples     what they write
+tokenizer    train it on the packs (once; it is small enough to keep)
+encode       unpack and encode whichever packs lie in --data; packs may be brought over one at a time
+perch-main   train the larger model, the main phase
+perch        its last phase, on the cleaner mixture
+minnow-main  train the smaller one, the main phase
+minnow-plain its last phase, by itself
+minnow       its last phase again, this time taught to guess perch
+export       write what has been trained as model directories
+evaluate     bits per byte of what has been trained so far, and how well minnow guesses
 """
 
 import argparse
 import json
 import random
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,25 +23,19 @@ from tokenizers import Tokenizer
 
 from archerfish.models.decoder import Decoder
 from recipes.box import corpus, mixture
-from recipes.box.chat import ASSISTANT, END, END_OF_TEXT, USER
 from recipes.box.distill import OwnRows, agreement, imitation_loss
 from recipes.box.evaluate import evaluate, held_out_prompts
-from recipes.box.model import load_parameters, new_model, sample
+from recipes.box.export import export
+from recipes.box.model import load_parameters, new_model
+from recipes.box.optimizer import fall, rise, rise_and_fall
 from recipes.box.pack import Packed, pack
-from recipes.box.shapes import CONTEXT
 from recipes.box.tokenizer import save_tokenizer, train_tokenizer
-from recipes.box.train import DataRows, TrainingPlan, compiled, next_token_loss, train
+from recipes.box.train import DataRows, HeldOut, TrainingPlan, compiled, next_token_loss, train
 
 _TOKENIZER_BYTES = 40_000_000
-_SHOWN = (
-    "Once upon a time",
-    "April is",
-    "The sun",
-    f"{USER}Hello!{END}{ASSISTANT}",
-    f"{USER}What is April?{END}{ASSISTANT}",
-    f"{USER}What is a volcano?{END}{ASSISTANT}",
-    f"{USER}Tom gave his red ball to Anna. Anna was very happy.\n\nQuestion: Who got the ball?{END}{ASSISTANT}",
-)
+_TRAINED = {"perch": "perch", "minnow-plain": "minnow", "minnow": "minnow"}
+"""What is saved under which name, and the shape it has."""
+_BYTES_FOR_CURVES = 150_000
 
 
 def main() -> None:
@@ -48,23 +45,26 @@ def main() -> None:
     parser.add_argument("steps", nargs="+", choices=list(_STEPS))
     parser.add_argument("--data", type=Path, required=True, help="where the packs are, and eval/")
     parser.add_argument("--work", type=Path, required=True, help="where everything that is made goes")
-    parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--minutes", type=float, default=5.0, help="that each training step takes")
     parser.add_argument("--rows", type=int, default=64, help="of the context's length, in one step")
-    parser.add_argument("--own-batches", type=int, default=24, help="batches that perch writes for the distillation")
+    parser.add_argument("--own-rounds", type=int, default=1, help="of what perch writes for minnow to learn from")
+    parser.add_argument(
+        "--final-weight", action="append", default=[], metavar="SOURCE=WEIGHT", help="another weight in the last phase"
+    )
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     for step in options.steps:
         print(f"== {step}", flush=True)
+        started = time.monotonic()
         _STEPS[step](options)
+        print(f"   {step} took {time.monotonic() - started:.0f} s", flush=True)
 
 
 def _tokenizer(options: argparse.Namespace) -> None:
     raw = options.work / "raw"
     corpus.unpack(options.data, raw)
-    sources = [
-        *mixture.mixed_sources(raw),
-        *(mixture.book_sources(raw) if (raw / "gutenberg_children.txt").exists() else []),
-    ]
+    sources = mixture.mixed_sources(raw)
+    sources += mixture.book_sources(raw) if (raw / corpus.BOOKS_FILE).exists() else []
     rng = random.Random(0)
     texts: list[str] = []
     total = sum(sum(map(len, source.documents)) * source.weight for source in sources)
@@ -106,67 +106,76 @@ def _model(options: argparse.Namespace, name: str, saved_as: str | None = None) 
 
 
 def _data(options: argparse.Namespace) -> DataRows:
-    return DataRows(Packed(options.work / "packed"), options.rows, _device())
+    weights = {name: float(weight) for name, weight in (one.split("=") for one in options.final_weight)}
+    return DataRows(Packed(options.work / "packed", weights), options.rows, _device())
 
 
-def _perch(options: argparse.Namespace) -> None:
-    plan = TrainingPlan("perch", options.work, options.minutes * 60)
-    train(plan, _model(options, "perch"), _data(options), compiled(next_token_loss, _device()))
+def _held_out(options: argparse.Namespace) -> HeldOut:
+    tokenizer = _load_tokenizer(options)
+    return lambda model: evaluate(model, tokenizer, options.data / "eval", _device(), _BYTES_FOR_CURVES)
 
 
-def _minnow(options: argparse.Namespace) -> None:
-    plan = TrainingPlan("minnow-plain", options.work, options.minutes * 60)
-    train(plan, _model(options, "minnow"), _data(options), compiled(next_token_loss, _device()))
+def _main_phase(shape: str, options: argparse.Namespace) -> None:
+    plan = TrainingPlan(f"{shape}-main", options.work, options.minutes * 60, rise, final=False)
+    loss = compiled(next_token_loss, _device())
+    train(plan, _model(options, shape), _data(options), loss, _held_out(options))
+
+
+def _last_phase(shape: str, save_as: str, options: argparse.Namespace) -> None:
+    plan = TrainingPlan(save_as, options.work, options.minutes * 60, fall, final=True)
+    loss = compiled(next_token_loss, _device())
+    train(plan, _model(options, shape, f"{shape}-main"), _data(options), loss, _held_out(options))
 
 
 def _distill(options: argparse.Namespace) -> None:
     teacher = _model(options, "perch", "perch").requires_grad_(False)
-    student = _model(options, "minnow", "minnow-plain")
+    student = _model(options, "minnow", "minnow-main")
     started = time.monotonic()
-    rows = OwnRows(teacher, _data(options), options.own_batches, _device())
-    print(f"perch wrote {options.own_batches} batches in {time.monotonic() - started:.0f} s", flush=True)
-    seconds = options.minutes * 60 - (time.monotonic() - started)
-    plan = TrainingPlan("minnow", options.work, seconds, matrix_lr=0.01, other_lr=0.0015)
-    train(plan, student, rows, compiled(imitation_loss(teacher), _device()))
+    rows = OwnRows(teacher, _data(options), options.own_rounds, _device())
+    taken = time.monotonic() - started
+    print(f"perch wrote {rows.num_own_tokens / 1e6:.1f} M tokens in {taken:.0f} s", flush=True)
+    plan = TrainingPlan("minnow", options.work, options.minutes * 60 - taken, rise_and_fall, final=True)
+    train(plan, student, rows, compiled(imitation_loss(teacher), _device()), _held_out(options))
+
+
+def _exported(options: argparse.Namespace, saved_as: str) -> Path:
+    return Path(options.work / "exported" / saved_as)
+
+
+def _export(options: argparse.Namespace) -> None:
+    for saved_as, shape in _TRAINED.items():
+        if (options.work / f"{saved_as}.safetensors").exists():
+            model = _model(options, shape, saved_as)
+            export(shape, model, options.work / "tokenizer", _exported(options, saved_as))
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    tokenizer, results = _load_tokenizer(options), {}
-    for saved_as, name in (("perch", "perch"), ("minnow-plain", "minnow"), ("minnow", "minnow")):
+    """Of the weights as they will ship, rounded to bfloat16."""
+    tokenizer, models = _load_tokenizer(options), {}
+    for saved_as, shape in _TRAINED.items():
         if (options.work / f"{saved_as}.safetensors").exists():
-            model = _model(options, name, saved_as)
-            results[saved_as] = evaluate(model, tokenizer, options.data / "eval", _device())
-            if name == "minnow":
-                prompts = held_out_prompts(tokenizer, options.data / "eval").to(_device())
-                share = agreement(_model(options, "perch", "perch"), model, prompts, 256, _device())
-                results[saved_as]["agreement"] = round(share, 4)
-            print(saved_as, json.dumps(results[saved_as]), flush=True)
+            models[saved_as] = _model(options, shape, saved_as).to(torch.bfloat16).float()
+    results: dict[str, dict[str, float]] = {}
+    for saved_as, model in models.items():
+        results[saved_as] = evaluate(model, tokenizer, options.data / "eval", _device())
+        if _TRAINED[saved_as] == "minnow":
+            prompts = held_out_prompts(tokenizer, options.data / "eval").to(_device())
+            results[saved_as]["agreement"] = round(agreement(models["perch"], model, prompts, 256, _device()), 4)
+        print(saved_as, json.dumps(results[saved_as]), flush=True)
     (options.work / "results.json").write_text(json.dumps(results, indent=2))
-
-
-def _samples(options: argparse.Namespace) -> None:
-    """What the models write, to be read by a person."""
-    tokenizer = _load_tokenizer(options)
-    for name in ("perch", "minnow"):
-        if not (options.work / f"{name}.safetensors").exists():
-            continue
-        model = _model(options, name, name)
-        for prompt in _SHOWN:
-            ids = torch.tensor([[0, *tokenizer.encode(prompt).ids]], device=_device())
-            for temperature in (0.0, 0.8):
-                row = sample(model, ids, min(CONTEXT, ids.shape[1] + 96), temperature, _device(), 0)[0].tolist()
-                text = tokenizer.decode(row[ids.shape[1] :], skip_special_tokens=False).split(END_OF_TEXT)[0]
-                print(f"[{name} T={temperature}] {prompt!r} -> {text!r}", flush=True)
 
 
 _STEPS = {
     "tokenizer": _tokenizer,
     "encode": _encode,
-    "perch": _perch,
-    "minnow": _minnow,
-    "distill": _distill,
+    "perch-main": partial(_main_phase, "perch"),
+    "perch": partial(_last_phase, "perch", "perch"),
+    "minnow-main": partial(_main_phase, "minnow"),
+    "minnow-plain": partial(_last_phase, "minnow", "minnow-plain"),
+    "minnow": _distill,
+    "export": _export,
     "evaluate": _evaluate,
-    "samples": _samples,
 }
 
-main()
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,7 @@
 
 import json
 import lzma
+import random
 import re
 import tarfile
 from collections import defaultdict
@@ -13,6 +14,7 @@ from recipes.box.chat import END_OF_TEXT, write_conversation
 
 MIXED_PACK = "mixed.tar.xz"
 BOOKS_PACK = "gutenberg_children.txt.xz"
+BOOKS_FILE = "gutenberg_children.txt"
 
 
 def unpack(directory: Path, target: Path) -> None:
@@ -23,7 +25,7 @@ def unpack(directory: Path, target: Path) -> None:
             pack.extractall(target, filter="data")
     if (directory / BOOKS_PACK).exists():
         with lzma.open(directory / BOOKS_PACK) as packed:
-            (target / "gutenberg_children.txt").write_bytes(packed.read())
+            (target / BOOKS_FILE).write_bytes(packed.read())
 
 
 def text_documents(path: Path) -> list[str]:
@@ -32,10 +34,33 @@ def text_documents(path: Path) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
-def stories_by_line(path: Path) -> list[str]:
-    """One line break between stories, two between their paragraphs."""
-    parts = re.split(r"(?<!\n)\n(?!\n)", path.read_text(encoding="utf-8"))
-    return [part.strip() for part in parts if len(part.strip()) > 100]
+def tiny_stories(separated: Path, by_line: Path, seed: int) -> list[str]:
+    """Short stories, each alone, and all of them once more in collections of a few.
+
+    The two samples differ in how they part stories and paragraphs; here paragraphs are always two line breaks apart.
+    Collections go on to the next story like to the next paragraph, as the files that such stories come in do.
+    """
+    stories = [re.sub(r" *\n+", "\n\n", story) for story in text_documents(separated)]
+    # One line break between stories, two between their paragraphs.
+    parts = re.split(r"(?<!\n)\n(?!\n)", by_line.read_text(encoding="utf-8"))
+    stories += [part.strip() for part in parts if len(part.strip()) > 100]
+    rng = random.Random(seed)
+    rng.shuffle(stories)
+    collections, first = [], 0
+    while first < len(stories):
+        length = rng.randint(3, 12)
+        collections.append("\n\n".join(stories[first : first + length]))
+        first += length
+    return stories + collections
+
+
+def storybook(path: Path) -> list[str]:
+    """Picture books, whose lines break wherever the page did: joined to sentences, the title on a line of its own."""
+    written = []
+    for document in text_documents(path):
+        title, _, text = document.partition("\n")
+        written.append(f"{title}\n\n{' '.join(text.split())}")
+    return written
 
 
 def json_lines(path: Path) -> Iterator[dict[str, Any]]:

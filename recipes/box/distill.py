@@ -6,32 +6,42 @@ from torch import Tensor
 
 from archerfish.models.decoder import Decoder
 from recipes.box.model import half_precision, logits_of_rows, sample
-from recipes.box.shapes import CONTEXT
 from recipes.box.train import Loss, Rows
 
-_PROMPT_TOKENS = 64
+_GIVEN = (1 / 16, 1 / 4, 5 / 8)
+"""Of a row."""
+_TEMPERATURES = (0.0, 0.8, 1.0)
+"""By turns as likely as it gets, and as varied as people will ask for."""
+_BATCHES_AT_ONCE = 12  # Writing is bound by latency, not by work: many rows take hardly longer than a few.
 
 
 class OwnRows:
-    """Rows that the teacher wrote after beginnings from the data, mixed half and half with rows of the data."""
+    """Rows that the teacher wrote after beginnings of several lengths, mixed half and half with rows of the data."""
 
-    def __init__(self, teacher: Decoder, data: Rows, num_batches: int, device: str) -> None:
+    def __init__(self, teacher: Decoder, data: Rows, rounds: int, device: str) -> None:
         self._data = data
-        self._written: list[Tensor] = []
-        for number in range(num_batches):
-            rows = data.next(final=True)
-            # By turns as likely as it gets, and as varied as people will ask for.
-            temperature = (0.0, 0.8, 1.0)[number % 3]
-            self._written.append(sample(teacher, rows[:, :_PROMPT_TOKENS], CONTEXT + 1, temperature, device, number))
-        self._turn = 0
+        written = []
+        for number in range(rounds * len(_GIVEN) * len(_TEMPERATURES)):
+            rows = torch.cat([data.next(final=True) for _ in range(_BATCHES_AT_ONCE)])
+            given = int(rows.shape[1] * _GIVEN[number % len(_GIVEN)])
+            temperature = _TEMPERATURES[number // len(_GIVEN) % len(_TEMPERATURES)]
+            written.append(sample(teacher, rows[:, :given], rows.shape[1], temperature, device, number))
+        self._written = torch.cat(written)
+        self._generator = torch.Generator(device=device)
+
+    @property
+    def num_own_tokens(self) -> int:
+        return self._written.numel()
+
+    def seek(self, step: int) -> None:
+        self._data.seek(step)
+        self._generator.manual_seed(step)
 
     def next(self, *, final: bool) -> Tensor:
         rows = self._data.next(final=final)
-        self._turn += 1
         half = rows.shape[0] // 2
-        own = self._written[self._turn % len(self._written)]
-        picked = torch.randint(own.shape[0], (half,), device=own.device)
-        return torch.cat((rows[half:], own[picked]))
+        picked = torch.randint(len(self._written), (half,), device=rows.device, generator=self._generator)
+        return torch.cat((rows[half:], self._written[picked]))
 
 
 def imitation_loss(teacher: Decoder) -> Loss:
@@ -49,12 +59,18 @@ def imitation_loss(teacher: Decoder) -> Loss:
 
 @torch.no_grad()
 def agreement(teacher: Decoder, student: Decoder, prompts: Tensor, length: int, device: str) -> float:
-    """Share of positions of the teacher's greedy continuations at which the student's first choice is the same."""
+    """Share of positions of the teacher's greedy continuations at which the student's first choice is the same.
+
+    A continuation ends with the first end-of-text token, 0, or end of turn, 1, which are judged like the others.
+    """
     rows = sample(teacher, prompts, length, 0.0, device, 0)
     first = prompts.shape[1]
-    matches = []
+    matches, judged = 0, 0
     with half_precision(device):
         for piece in rows.split(64):
+            written = piece[:, first:]
             choice = logits_of_rows(student, piece[:, :-1])[:, first - 1 :].argmax(-1)
-            matches.append((choice == piece[:, first:]).float().mean(1))
-    return float(torch.cat(matches).mean())
+            ended = (written <= 1).cumsum(1) - (written <= 1).long() > 0
+            matches += int(((choice == written) & ~ended).sum())
+            judged += int((~ended).sum())
+    return matches / judged

@@ -14,6 +14,8 @@ from recipes.box.model import half_precision, logits_of_rows
 from recipes.box.shapes import CONTEXT
 
 DOMAINS = ("simplewiki_val", "gutenberg_children_val", "tinystories_val")
+"""Held-out text of the kinds the models learn from."""
+ALL_TEXTS = (*DOMAINS, "wikitext2_test")
 STRIDE = CONTEXT // 2
 """Windows overlap by half: past the beginning every token is judged with at least this much context."""
 
@@ -21,8 +23,12 @@ _ROWS_AT_ONCE = 32
 _UNJUDGED = -100
 
 
-def bits_per_byte(model: Decoder, tokenizer: Tokenizer, path: Path, device: str) -> float:
-    documents = [part.strip() for part in path.read_text(encoding="utf-8").split(END_OF_TEXT) if part.strip()]
+def bits_per_byte(
+    model: Decoder, tokenizer: Tokenizer, path: Path, device: str, most_bytes: int | None = None
+) -> float:
+    """Of the whole documents in a file, or of as much of it."""
+    text = path.read_bytes()[:most_bytes].decode(errors="ignore")
+    documents = [part.strip() for part in text.split(END_OF_TEXT) if part.strip()]
     inputs, targets = _windows(documents, tokenizer)
     nats = 0.0
     with torch.no_grad(), half_precision(device):
@@ -55,13 +61,16 @@ def _windows(documents: list[str], tokenizer: Tokenizer) -> tuple[Tensor, Tensor
     return torch.tensor(inputs), torch.tensor(targets)
 
 
-def evaluate(model: Decoder, tokenizer: Tokenizer, data: Path, device: str) -> dict[str, float]:
-    scores = {}
-    for domain in DOMAINS:
-        path = data / f"{domain}.txt"
-        if path.exists():
-            scores[domain] = round(bits_per_byte(model, tokenizer, path, device), 4)
-    return scores
+def evaluate(
+    model: Decoder, tokenizer: Tokenizer, data: Path, device: str, most_bytes: int | None = None
+) -> dict[str, float]:
+    """Bits per byte of each held-out text that lies there."""
+    paths = {name: data / f"{name}.txt" for name in ALL_TEXTS}
+    return {
+        name: round(bits_per_byte(model, tokenizer, path, device, most_bytes), 4)
+        for name, path in paths.items()
+        if path.exists()
+    }
 
 
 def held_out_prompts(tokenizer: Tokenizer, data: Path, num_prompts: int = 96, length: int = 64) -> Tensor:

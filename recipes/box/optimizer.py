@@ -78,10 +78,16 @@ class Optimizers:
             optimizer.load_state_dict(state)
 
 
-def learning_rate(done: float, warm_up: float = 0.02, decay: float = 0.4) -> float:
-    """Multiplier when this share of the training is done: a short rise, a plateau, a straight fall to a hundredth."""
-    if done < warm_up:
-        return max(done, 1e-4) / warm_up
-    if done < 1 - decay:
-        return 1.0
-    return max(0.01, (1 - done) / decay)
+def rise(done: float, warm_up: float = 0.03) -> float:
+    """Multiplier of a main phase when this share of it is done: a short rise, then a plateau."""
+    return max(done, 1e-4) / warm_up if done < warm_up else 1.0
+
+
+def fall(done: float) -> float:
+    """Multiplier of a last phase: a straight fall to a hundredth, after a moment for the momenta to form."""
+    return min(rise(done, warm_up=0.01), max(0.01, 1 - done))
+
+
+def rise_and_fall(done: float, decay: float = 0.4) -> float:
+    """Both in one phase: the fall takes the last part of it."""
+    return min(rise(done), max(0.01, (1 - done) / decay))

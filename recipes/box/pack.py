@@ -1,6 +1,7 @@
 """Encoded documents on disk: one file of token ids for each source, documents apart by the end-of-text token."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -32,14 +33,25 @@ def pack(source: Source, tokenizer: Tokenizer, directory: Path) -> int:
 class Packed:
     """All packed sources in one row of tokens, and how often each is to be drawn from."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, final_weights: Mapping[str, float] | None = None) -> None:
         self.names = sorted(path.stem for path in directory.glob("*.bin"))
         assert self.names, f"nothing is packed in {directory}"
         parts = [np.fromfile(directory / f"{name}.bin", np.uint16).astype(np.int32) for name in self.names]
         settings = [json.loads((directory / f"{name}.json").read_text()) for name in self.names]
+        for name, weight in (final_weights or {}).items():
+            assert name in self.names, f"there is no source {name}; there are {', '.join(self.names)}"
+            settings[self.names.index(name)]["final_weight"] = weight
         self.tokens = torch.from_numpy(np.concatenate(parts))
         self.lengths = torch.tensor([len(part) for part in parts])
         self.starts = self.lengths.cumsum(0) - self.lengths
+        self.documents = _beginnings(self.tokens)
+        """Where each document begins, in order."""
         weights = [[one[key] for one in settings] for key in ("weight", "final_weight")]
         self.shares = [self.lengths * torch.tensor(one) for one in weights]
         """In the main and in the last phase; not normalized."""
+
+
+def _beginnings(tokens: torch.Tensor) -> torch.Tensor:
+    """Positions after an end-of-text token, which is token 0, and the very first."""
+    after = torch.nonzero(tokens == 0).flatten() + 1
+    return torch.cat((torch.zeros(1, dtype=after.dtype), after[:-1]))
