@@ -5,14 +5,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-# A directory or hub name; the default has random weights and needs no download.
-MODEL ?= examples/random-llama --load-format dummy
+# A directory or hub name; without one, the default model in the box.
+MODEL ?=
 PROMPT ?= Once upon a time
 
 .PHONY: run test check bench clean
 
 run: $(INSTALLED)
-	$(BIN)/archerfish generate "$(PROMPT)" --model $(MODEL) --max-tokens 64 --temperature 0
+	$(BIN)/archerfish generate "$(PROMPT)" $(if $(MODEL),--model $(MODEL))
 
 test: check
 	$(BIN)/python -m pytest -n auto

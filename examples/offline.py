@@ -1,25 +1,17 @@
 """The engine from Python: many prompts at once, a chat, an answer as it is written.
 
-python examples/offline.py                       the tiny random model beside this file
+python examples/offline.py                       the model in the box
 python examples/offline.py Qwen/Qwen3-0.6B       any directory or hub name
 """
 
 import sys
-from pathlib import Path
 
 from archerfish import LLM, SamplingParams
-
-RANDOM_LLAMA = Path(__file__).parent / "random-llama"
 
 
 def main() -> None:
     # Settings are those of the command line, with underscores.
-    if len(sys.argv) > 1:
-        llm = LLM(sys.argv[1], max_model_len=2048)
-    else:
-        llm = LLM(str(RANDOM_LLAMA), load_format="dummy", max_num_seqs=8)
-
-    with llm:
+    with LLM(sys.argv[1] if len(sys.argv) > 1 else None, max_model_len=1024) as llm:
         # All prompts run together; outputs come in their order. The same seed gives the same tokens in any batch.
         params = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=24, seed=1)
         for output in llm.generate(["Once upon a time", "The archerfish"], params):
@@ -29,7 +21,7 @@ def main() -> None:
         # A conversation is laid out by the model's own chat template.
         messages = [
             {"role": "system", "content": "Answer in one sentence."},
-            {"role": "user", "content": "How far can an archerfish shoot?"},
+            {"role": "user", "content": "What is a river?"},
         ]
         [output] = llm.chat(messages, SamplingParams(temperature=0, max_tokens=24))
         print(repr(output.outputs[0].text))

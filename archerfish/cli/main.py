@@ -23,6 +23,7 @@ class _Entry(NamedTuple):
 _COMMANDS = {
     "generate": _Entry("generate", "Continue prompts: from arguments, standard input or a file."),
     "chat": _Entry("chat", "Talk with a model, turn by turn."),
+    "models": _Entry("models", "List the models in the box and in the hub cache."),
     "doctor": _Entry("doctor", "Show what this machine offers and which kernels will run on it."),
 }
 

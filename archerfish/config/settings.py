@@ -18,11 +18,12 @@ class EngineConfig:
     """Everything an engine is built from."""
 
     model: str | None = None
-    """Directory of a checkpoint in Hugging Face layout, or a hub name such as Qwen/Qwen3-0.6B."""
+    """Directory of a checkpoint in Hugging Face layout, a model that comes with the package (perch, minnow), or a hub \
+name such as Qwen/Qwen3-0.6B; by default perch."""
     revision: str | None = None
     """Branch, tag or commit of a hub model."""
     tokenizer: str | None = None
-    """Directory or hub name of the tokenizer, if it is not the model's own."""
+    """Where the tokenizer is, named like a model, if it is not the model's own."""
     skip_tokenizer_init: bool = False
     """Load no tokenizer: prompts and answers are token ids."""
     load_format: LoadFormat = "auto"

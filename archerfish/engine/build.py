@@ -16,13 +16,7 @@ from archerfish.config.settings import EngineConfig
 from archerfish.console import ProgressBar, logger
 from archerfish.engine.engine import Engine
 from archerfish.engine.intake import Intake
-from archerfish.errors import (
-    InvalidParameter,
-    ModelError,
-    ModelNotFound,
-    TokenizerError,
-    UnsupportedModel,
-)
+from archerfish.errors import InvalidParameter, ModelError, TokenizerError
 from archerfish.execution.local import LocalExecutor
 from archerfish.execution.memory import CacheSize, Memory
 from archerfish.kvcache.layout import KVLayout, kv_layout
@@ -93,17 +87,8 @@ def build(config: EngineConfig) -> Assembly:
 
 
 def _read(config: EngineConfig) -> _Checkpoint:
-    if config.model is None:
-        raise ModelNotFound(
-            "no model was named, and this build has no model in the box yet; give --model with a directory that holds "
-            "config.json and .safetensors files, or a hub name"
-        )
     directory = locate(config.model, config.revision, weights=config.load_format != "dummy")
     values = read_config(directory, config.hf_overrides)
-    if values.get("quantization_config") is not None or values.get("compression_config") is not None:
-        raise UnsupportedModel(
-            f"{directory} is a quantized checkpoint (quantization_config), which is not supported yet"
-        )
     family = find_family(values)
     generation = directory / "generation_config.json"
     return _Checkpoint(

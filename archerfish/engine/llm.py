@@ -19,7 +19,7 @@ from archerfish.request import FinishReason, Request, RequestClass, SamplingPara
 class LLM:
     """A model that answers prompts, many at once.
 
-        llm = LLM("path/to/model")
+        llm = LLM()  # The model in the box; or a directory, or a hub name: LLM("Qwen/Qwen3-0.6B").
         for output in llm.generate(["Once upon a time", "The sea"], SamplingParams(temperature=0, max_tokens=32)):
             print(output.outputs[0].text)
 

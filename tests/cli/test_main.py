@@ -19,7 +19,9 @@ from tests.cli.running import MODEL, archerfish, assert_refused
 _HEAVY = ("torch", "numpy", "rich", "jinja2", "tokenizers", "huggingface_hub", "safetensors", "archerfish.engine")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], [], ["generate", "--help"], ["chat", "-h"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], [], ["generate", "--help"], ["chat", "-h"], ["models", "-h"]]
+)
 def test_help_and_version_import_nothing_heavy(arguments: list[str]) -> None:
     script = (
         "import json, sys; from archerfish.cli.main import run; code = run(sys.argv[1:]); "
@@ -74,7 +76,7 @@ def _as_shown(default: object) -> str:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("generat",), "there is no command 'generat'; there are generate, chat, doctor"),
+        (("generat",), "there is no command 'generat'; there are generate, chat, models, doctor"),
         (("--nope",), "--nope"),
         (("generate", "--max-model-length", "1"), "--max-model-len"),
         (("generate", "x", "--model"), "--model"),
@@ -86,7 +88,6 @@ def _as_shown(default: object) -> str:
         (("generate", "x", "--sampling-seed", "x"), "--sampling-seed: 'x' is not a whole number"),
         (("generate", "x", "--logit-bias", "{"), "--logit-bias: '{' is not JSON"),
         (("generate", "x", "--config", "missing.toml"), "missing.toml: No such file"),
-        (("generate", "x"), "no model was named"),
         (("generate", "x", "--model", "/no/such/directory"), "there is no directory /no/such/directory"),
         (("generate", "x", "--model", "no-such-model"), "no-such-model"),
         (("generate", "x", *MODEL, "--max-model-len", "1"), "--max-model-len 1: it must be at least 2"),
@@ -94,6 +95,13 @@ def _as_shown(default: object) -> str:
 )
 def test_what_a_user_can_fix_is_one_line_and_code_2(arguments: tuple[str, ...], says: str) -> None:
     assert_refused(archerfish(*arguments), says)
+
+
+@pytest.mark.usefixtures("box")
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_package_without_its_models_says_so(command: str) -> None:
+    result = archerfish(command, *(["x"] if command == "generate" else []))
+    assert_refused(result, "no model was named, and the default, perch, is missing from this installation")
 
 
 def test_an_unknown_variable_is_refused() -> None:

@@ -15,7 +15,6 @@ from archerfish.errors import (
     ConfigError,
     EngineStopped,
     InvalidParameter,
-    ModelNotFound,
     PromptTooLong,
     RequestError,
     StepFailed,
@@ -259,8 +258,6 @@ def test_a_failing_step_ends_the_engine_with_its_reason(llm: LLM, monkeypatch: p
 def test_settings_that_do_not_exist_are_named(directory: Path) -> None:
     with pytest.raises(ConfigError, match="max_model_length"):
         LLM(str(directory), max_model_length=3)
-    with pytest.raises(ModelNotFound, match="no model in the box"):
-        LLM()
 
 
 def test_prompts_come_in_every_shape_that_means_one_thing(llm: LLM) -> None:
