@@ -1,5 +1,8 @@
 """What a model costs: parameters, operations, bytes. Pure arithmetic over an Arch."""
 
+from collections import Counter
+from dataclasses import dataclass
+
 from archerfish.arch.arch import Arch, AttentionSpec, ExpertsSpec, LayerSpec, NormSpec
 
 
@@ -37,28 +40,57 @@ def kv_bytes(arch: Arch, length: int, bytes_per_value: float) -> float:
     return total * bytes_per_value
 
 
+def matrix_flops_per_token(arch: Arch) -> float:
+    """Operations of the layers' matrix products for one token; neither attention nor the head."""
+    return 2.0 * sum(_matrix_parameters(arch, layer, active=True) for layer in arch.layers)
+
+
+def logits_flops(arch: Arch) -> float:
+    """Operations of the head for one position whose next token is drawn."""
+    return 2.0 * arch.vocab_size * arch.hidden_size
+
+
+def attention_flops(arch: Arch, start: int, num_tokens: int) -> float:
+    """Operations of attention for `num_tokens` tokens that follow `start` earlier ones."""
+    total = 0.0
+    for layer in arch.layers:
+        seen = keys_seen(start, num_tokens, layer.attention.window)
+        total += 4.0 * seen * layer.attention.q_width  # Scores, then their sum over the values.
+    return total
+
+
 def flops_per_token(arch: Arch, context: int) -> float:
     """Operations to compute one token that sees `context` tokens, itself included, and its logits."""
-    matrix = 2.0 * num_active_parameters(arch)
-    attention = 0.0
-    for layer in arch.layers:
-        seen = context if layer.attention.window is None else min(context, layer.attention.window)
-        attention += 4.0 * seen * layer.attention.q_width  # Scores, then their sum over the values.
-    return matrix + attention
+    return flops(arch, context - 1, 1)
 
 
 def flops(arch: Arch, start: int, num_tokens: int) -> float:
-    """Operations to compute `num_tokens` tokens that follow `start` earlier ones."""
-    matrix = 2.0 * num_active_parameters(arch) * num_tokens
-    attention = 0.0
+    """Operations to compute `num_tokens` tokens that follow `start` earlier ones, and the logits of all of them."""
+    return 2.0 * num_active_parameters(arch) * num_tokens + attention_flops(arch, start, num_tokens)
+
+
+def kv_bytes_read(arch: Arch, start: int, num_tokens: int, bytes_per_value: float) -> float:
+    """Keys and values that attention of one chunk must read, each once however many of its tokens see it.
+
+    A layer that shares another's keys and values has to read them again.
+    """
+    total = 0
     for layer in arch.layers:
-        seen = _sum_seen(start, num_tokens, layer.attention.window)
-        attention += 4.0 * seen * layer.attention.q_width
-    return matrix + attention
+        total += keys_read(start, num_tokens, layer.attention.window) * 2 * layer.attention.kv_width
+    return total * bytes_per_value
 
 
-def _sum_seen(start: int, num_tokens: int, window: int | None) -> int:
-    """Sum over the tokens of how many keys each sees."""
+def weight_bytes_read(arch: Arch, num_tokens: int, num_logits: int, bytes_per_weight: float) -> float:
+    """Weights that a step must read, each once however many tokens it has: the head only where a token is drawn.
+
+    Of the experts those that are chosen at least once, if each is as likely as the others. Embedding rows, one a token,
+    are left out.
+    """
+    return step_cost(arch, bytes_per_weight, 0.0).weight_bytes(num_tokens, num_logits)
+
+
+def keys_seen(start: int, num_tokens: int, window: int | None) -> int:
+    """Sum over a chunk's tokens of how many keys each sees."""
 
     def triangle(length: int) -> int:
         """1 + 2 + ... + length, each term capped at the window."""
@@ -67,6 +99,92 @@ def _sum_seen(start: int, num_tokens: int, window: int | None) -> int:
         return ramp * (ramp + 1) // 2 + flat
 
     return triangle(start + num_tokens) - triangle(start)
+
+
+def keys_read(start: int, num_tokens: int, window: int | None) -> int:
+    """How many different keys a chunk's tokens see."""
+    if num_tokens == 0:
+        return 0
+    return num_tokens + (start if window is None else min(start, window - 1))
+
+
+# -- the same, worked out once for use in every step ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """All layers whose attention reaches equally far."""
+
+    window: int | None
+    flops_per_key: float
+    """For each token and each key it sees."""
+    bytes_per_key: float
+    """Of a key and its value."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertBytes:
+    """All layers with equally many experts, of which a token chooses equally many."""
+
+    num_experts: int
+    num_per_token: int
+    bytes_per_expert: float
+    """Summed over the layers."""
+
+    def read(self, num_tokens: int) -> float:
+        """Expected, if every expert is equally likely."""
+        missed = (1 - self.num_per_token / self.num_experts) ** num_tokens
+        return self.bytes_per_expert * self.num_experts * (1 - missed)
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """What a model's steps cost, as rates: a step's operations and bytes are a few products of them."""
+
+    token_flops: float
+    """Matrix products of one token."""
+    logits_flops: float
+    """The head, for one token that is drawn."""
+    layer_bytes: float
+    """Weights that every step reads."""
+    logits_bytes: float
+    """The head's weights."""
+    experts: tuple[ExpertBytes, ...]
+    reaches: tuple[Reach, ...]
+
+    def weight_bytes(self, num_tokens: int, num_logits: int) -> float:
+        """Read by a step of so many tokens, of which so many have their logits made."""
+        if not num_tokens:
+            return 0.0
+        experts = sum(experts.read(num_tokens) for experts in self.experts)
+        return self.layer_bytes + experts + (self.logits_bytes if num_logits else 0.0)
+
+
+def step_cost(arch: Arch, bytes_per_weight: float, bytes_per_value: float) -> StepCost:
+    """Rates for a model whose weights, and keys and values, take so many bytes each."""
+    layers, experts = 0, Counter[tuple[int, int]]()
+    reaches: dict[int | None, tuple[int, int]] = {}
+    for layer in arch.layers:
+        attention, feed_forward = layer.attention, layer.feed_forward
+        layers += _layer_parameters(arch, layer)
+        if isinstance(feed_forward, ExpertsSpec):
+            each = 3 * arch.hidden_size * feed_forward.size
+            layers -= each * feed_forward.num_experts
+            experts[feed_forward.num_experts, feed_forward.num_experts_per_token] += each
+        q_width, kv_width = reaches.get(attention.window, (0, 0))
+        reaches[attention.window] = (q_width + attention.q_width, kv_width + attention.kv_width)
+    head = arch.vocab_size * arch.hidden_size + (arch.vocab_size if arch.head_bias else 0)
+    return StepCost(
+        token_flops=matrix_flops_per_token(arch),
+        logits_flops=logits_flops(arch),
+        layer_bytes=(layers + _norm_parameters(arch.norm, arch.hidden_size)) * bytes_per_weight,
+        logits_bytes=head * bytes_per_weight,
+        experts=tuple(ExpertBytes(*of, each * bytes_per_weight) for of, each in experts.items()),
+        reaches=tuple(
+            Reach(window, 4.0 * q_width, 2.0 * kv_width * bytes_per_value)
+            for window, (q_width, kv_width) in reaches.items()
+        ),
+    )
 
 
 def _kv_values(attention: AttentionSpec) -> int:

@@ -29,6 +29,10 @@ class BlockPool:
         return len(self._free) + len(self._cached)
 
     @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
     def num_cached(self) -> int:
         return len(self._cached)
 
@@ -81,6 +85,15 @@ class BlockPool:
 
     def references(self, block: BlockId) -> int:
         return self._references[block]
+
+    def states(self) -> bytes:
+        """One byte for each block: 0 free, 1 cached, 2 in use."""
+        states = bytearray(b"\2") * self.num_blocks
+        for block in self._free:
+            states[block] = 0
+        for block in self._cached:
+            states[block] = 1
+        return bytes(states)
 
     def _take(self) -> BlockId:
         block = self._free.pop() if self._free else self._evict()

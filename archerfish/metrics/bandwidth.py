@@ -8,8 +8,11 @@ _LONGEST = 0.7  # Seconds; the best of many short runs is what the machine can d
 _FEWEST_RUNS = 3
 
 
-def read_bandwidth(num_bytes: int, *, device: str = "cpu", num_threads: int | None = None) -> float:
-    """Bytes per second, summing a buffer that should be many times the caches. Takes about a second."""
+def read_bandwidth(
+    num_bytes: int, *, device: str = "cpu", num_threads: int | None = None, seconds: float | None = None
+) -> float:
+    """Bytes per second, summing a buffer that should be many times the caches. Takes about a second, or as told."""
+    longest = _LONGEST if seconds is None else seconds
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads or before)
     try:
@@ -17,7 +20,7 @@ def read_bandwidth(num_bytes: int, *, device: str = "cpu", num_threads: int | No
         _time_one_run(buffer)  # The first run also wakes the threads, and a GPU's clock.
         started = time.perf_counter()
         runs: list[float] = []
-        while len(runs) < _FEWEST_RUNS or time.perf_counter() - started < _LONGEST:
+        while len(runs) < _FEWEST_RUNS or time.perf_counter() - started < longest:
             runs.append(_time_one_run(buffer))
         return buffer.nbytes / min(runs)
     finally:

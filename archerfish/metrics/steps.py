@@ -1,6 +1,8 @@
-"""Counts what the engine's steps did."""
+"""Counts what the engine's steps did, and keeps what the last one held."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 
 @dataclass(slots=True)
@@ -19,3 +21,12 @@ class StepCounts:
         self.num_computed_tokens += num_computed
         self.num_generated_tokens += num_generated
         self.busy_time += duration
+
+
+class LastStep(NamedTuple):
+    """What a step held, as it was planned: kept at no cost, worked out only by whoever reads it."""
+
+    chunks: Sequence[tuple[Any, ...]]
+    """(row, start, length, samples, ...) of each."""
+    num_tokens: int
+    seconds: float

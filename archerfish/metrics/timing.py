@@ -27,22 +27,40 @@ class RequestTiming:
     @property
     def queue_time(self) -> float | None:
         """From arrival to the first step that computed any of it."""
-        return None if self.scheduled_time is None else self.scheduled_time - self.arrival_time
+        return _between(self.arrival_time, self.scheduled_time)
+
+    @property
+    def prefill_time(self) -> float | None:
+        """From the first step to the first token."""
+        return _between(self.scheduled_time, self.first_token_time)
+
+    @property
+    def decode_time(self) -> float | None:
+        """From the first token to the last."""
+        return _between(self.first_token_time, self.last_token_time)
+
+    @property
+    def inference_time(self) -> float | None:
+        """From the first step to the last token."""
+        return _between(self.scheduled_time, self.last_token_time)
 
     @property
     def ttft(self) -> float | None:
         """Time to first token: from arrival, queueing included."""
-        return None if self.first_token_time is None else self.first_token_time - self.arrival_time
+        return _between(self.arrival_time, self.first_token_time)
 
     @property
     def tpot(self) -> float | None:
         """Time per output token after the first; None with fewer than two."""
         following = self.num_generated_tokens / self.num_answers - 1
-        if self.first_token_time is None or self.last_token_time is None or following <= 0:
-            return None
-        return (self.last_token_time - self.first_token_time) / following
+        decode_time = self.decode_time
+        return None if decode_time is None or following <= 0 else decode_time / following
 
     @property
     def total(self) -> float | None:
         """From arrival to the end."""
-        return None if self.finished_time is None else self.finished_time - self.arrival_time
+        return _between(self.arrival_time, self.finished_time)
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else end - start

@@ -6,13 +6,21 @@ from hypothesis import strategies as st
 
 from archerfish.arch import Arch, ExpertsSpec, LayerSpec, MlpSpec, NormSpec
 from archerfish.arch.cost import (
+    attention_flops,
     flops,
     flops_per_token,
+    keys_read,
+    keys_seen,
     kv_bytes,
     kv_bytes_per_token,
+    kv_bytes_read,
+    logits_flops,
+    matrix_flops_per_token,
     num_active_parameters,
     num_parameters,
+    step_cost,
     weight_bytes,
+    weight_bytes_read,
 )
 from tests.arch import shapes
 from tests.arch.shapes import arch, attention, uniform
@@ -179,3 +187,88 @@ def test_a_chunk_costs_what_its_tokens_cost_one_by_one(model: Arch, start: int, 
 def test_chunks_cost_together_what_the_whole_costs() -> None:
     model = shapes.GEMMA_2_2B
     assert flops(model, 0, 8000) == flops(model, 0, 3000) + flops(model, 3000, 4999) + flops(model, 7999, 1)
+
+
+def test_operations_are_those_of_matrices_attention_and_the_head() -> None:
+    layer = LayerSpec(attention=attention(4, 2, 8), feed_forward=MlpSpec(size=40))
+    model = uniform(100, 32, 3, layer)
+    assert matrix_flops_per_token(model) == 2 * 3 * (32 * (4 + 2 + 2) * 8 + 4 * 8 * 32 + 3 * 32 * 40)
+    assert logits_flops(model) == 2 * 100 * 32
+    assert attention_flops(model, 4, 3) == 3 * 4 * (4 * 8) * (5 + 6 + 7)
+    assert flops(model, 4, 3) == 3 * (matrix_flops_per_token(model) + logits_flops(model)) + attention_flops(
+        model, 4, 3
+    )
+
+
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(start=st.integers(0, 40), num_tokens=st.integers(0, 40), window=st.one_of(st.none(), st.integers(1, 30)))
+def test_keys_are_those_that_each_token_sees(start: int, num_tokens: int, window: int | None) -> None:
+    seen = [
+        range(max(0, position + 1 - window) if window is not None else 0, position + 1)
+        for position in range(start, start + num_tokens)
+    ]
+    assert keys_seen(start, num_tokens, window) == sum(map(len, seen))
+    assert keys_read(start, num_tokens, window) == len(set().union(*seen))
+
+
+# -- what a step reads ------------------------------------------------------------------------------------------------
+
+
+def test_a_decoding_token_reads_the_keys_and_values_it_sees() -> None:
+    assert kv_bytes_read(shapes.LLAMA_2_7B, 4095, 1, 2) == kv_bytes(shapes.LLAMA_2_7B, 4096, 2)
+    assert kv_bytes_read(shapes.GEMMA_3_1B, 32767, 1, 2) == kv_bytes(shapes.GEMMA_3_1B, 32768, 2)
+
+
+def test_a_prompt_reads_each_key_once() -> None:
+    assert kv_bytes_read(shapes.LLAMA_3_8B, 1000, 500, 2) == 1500 * kv_bytes_per_token(shapes.LLAMA_3_8B, 2)
+    per_layer = 2 * 1 * 256 * 2
+    assert kv_bytes_read(shapes.GEMMA_3_1B, 1000, 500, 2) == per_layer * (4 * 1500 + 22 * (511 + 500))
+
+
+def test_shared_keys_and_values_are_stored_once_and_read_by_every_layer() -> None:
+    layers = [
+        LayerSpec(attention=attention(4, 2, 8, kv_source=source), feed_forward=MlpSpec(size=40))
+        for source in (None, 0, 0)
+    ]
+    model = arch(100, 32, layers)
+    assert kv_bytes_read(model, 9, 1, 2) == 3 * kv_bytes(model, 10, 2)
+
+
+def test_weights_are_read_once_however_many_tokens_there_are() -> None:
+    model = shapes.LLAMA_3_8B
+    every = weight_bytes(model, 2) - 2 * 128256 * 4096  # Of the embedding table only rows are read.
+    assert weight_bytes_read(model, 1, 1, 2) == weight_bytes_read(model, 500, 20, 2) == every
+    assert weight_bytes_read(model, 500, 0, 2) == every - 2 * 128256 * 4096
+    assert weight_bytes_read(model, 0, 0, 2) == 0
+
+
+def test_a_tied_head_is_read_like_any_other() -> None:
+    layer = LayerSpec(attention=attention(4, 2, 8), feed_forward=MlpSpec(size=40))
+    tied, untied = uniform(100, 32, 1, layer, tie_embeddings=True), uniform(100, 32, 1, layer)
+    assert weight_bytes_read(tied, 1, 1, 2) == weight_bytes_read(untied, 1, 1, 2) == weight_bytes(tied, 2)
+
+
+def test_learned_positions_and_biases_of_the_head() -> None:
+    # Of the table of positions, too, only rows are read.
+    assert weight_bytes_read(shapes.GPT_2, 1, 1, 1) == num_parameters(shapes.GPT_2) - 1024 * 768
+    assert weight_bytes_read(shapes.PHI_2, 1, 1, 1) == num_parameters(shapes.PHI_2) - 51200 * 2560
+
+
+def test_one_token_reads_the_experts_it_chooses_and_many_read_nearly_all() -> None:
+    model = shapes.MIXTRAL_8X7B
+    embeddings, norms = 32000 * 4096, (2 * 32 + 1) * 4096
+    assert weight_bytes_read(model, 1, 1, 1) == pytest.approx(num_active_parameters(model) + norms)
+    assert weight_bytes_read(model, 1000, 1, 1) == pytest.approx(num_parameters(model) - embeddings)
+    # Two tokens that each choose a quarter of the experts miss a share of (3/4)^2 together.
+    experts = 32 * 8 * 3 * 4096 * 14336
+    rest = num_parameters(model) - embeddings - experts
+    assert weight_bytes_read(model, 2, 1, 1) == pytest.approx(rest + experts * (1 - 0.75**2))
+
+
+def test_layers_that_reach_equally_far_are_taken_together() -> None:
+    cost = step_cost(shapes.GEMMA_3_1B, 2, 2)
+    assert {reach.window: reach.flops_per_key for reach in cost.reaches} == {
+        512: 22 * 4 * 4 * 256,
+        None: 4 * 4 * 4 * 256,
+    }
+    assert {reach.window: reach.bytes_per_key for reach in cost.reaches} == {512: 22 * 1024, None: 4 * 1024}

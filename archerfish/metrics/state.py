@@ -1,0 +1,210 @@
+"""What the engine process tells of itself after each step: plain numbers, small enough to send every time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, Protocol
+
+from archerfish.arch.cost import StepCost, keys_read, keys_seen
+from archerfish.metrics.steps import LastStep, StepCounts
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step. Prefill is chunks of several tokens, decode chunks of one: what they cost differs just so."""
+
+    prefill_tokens: int
+    decode_tokens: int
+    draft_tokens: int
+    """Guesses that were checked, beside the decode tokens they follow."""
+    num_sequences: int
+    seconds: float
+    prefill_flops: float = 0.0
+    decode_flops: float = 0.0
+    prefill_bytes: float = 0.0
+    """Weights, by share of the tokens, and keys and values."""
+    decode_bytes: float = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        return self.prefill_tokens + self.decode_tokens + self.draft_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineState:
+    """How the engine is now, and its totals since it was built."""
+
+    time: float
+    """Of the engine's clock."""
+    num_running: int
+    num_waiting: int
+    num_waiting_tokens: int
+    """Tokens that waiting sequences have to be computed, unless the cache holds them."""
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_blocks: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_blocks_in_use: int
+    num_steps: int
+    num_computed_tokens: int
+    num_generated_tokens: int
+    num_preemptions: int
+    num_prefix_tokens_queried: int
+    num_prefix_tokens_hit: int
+    busy_time: float
+    """Seconds spent in steps."""
+    last_step: StepRecord | None = None
+    """None before the first. Told again if nothing was computed since: num_steps says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The most that the device can do."""
+
+    flops: float
+    """Operations per second, in the model's number format."""
+    bandwidth: float
+    """Bytes read per second."""
+
+
+# -- reading it off ---------------------------------------------------------------------------------------------------
+# The engine lives above this folder: here is what must be known of it.
+
+
+class _Pool(Protocol):
+    num_blocks: int
+
+    @property
+    def num_free(self) -> int: ...
+    @property
+    def num_cached(self) -> int: ...
+    def states(self) -> bytes: ...
+
+
+class _Tables(Protocol):
+    @property
+    def pool(self) -> _Pool: ...
+
+
+class _Limits(Protocol):
+    @property
+    def max_num_seqs(self) -> int: ...
+    @property
+    def max_num_batched_tokens(self) -> int: ...
+
+
+class _PrefixCounts(Protocol):
+    num_queried: int
+    num_hit: int
+
+
+class SchedulerView(Protocol):
+    """What is read of a scheduler."""
+
+    @property
+    def limits(self) -> _Limits: ...
+    @property
+    def tables(self) -> _Tables: ...
+    @property
+    def prefix_counts(self) -> _PrefixCounts: ...
+    @property
+    def num_running(self) -> int: ...
+    @property
+    def num_waiting(self) -> int: ...
+    @property
+    def num_waiting_tokens(self) -> int: ...
+    @property
+    def num_preemptions(self) -> int: ...
+
+
+class EngineView(Protocol):
+    """What is read of an engine."""
+
+    @property
+    def scheduler(self) -> SchedulerView: ...
+    @property
+    def counts(self) -> StepCounts: ...
+    @property
+    def last_step(self) -> LastStep | None: ...
+    @property
+    def cost(self) -> StepCost | None: ...
+    def clock(self) -> float: ...
+
+
+def read_state(engine: EngineView) -> EngineState:
+    """The engine as it is between two steps. Changes nothing."""
+    scheduler, counts = engine.scheduler, engine.counts
+    limits, pool, prefixes = scheduler.limits, scheduler.tables.pool, scheduler.prefix_counts
+    num_free, num_cached = pool.num_free, pool.num_cached
+    return EngineState(
+        time=engine.clock(),
+        num_running=scheduler.num_running,
+        num_waiting=scheduler.num_waiting,
+        num_waiting_tokens=scheduler.num_waiting_tokens,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        num_blocks=pool.num_blocks,
+        num_free_blocks=num_free,
+        num_cached_blocks=num_cached,
+        num_blocks_in_use=pool.num_blocks - num_free - num_cached,
+        num_steps=counts.num_steps,
+        num_computed_tokens=counts.num_computed_tokens,
+        num_generated_tokens=counts.num_generated_tokens,
+        num_preemptions=scheduler.num_preemptions,
+        num_prefix_tokens_queried=prefixes.num_queried,
+        num_prefix_tokens_hit=prefixes.num_hit,
+        busy_time=counts.busy_time,
+        last_step=None if engine.last_step is None else record_step(engine.last_step, engine.cost),
+    )
+
+
+def block_map(scheduler: SchedulerView) -> bytes:
+    """One byte for each block of the KV cache: 0 free, 1 cached, 2 in use."""
+    return scheduler.tables.pool.states()
+
+
+# -- what a step came to ----------------------------------------------------------------------------------------------
+# Runs after every step, most chunks of which are single tokens: they are never taken one by one, only summed up.
+
+_LENGTH, _SAMPLES = 2, 3
+_start = itemgetter(1)
+
+
+def record_step(step: LastStep, cost: StepCost | None) -> StepRecord:
+    """Tokens, operations and bytes of a step; without a cost, only its tokens."""
+    chunks, num_tokens, seconds = step
+    prefill: Sequence[tuple[Any, ...]] = ()
+    if num_tokens != len(chunks):
+        prefill = [chunk for chunk in chunks if chunk[_LENGTH] > 1]
+    num_decode = len(chunks) - len(prefill)
+    num_prefill = num_tokens - num_decode
+    if cost is None:
+        return StepRecord(num_prefill, num_decode, 0, len(chunks), seconds)
+    # A prompt needs logits only at its end, where the next token is drawn.
+    num_logits = sum([chunk[_SAMPLES] for chunk in prefill])
+    weights = cost.weight_bytes(num_tokens, num_logits + num_decode) / num_tokens
+    prefill_flops = num_prefill * cost.token_flops + num_logits * cost.logits_flops
+    decode_flops = num_decode * (cost.token_flops + cost.logits_flops)
+    prefill_bytes, decode_bytes = num_prefill * weights, num_decode * weights
+    starts = list(map(_start, chunks))
+    for reach in cost.reaches:
+        window = reach.window
+        # A single token reads the keys that it sees. Those of prefill's first tokens are taken off again.
+        num_keys = _sum_first_seen(starts, window)
+        for _, start, length, *_ in prefill:
+            num_keys -= start + 1 if window is None or start < window else window
+            prefill_flops += keys_seen(start, length, window) * reach.flops_per_key
+            prefill_bytes += keys_read(start, length, window) * reach.bytes_per_key
+        decode_flops += num_keys * reach.flops_per_key
+        decode_bytes += num_keys * reach.bytes_per_key
+    return StepRecord(
+        num_prefill, num_decode, 0, len(chunks), seconds, prefill_flops, decode_flops, prefill_bytes, decode_bytes
+    )
+
+
+def _sum_first_seen(starts: list[int], window: int | None) -> int:
+    """Keys that the first tokens of all chunks see."""
+    if window is None or max(starts) < window:
+        return sum(starts) + len(starts)
+    return sum([start + 1 if start < window else window for start in starts])
