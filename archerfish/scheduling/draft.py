@@ -77,8 +77,10 @@ class Draft:
     def admit(self, kind: RequestClass, admits: Callable[[Sequence], bool]) -> list[Sequence]:
         """Let in whom the policy admits, strictly in order: the first that does not fit holds the line."""
         admitted: list[Sequence] = []
-        while self._budget:
-            sequence = self._roster.waiting.first(kind, admits)
+        turns = self._roster.waiting.turns(kind, admits)
+        # Whose turn it is need not be asked while there is no row to be had.
+        while self._budget and (self._roster.has_free_row or self._roster.running_below(kind)):
+            sequence = next(turns, None)
             if sequence is None or not self._admit(sequence):
                 break
             admitted.append(sequence)
@@ -113,8 +115,6 @@ class Draft:
         parent, shared = sequence.parent, sequence.num_prompt_tokens - 1
         if parent is None or parent.table is None or parent.computed < shared or sequence.scheduled_time is not None:
             return None
-        if not self._roster.has_free_row and not self._roster.running_below(sequence.request.request_class):
-            return None
         # One column more than the fork itself takes: its first token may open a new block.
         if self._tables.pool.num_available < 2 * len(self._tables.windows):
             return None
@@ -127,13 +127,11 @@ class Draft:
         return _Opening(fork.table, shared)
 
     def _open(self, sequence: Sequence) -> _Opening | None:
-        """Start from the longest cached prefix, if a row is free and everything the sequence has so far fits.
+        """Start from the longest cached prefix, if everything the sequence has so far fits.
 
         Running sequences of a lower class make way, but only if that is enough: none is thrown out for nothing.
         """
         lower = self._roster.running_below(sequence.request.request_class)
-        if not self._roster.has_free_row and not lower:
-            return None
         match, length = self._match(sequence), len(sequence.tokens)
         if not self._tables.can_hold(match, length):
             leaving = [other.table for other in lower if other.table is not None]

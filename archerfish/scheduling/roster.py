@@ -36,7 +36,7 @@ class Roster:
 
     def seat(self, sequence: Sequence, table: BlockTable) -> None:
         """From the queue to a row."""
-        self.waiting.remove(sequence)
+        self.waiting.start(sequence)
         sequence.table = table
         sequence.row = self._free_rows.pop()
         self.running[sequence.request.request_class].append(sequence)
@@ -44,6 +44,7 @@ class Roster:
     def unseat(self, sequence: Sequence) -> None:
         """Give row and blocks back."""
         assert sequence.table is not None
+        self.waiting.stop(sequence)
         self.tables.release(sequence.table)
         sequence.table = None
         self._free_rows.append(sequence.row)
@@ -69,7 +70,8 @@ class Roster:
         self.tables.check(tables)
         rows = [sequence.row for sequence in running] + self._free_rows
         assert sorted(rows) == list(range(self._num_rows)), "a row is lost or taken twice"
-        assert not {id(s) for s in self.waiting} & {id(s) for s in running}, "a sequence runs and waits"
+        assert not set(self.waiting) & set(running), "a sequence runs and waits"
+        self.waiting.check(running)
         for sequence, table in zip(running, tables, strict=True):
             assert 0 <= sequence.computed <= table.capacity, "more computed than there are slots for"
             waste = table.capacity - sequence.computed

@@ -51,7 +51,7 @@ class Scheduler:
         """Sequences of each open request that have not ended."""
         self._planned: list[Sequence] | None = None
         """Sequences of the step in flight, in chunk order."""
-        self._ended_in_flight: set[Sequence] = set()
+        self._ended_in_flight: list[Sequence] = []
         self._step = 0
         self._num_requests = 0
         self._facts = SequenceFacts(tables.block_size, limits.max_model_len, limits.eos_token_ids)
@@ -60,6 +60,11 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         return len(self._roster.waiting)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens that waiting sequences have to be computed, less what the cache will turn out to hold."""
+        return self._roster.waiting.num_tokens
 
     @property
     def num_running(self) -> int:
@@ -139,7 +144,7 @@ class Scheduler:
         assert self._planned is not None and plan.step == self._step, "commit the plan that was made last"
         assert len(result.tokens) == len(plan.chunks), "a result must answer every chunk"
         sequences, self._planned = self._planned, None
-        already_ended, self._ended_in_flight = self._ended_in_flight, set()
+        already_ended, self._ended_in_flight = self._ended_in_flight, []
         for sequence in already_ended:
             # Only now: the step in flight was still reading its blocks.
             self._roster.unseat(sequence)
@@ -169,7 +174,7 @@ class Scheduler:
     def _drop_step(self) -> None:
         for sequence in self._ended_in_flight:
             self._roster.unseat(sequence)
-        self._planned, self._ended_in_flight = None, set()
+        self._planned, self._ended_in_flight = None, []
 
     def _grow(self, sequence: Sequence, chunk: Chunk, tokens: list[int]) -> TokenEvent | None:
         """Append what was drawn, as far as the sequence goes, and count the chunk as computed."""
@@ -228,7 +233,7 @@ class Scheduler:
             if sequence.index == 0 or sequence.parent is not None:
                 self._roster.waiting.remove(sequence)
         elif self._planned is not None and sequence in self._planned:
-            self._ended_in_flight.add(sequence)
+            self._ended_in_flight.append(sequence)
         else:
             self._roster.unseat(sequence)
 

@@ -29,6 +29,7 @@ class Sequence:
         "num_prompt_tokens",
         "order",
         "parent",
+        "prompt_served",
         "request",
         "row",
         "scheduled_time",
@@ -62,10 +63,12 @@ class Sequence:
         limit = facts.max_model_len if params.max_tokens is None else self.num_prompt_tokens + params.max_tokens
         self.length_limit = min(limit, facts.max_model_len)
         self.order = (request.request_class, request.priority, request.arrival_time, number, index)
-        """Who goes first: smaller is earlier. Preemption takes the largest."""
+        """Who goes first among a tenant's own: smaller is earlier. Preemption takes the largest of all."""
         self.num_cached_tokens = 0
         self.num_prompt_logprobs = 0
         """How many prompt tokens' probabilities have been told."""
+        self.prompt_served = 0
+        """Prompt tokens that were computed, however often, or came from the cache. Its tenant has had them."""
         self.scheduled_time: float | None = None
         """When it first left the queue."""
         self.wants_logprobs = params.logprobs is not None or params.prompt_logprobs is not None

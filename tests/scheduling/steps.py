@@ -22,6 +22,7 @@ def request(
     kind: RequestClass = ONLINE,
     priority: int = 0,
     salt: str = "",
+    tenant: str = "",
     **params: Any,
 ) -> Request:
     """A number stands for a prompt of that length that shares nothing with others."""
@@ -36,6 +37,7 @@ def request(
         request_class=kind,
         priority=priority,
         cache_salt=salt,
+        tenant=tenant,
     )
 
 

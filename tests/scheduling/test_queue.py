@@ -39,7 +39,7 @@ def test_the_first_of_a_class_is_the_smallest_in_order(
     assert list(queue) == sorted(waiting, key=lambda one: one.order)
     for kind in RequestClass:
         own = [one for one in waiting if one.request.request_class is kind]
-        assert queue.first(kind) is min(own, key=lambda one: one.order, default=None)
+        assert next(queue.turns(kind), None) is min(own, key=lambda one: one.order, default=None)
 
 
 def test_priority_goes_before_arrival_and_arrival_before_the_order_of_being_added() -> None:
@@ -56,4 +56,4 @@ def test_priority_goes_before_arrival_and_arrival_before_the_order_of_being_adde
     for one in reversed(expected):
         queue.add(one)
     assert list(queue) == expected
-    assert queue.first(ONLINE) is expected[0] and queue.first(BATCH) is expected[-1]
+    assert next(queue.turns(ONLINE)) is expected[0] and next(queue.turns(BATCH)) is expected[-1]

@@ -33,6 +33,7 @@ def workloads(draw: st.DrawFn, max_model_len: int) -> Workload:
     # Prompts of one token value meet in the prefix tree as far as both go.
     bodies = st.tuples(st.integers(0, 1), st.integers(1, max_model_len - 1)).map(lambda body: (body[0],) * body[1])
     tails = st.lists(st.integers(0, 2), max_size=3).map(tuple)
+    tenants = draw(st.sampled_from([[""], ["", "a"], ["a", "b", "c"]]))
     arrivals = []
     for number in range(draw(st.integers(1, 10))):
         max_tokens = draw(st.one_of(st.none(), st.integers(1, 12)))
@@ -51,6 +52,7 @@ def workloads(draw: st.DrawFn, max_model_len: int) -> Workload:
             request_class=draw(st.sampled_from(RequestClass)),
             priority=draw(st.integers(0, 2)),
             salt=draw(st.sampled_from(["", "", "other"])),
+            tenant=draw(st.sampled_from(tenants)),
         )
         arrivals.append(arrival)
     cancels = st.builds(
@@ -78,7 +80,7 @@ def test_any_workload_is_served_as_if_each_sequence_were_alone(shape: Shape, dat
 # -- long runs, long enough that everything happens -------------------------------------------------------------------
 
 
-def random_workload(rng: random.Random, shape: Shape, num_requests: int, load: float) -> Workload:
+def random_workload(rng: random.Random, shape: Shape, num_requests: int, load: float, num_tenants: int = 1) -> Workload:
     """Arrivals at `load` requests a step, half of them on one of a few long prefixes."""
     prefixes = [tuple(rng.choices(range(VOCABULARY), k=shape.max_model_len - 8)) for _ in range(3)]
     arrivals, cancels, failures = [], [], []
@@ -103,6 +105,7 @@ def random_workload(rng: random.Random, shape: Shape, num_requests: int, load: f
                 request_class=rng.choice([RequestClass.ONLINE, RequestClass.ONLINE, RequestClass.BATCH]),
                 priority=rng.choice([0, 0, 0, 1]),
                 salt=rng.choice(["", "", "", "other"]),
+                tenant=f"tenant {number % num_tenants}",
             )
         )
         if rng.random() < 0.3:
@@ -147,13 +150,14 @@ LONG_RUNS = {
     "several tokens at once, with windows": shape_of(most_drawn=3, windows=(None, 5), block_size=2, spare_blocks=14),
     "several tokens at once, few of them fit": shape_of(most_drawn=3, step_tokens=5, block_size=3, spare_blocks=4),
 }
+SEVERAL_TENANTS = {"plain": 3, "room for one": 2, "windows without caching": 5, "dynamic batches": 3}
 
 
-@pytest.mark.parametrize("name", LONG_RUNS)
-def test_a_long_run_ends_with_every_answer_right_and_every_block_free(name: str) -> None:
+@pytest.mark.parametrize(("name", "num_tenants"), [*((name, 1) for name in LONG_RUNS), *SEVERAL_TENANTS.items()])
+def test_a_long_run_ends_with_every_answer_right_and_every_block_free(name: str, num_tenants: int) -> None:
     shape = LONG_RUNS[name]
     load = 0.15 if shape.step_tokens < 4 or shape.policy != "continuous" else 0.6
-    run = Run(shape, random_workload(random.Random(name), shape, 600, load))
+    run = Run(shape, random_workload(random.Random(name), shape, 600, load, num_tenants))
     run.finish()
     # The run must have been a hard one, or it proves little.
     expected = ["cancelled", "cancelled in flight", "interrupted", "stop", "length", "error"]

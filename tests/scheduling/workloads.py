@@ -47,6 +47,7 @@ class Arrival:
     request_class: RequestClass = RequestClass.ONLINE
     priority: int = 0
     salt: str = ""
+    tenant: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,6 +220,7 @@ class Run:
             request_class=arrival.request_class,
             priority=arrival.priority,
             cache_salt=arrival.salt,
+            tenant=arrival.tenant,
         )
         for index in range(arrival.params.n):
             record = Record(request, index, can_wait=index == 0)
@@ -269,12 +271,20 @@ class Run:
             self._check_order(started)
 
     def _check_order(self, started: list[Record]) -> None:
-        """Within a class nobody is let in while one who comes before is still at the door."""
+        """Nobody is let in while one of the same class and tenant who comes before is still at the door.
+
+        Nor one of any tenant, if it is of a higher priority.
+        """
         for kind in RequestClass:
-            admitted = [record.order for record in started if record.request.request_class is kind]
-            assert admitted == sorted(admitted)
-            left = [record.order for record in self._at_the_door.values() if record.request.request_class is kind]
-            assert not admitted or not left or admitted[-1] < min(left)
+            admitted = [record for record in started if record.request.request_class is kind]
+            left = [record for record in self._at_the_door.values() if record.request.request_class is kind]
+            priorities = [record.request.priority for record in admitted]
+            assert priorities == sorted(priorities)
+            assert not admitted or all(priorities[-1] <= record.request.priority for record in left)
+            for tenant in {record.request.tenant for record in admitted}:
+                orders = [record.order for record in admitted if record.request.tenant == tenant]
+                assert orders == sorted(orders)
+                assert all(orders[-1] < record.order for record in left if record.request.tenant == tenant)
 
     def _take(self, events: list[TokenEvent]) -> None:
         for event in events:
