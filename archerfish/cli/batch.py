@@ -1,0 +1,164 @@
+"""`archerfish batch`: a file of requests in OpenAI's batch format in, a file of answers out."""
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from archerfish.box import DEFAULT_MODEL
+from archerfish.cli.engine_options import engine_options, open_model
+from archerfish.cli.field_options import NUMBERS_NOTE, SectionedCommand
+from archerfish.config.settings import EngineConfig
+from archerfish.console import ProgressBar, enable_logging, logger
+from archerfish.errors import ConfigError, RequestError, StorageFull
+from archerfish.jobs.partial import PartialOutput
+from archerfish.jobs.records import answered
+from archerfish.jobs.validate import InputDamaged, InputLimits, InputLine, read_lines, validate
+
+if TYPE_CHECKING:
+    from archerfish.engine.llm import LLM
+
+# A person who waits at the terminal needs no protection from a long file, and reads no more errors than these.
+_LIMITS = InputLimits(max_lines=2**31, max_errors=5)
+
+
+@click.command("batch", cls=SectionedCommand, epilog=NUMBERS_NOTE)
+@click.option(
+    "-i",
+    "--input",
+    "source",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FILE",
+    help='File of requests, one a line: {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": '
+    "{...}}; /v1/completions works, too.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FILE",
+    help="File of answers, in the order of the requests. While this runs they are in FILE.partial, as they come.",
+)
+@click.option(
+    "--served-model-name",
+    metavar="TEXT",
+    help="Name that requests may call the model by; by default what --model says. Those that name another are refused.",
+)
+@engine_options
+def command(source: Path, output: Path, served_model_name: str | None, config: EngineConfig) -> None:
+    """Answer a file of requests in OpenAI's batch format.
+
+    What breaks off can be started again: only lines without an answer are answered then, and those whose request has
+    changed. Lines that were refused are tried again. The answers have the form of OpenAI's output files.
+    """
+    if source.resolve() == output.resolve():
+        raise ConfigError("--input and --output are the same file")
+    if output.is_dir() or not output.resolve().parent.is_dir():
+        raise ConfigError(f"--output: {output} must be a file in a directory that exists")
+    enable_logging()
+    model = served_model_name or config.model or DEFAULT_MODEL
+    tasks = _read_tasks(source, model)
+    target = PartialOutput(output)
+    try:
+        done = target.load({custom_id: task.record_id for custom_id, task in tasks.items()})
+        missing = {custom_id: task for custom_id, task in tasks.items() if custom_id not in done}
+        if done:
+            logger.info("%d of %d requests are answered already", len(done), len(tasks))
+        failures = _Failures()
+        if missing:
+            with open_model(config) as llm:
+                _answer(llm, model, source, missing, target, failures)
+        target.finish(tasks)
+    except StorageFull as error:
+        raise StorageFull(f"{error}, then run this again: it goes on where it was") from error
+    except KeyboardInterrupt:
+        logger.info("what is answered is in %s.partial; run this again to go on", output)
+        raise
+    finally:
+        target.close()
+    failures.report(len(tasks), output)
+
+
+class _Task(NamedTuple):
+    number: int
+    """Of its line."""
+    record_id: str
+    """Tells requests apart: another body or another model gives another one."""
+
+
+class _Failures:
+    """Counts the lines that got an error instead of an answer."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._first = ""
+
+    def add(self, line: InputLine, message: str) -> None:
+        self._count += 1
+        self._first = self._first or f"line {line.number}, {line.custom_id!r}: {message}"
+
+    def report(self, total: int, output: Path) -> None:
+        if self._count:
+            raise RequestError(
+                f"{self._count} of {total} requests were refused or failed; {output} says why, and has the other "
+                f"answers (the first is {self._first})"
+            )
+
+
+def _read_tasks(source: Path, model: str) -> dict[str, _Task]:
+    """By custom_id, in the order of the file, which is good."""
+    try:
+        with source.open("rb") as stream:
+            verdict = validate(stream, None, limits=_LIMITS)
+            if verdict.errors:
+                told = (
+                    error.message if error.line is None else f"line {error.line}: {error.message}"
+                    for error in verdict.errors
+                )
+                raise RequestError(f"{source} cannot be answered: {'; '.join(told)}")
+            stream.seek(0)
+            return {line.custom_id: _Task(line.number, _record_id(line, model)) for line in read_lines(stream)}
+    except OSError as error:
+        raise ConfigError(f"--input: cannot read {source}: {error.strerror}") from error
+
+
+def _record_id(line: InputLine, model: str) -> str:
+    request = json.dumps([model, line.url, line.custom_id, line.body], sort_keys=True)
+    return "batch_req_" + hashlib.sha256(request.encode("ascii")).hexdigest()[:32]
+
+
+def _missing_lines(source: Path, missing: Mapping[str, _Task]) -> Iterator[InputLine]:
+    numbers = {task.number for task in missing.values()}
+    changed = RequestError(f"{source} was changed while it was being answered: run this again")
+    try:
+        with source.open("rb") as stream:
+            for line in read_lines(stream):
+                if line.number in numbers and line.custom_id not in missing:
+                    raise changed
+                if line.number in numbers:
+                    yield line
+    except InputDamaged as error:
+        raise changed from error
+
+
+def _answer(
+    llm: "LLM", model: str, source: Path, missing: Mapping[str, _Task], target: PartialOutput, failures: _Failures
+) -> None:
+    from archerfish.jobs.offline import OfflineAnswers  # Brings torch with it.
+
+    engine, started = llm.assembly.engine, time.monotonic()
+    with ProgressBar("answering", len(missing)) as bar:
+        answers = OfflineAnswers(llm.assembly, model).answer(_missing_lines(source, missing))
+        for num_done, (line, result) in enumerate(answers, 1):
+            record = answered(line.number, line.custom_id, result, missing[line.custom_id].record_id)
+            target.append(line.custom_id, record.text)
+            if record.is_error:
+                failures.add(line, result.body["error"]["message"])
+            rate = engine.counts.num_generated_tokens / max(time.monotonic() - started, 1e-9)
+            bar.update(num_done, f"{rate:,.0f} tokens/s")

@@ -1,0 +1,189 @@
+"""The SQLite database of files and batches: its tables, its transactions, a full disk by its name. Knows no HTTP."""
+
+import errno
+import shutil
+import sqlite3
+import threading
+from collections.abc import Iterator, Sized
+from contextlib import contextmanager
+from pathlib import Path
+
+from archerfish.errors import ConfigError, StorageFull
+
+_VERSION = 1
+_BUSY_SECONDS = 30.0  # Another process may be writing a large group.
+_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+_TABLES = (
+    """CREATE TABLE files (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        file_id TEXT NOT NULL UNIQUE,
+        tenant TEXT NOT NULL,
+        filename TEXT NOT NULL,
+        purpose TEXT NOT NULL,
+        num_bytes INTEGER NOT NULL,
+        created_at INTEGER NOT NULL
+    )""",
+    "CREATE INDEX files_of_tenant ON files (tenant, number)",
+    """CREATE TABLE batches (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        batch_id TEXT NOT NULL UNIQUE,
+        tenant TEXT NOT NULL,
+        endpoint TEXT NOT NULL,
+        input_file_id TEXT NOT NULL,
+        completion_window TEXT NOT NULL,
+        metadata TEXT,
+        status TEXT NOT NULL,
+        outcome TEXT,
+        created_at INTEGER NOT NULL,
+        expires_at INTEGER NOT NULL,
+        in_progress_at INTEGER,
+        finalizing_at INTEGER,
+        completed_at INTEGER,
+        failed_at INTEGER,
+        expired_at INTEGER,
+        cancelling_at INTEGER,
+        cancelled_at INTEGER,
+        total INTEGER NOT NULL DEFAULT 0,
+        completed INTEGER NOT NULL DEFAULT 0,
+        failed INTEGER NOT NULL DEFAULT 0,
+        output_file_id TEXT,
+        error_file_id TEXT,
+        errors TEXT
+    )""",
+    "CREATE INDEX batches_of_tenant ON batches (tenant, number)",
+    "CREATE INDEX batches_by_status ON batches (status, number)",
+    "CREATE INDEX batches_of_file ON batches (input_file_id)",
+    # One row for each line that has its answer: the key is what makes every answer count once.
+    """CREATE TABLE results (
+        batch_id TEXT NOT NULL,
+        line INTEGER NOT NULL,
+        is_error INTEGER NOT NULL,
+        text TEXT NOT NULL,
+        PRIMARY KEY (batch_id, line)
+    )""",
+    """CREATE TABLE attempts (
+        batch_id TEXT NOT NULL,
+        line INTEGER NOT NULL,
+        count INTEGER NOT NULL,
+        PRIMARY KEY (batch_id, line)
+    )""",
+)
+
+
+class Database:
+    """One connection that any thread may use, one at a time. A transaction that has ended survives a power cut."""
+
+    def __init__(self, path: Path) -> None:
+        self._directory = path.parent
+        self._lock = threading.Lock()
+        try:
+            self._connection = _connect(path)
+            # Only before the first table is made, and only then, this decides how free pages are given back.
+            self._connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.execute("PRAGMA synchronous = FULL")
+        except sqlite3.DatabaseError as error:
+            raise ConfigError(f"{path} cannot be used ({error}): choose another directory") from error
+        self._prepare(path)
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """All of it or nothing. What a full disk refuses raises StorageFull and has changed nothing."""
+        with self._lock, naming_full_disk(self._directory):
+            connection = self._connection
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                # After some errors SQLite has rolled back by itself.
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """For single queries. Take all rows before leaving."""
+        with self._lock:
+            yield self._connection
+
+    def give_back_space(self) -> None:
+        """Shrink the file by the pages that deleted rows have left."""
+        with self._lock, naming_full_disk(self._directory):
+            self._connection.execute("PRAGMA incremental_vacuum").fetchall()
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    def _prepare(self, path: Path) -> None:
+        with self.transaction() as connection:
+            [version] = connection.execute("PRAGMA user_version").fetchone()
+            if version > _VERSION:
+                raise ConfigError(f"{path} was written by a newer release: use that, or choose another directory")
+            if version == 0:
+                for statement in _TABLES:
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {_VERSION}")
+
+
+class Claim:
+    """A lock that at most one holder in all processes has, and that the system takes back from one that died."""
+
+    def __init__(self, path: Path) -> None:
+        # SQLite's own locks are the portable ones: this database has no tables and never will.
+        self._connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+
+    def take(self) -> bool:
+        """Whether it is now held."""
+        try:
+            self._connection.execute("BEGIN EXCLUSIVE")
+        except sqlite3.OperationalError as error:
+            if _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                return False
+            raise
+        return True
+
+    def release(self) -> None:
+        self._connection.close()
+
+
+def marks(values: Sized) -> str:
+    """Question marks for as many values."""
+    return ", ".join("?" * len(values))
+
+
+@contextmanager
+def naming_full_disk(directory: Path) -> Iterator[None]:
+    """Raise StorageFull for what the system and SQLite call a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        raise _storage_full(directory, error) from error
+    except sqlite3.OperationalError as error:
+        if _code(error) not in _FULL and "disk is full" not in str(error):
+            raise
+        raise _storage_full(directory, error) from error
+
+
+def _code(error: sqlite3.Error) -> int | None:
+    return getattr(error, "sqlite_errorcode", None)
+
+
+def _storage_full(directory: Path, error: Exception) -> StorageFull:
+    try:
+        room = f"{shutil.disk_usage(directory).free:,} bytes are free"
+    except OSError:
+        room = "how much is free cannot be told"
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    return StorageFull(f"there is no room to write in {directory} ({reason}; {room}): free some space")
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    connection.row_factory = sqlite3.Row
+    return connection

@@ -1,0 +1,281 @@
+"""Files that clients upload and batches write: content on disk, the rest in the database. Knows no batch's meaning."""
+
+import os
+import re
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from archerfish.errors import FileTooLarge, InvalidParameter, NotFound, WrongState
+from archerfish.jobs.database import Database, marks, naming_full_disk
+from archerfish.jobs.records import OPEN_STATUSES, Page, StoredFile, new_id
+
+UPLOAD_PURPOSES = ("batch",)
+OUTPUT_PURPOSE = "batch_output"
+_PURPOSES = (*UPLOAD_PURPOSES, OUTPUT_PURPOSE)
+_MOST_FILES = 10_000
+_LONGEST_NAME = 255
+_LEFT_BEHIND_SECONDS = 3600.0  # Nobody takes this long between two pieces of an upload.
+
+
+class Draft:
+    """A file that is being written and that nobody sees yet."""
+
+    def __init__(self, path: Path, max_bytes: int | None = None) -> None:
+        self.path = path
+        self.num_bytes = 0
+        self._max_bytes = max_bytes
+        self._kept = False
+        with naming_full_disk(path.parent):
+            self._stream = path.open("xb")
+
+    def write(self, chunk: bytes) -> None:
+        self.num_bytes += len(chunk)
+        if self._max_bytes is not None and self.num_bytes > self._max_bytes:
+            raise FileTooLarge(
+                f"the file exceeds {self._max_bytes:,} bytes, the most that is taken; split it into several"
+            )
+        with naming_full_disk(self.path.parent):
+            self._stream.write(chunk)
+
+    def seal(self) -> None:
+        """Once this returns, the content survives a power cut."""
+        with naming_full_disk(self.path.parent):
+            self._stream.flush()
+            os.fsync(self._stream.fileno())
+            self._stream.close()
+
+    def keep(self) -> None:
+        """It has its row: discarding it does nothing from now on."""
+        self._kept = True
+
+    def discard(self) -> None:
+        """Remove it, unless it is kept."""
+        with suppress(OSError):  # What a full disk has not taken is tried once more when the stream closes.
+            self._stream.close()
+        if not self._kept:
+            self.path.unlink(missing_ok=True)
+
+
+class Upload:
+    """A file on its way in. Used in a `with`: leaving it without `finish` removes what was written."""
+
+    def __init__(self, files: "FileStore", draft: Draft, filename: str, purpose: str, tenant: str) -> None:
+        self._files = files
+        self._draft = draft
+        self._filename = filename
+        self._purpose = purpose
+        self._tenant = tenant
+
+    def write(self, chunk: bytes) -> None:
+        self._draft.write(chunk)
+
+    def finish(self) -> StoredFile:
+        """Make it durable and visible."""
+        self._draft.seal()
+        with self._files.publishing([self._draft]) as connection:
+            return self._files.publish(connection, self._draft, self._filename, self._purpose, self._tenant)
+
+    def __enter__(self) -> "Upload":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._draft.discard()
+
+
+class FileStore:
+    """The files of all tenants. Any thread may use it."""
+
+    def __init__(self, database: Database, directory: Path, clock: Callable[[], float], max_file_bytes: int) -> None:
+        self.database = database
+        self.max_file_bytes = max_file_bytes
+        self._clock = clock
+        self._contents = directory / "files"
+        self._drafts = directory / "drafts"
+        for folder in (self._contents, self._drafts):
+            folder.mkdir(exist_ok=True)
+        self._sweep_contents()
+        self._sweep_uploads()
+
+    # -- what clients ask for -------------------------------------------------------------------------------------
+
+    def upload(self, filename: str, purpose: str, chunks: Iterable[bytes], *, tenant: str = "") -> StoredFile:
+        """Take in a whole file. When this returns it is durable; when it raises there is no trace of it."""
+        with self.begin_upload(filename, purpose, tenant=tenant) as upload:
+            for chunk in chunks:
+                upload.write(chunk)
+            return upload.finish()
+
+    def begin_upload(self, filename: str, purpose: str, *, tenant: str = "") -> Upload:
+        """The same piece by piece, for content that comes in over time."""
+        if purpose not in UPLOAD_PURPOSES:
+            raise InvalidParameter("purpose", purpose, f"it must be {' or '.join(UPLOAD_PURPOSES)}")
+        self._sweep_uploads()
+        draft = Draft(self._drafts / new_id("upload-"), self.max_file_bytes)
+        return Upload(self, draft, _clean_name(filename), purpose, tenant)
+
+    def get(self, file_id: str, *, tenant: str = "") -> StoredFile:
+        with self.database.reading() as connection:
+            return _find(connection, file_id, tenant)
+
+    def page(
+        self,
+        *,
+        tenant: str = "",
+        purpose: str | None = None,
+        limit: int = _MOST_FILES,
+        after: str | None = None,
+        order: str = "desc",
+    ) -> Page[StoredFile]:
+        """Files in the order of their making, the newest first unless `order` is "asc"."""
+        if not 1 <= limit <= _MOST_FILES:
+            raise InvalidParameter("limit", limit, f"it must be at least 1 and at most {_MOST_FILES}")
+        if order not in ("asc", "desc"):
+            raise InvalidParameter("order", order, "it must be asc or desc")
+        if purpose is not None and purpose not in _PURPOSES:
+            raise InvalidParameter("purpose", purpose, f"it must be one of {', '.join(_PURPOSES)}")
+        beyond = "<" if order == "desc" else ">"
+        with self.database.reading() as connection:
+            number = None if after is None else _number(connection, after, tenant)
+            rows = connection.execute(
+                "SELECT * FROM files WHERE tenant = :tenant AND (:purpose IS NULL OR purpose = :purpose) "
+                f"AND (:number IS NULL OR number {beyond} :number) ORDER BY number {order} LIMIT :limit",
+                {"tenant": tenant, "purpose": purpose, "number": number, "limit": limit + 1},
+            ).fetchall()
+        return Page([_from_row(row) for row in rows[:limit]], len(rows) > limit)
+
+    def open(self, file_id: str, *, tenant: str = "") -> BinaryIO:
+        """The content, to read. It stays readable where the file is deleted meanwhile."""
+        self.get(file_id, tenant=tenant)
+        try:
+            return (self._contents / file_id).open("rb")
+        except FileNotFoundError as error:  # Deleted just now, or by a stranger.
+            raise NotFound(f"there is no file {file_id!r}") from error
+
+    def delete(self, file_id: str, *, tenant: str = "") -> None:
+        """Remove a file. One that an open batch reads is refused."""
+        with self.database.transaction() as connection:
+            _find(connection, file_id, tenant)
+            user = connection.execute(
+                f"SELECT batch_id FROM batches WHERE input_file_id = ? AND status IN ({marks(OPEN_STATUSES)})",
+                (file_id, *(status.value for status in OPEN_STATUSES)),
+            ).fetchone()
+            if user is not None:
+                raise WrongState(
+                    f"the file {file_id!r} is the input of the batch {user['batch_id']!r}, which is still running: "
+                    "cancel that first, or wait for its end"
+                )
+            connection.execute("DELETE FROM files WHERE file_id = ?", (file_id,))
+        # After the row: a content without a row is swept away at the next start, the other way round would be a lie.
+        (self._contents / file_id).unlink(missing_ok=True)
+
+    # -- what batches write ---------------------------------------------------------------------------------------
+
+    def draft(self) -> Draft:
+        """A new file of any size, to be published or discarded."""
+        return Draft(self._drafts / new_id("output-"))
+
+    @contextmanager
+    def publishing(self, drafts: Iterable[Draft]) -> Iterator[sqlite3.Connection]:
+        """A transaction in which sealed drafts are published. They are kept if it succeeds."""
+        try:
+            with self.database.transaction() as connection:
+                yield connection
+        except Exception:
+            raise
+        except BaseException:
+            # An interrupt may have come after the rows were written. What has none is swept away at the next start.
+            for draft in drafts:
+                draft.keep()
+            raise
+        for draft in drafts:
+            draft.keep()
+
+    def publish(
+        self, connection: sqlite3.Connection, draft: Draft, filename: str, purpose: str, tenant: str
+    ) -> StoredFile:
+        """Give a sealed draft its place and its row, within `publishing`."""
+        file = StoredFile(
+            file_id=new_id("file-"),
+            tenant=tenant,
+            filename=filename,
+            purpose=purpose,
+            num_bytes=draft.num_bytes,
+            created_at=int(self._clock()),
+        )
+        # Should the process be killed before the row is there, the content is swept away at the next start.
+        with naming_full_disk(self._contents):
+            draft.path = draft.path.rename(self._contents / file.file_id)
+            _sync_directory(self._contents)
+        connection.execute(
+            "INSERT INTO files (file_id, tenant, filename, purpose, num_bytes, created_at) VALUES (?, ?, ?, ?, ?, ?)",
+            (file.file_id, file.tenant, file.filename, file.purpose, file.num_bytes, file.created_at),
+        )
+        return file
+
+    def sweep_outputs(self) -> None:
+        """Remove outputs that a killed runner was writing. For the only one that runs now."""
+        for path in self._drafts.glob("output-*"):
+            path.unlink(missing_ok=True)
+
+    def _sweep_contents(self) -> None:
+        """Remove contents without a row, which a process has left that was killed."""
+        # Contents get their place within a transaction, so while this one lasts none is between the two.
+        with self.database.transaction() as connection:
+            known = {row["file_id"] for row in connection.execute("SELECT file_id FROM files")}
+            for path in self._contents.iterdir():
+                if path.name not in known:
+                    path.unlink(missing_ok=True)
+
+    def _sweep_uploads(self) -> None:
+        """Remove uploads that nobody writes any more."""
+        for path in self._drafts.glob("upload-*"):
+            with suppress(FileNotFoundError):
+                # The file system's own clock: another process may be writing.
+                if time.time() - path.stat().st_mtime > _LEFT_BEHIND_SECONDS:
+                    path.unlink()
+
+
+def _find(connection: sqlite3.Connection, file_id: str, tenant: str) -> StoredFile:
+    row = _row(connection, file_id, tenant)
+    if row is None:
+        raise NotFound(f"there is no file {file_id!r}")
+    return _from_row(row)
+
+
+def _number(connection: sqlite3.Connection, file_id: str, tenant: str) -> int:
+    row = _row(connection, file_id, tenant)
+    if row is None:
+        raise InvalidParameter("after", file_id, "there is no such file")
+    return int(row["number"])
+
+
+def _row(connection: sqlite3.Connection, file_id: str, tenant: str) -> sqlite3.Row | None:
+    query = "SELECT * FROM files WHERE file_id = ? AND tenant = ?"
+    # Ids are ASCII; of other text, not all can be asked for.
+    row: sqlite3.Row | None = connection.execute(query, (file_id, tenant)).fetchone() if file_id.isascii() else None
+    return row
+
+
+def _from_row(row: sqlite3.Row) -> StoredFile:
+    return StoredFile(**{name: row[name] for name in row.keys() if name != "number"})  # noqa: SIM118 - a Row yields values
+
+
+def _clean_name(filename: str) -> str:
+    """The last part of a path from any system, without characters that are no text."""
+    name = re.split(r"[/\\]", filename)[-1].encode("utf-8", "replace").decode("utf-8")
+    return "".join(character for character in name if character.isprintable())[:_LONGEST_NAME] or "file"
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make a rename survive a power cut."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

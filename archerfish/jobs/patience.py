@@ -1,0 +1,66 @@
+"""Calls the store from the event loop, and waits where the disk is full. Knows nothing of what is stored."""
+
+import asyncio
+import sqlite3
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from archerfish.console import logger
+from archerfish.errors import StorageFull
+
+Wait = Callable[[float], Awaitable[Any]]
+"""Seconds: what asyncio.sleep does."""
+
+TROUBLE = (StorageFull, OSError, sqlite3.OperationalError)
+"""What may pass: a full disk, a file system that is away, a database that another process holds for long."""
+
+_Result = TypeVar("_Result")
+
+
+class PatientStorage:
+    """Tries until it succeeds, or until it is told to give up."""
+
+    def __init__(self, wait: Wait, retry_seconds: float) -> None:
+        self._wait = wait
+        self._retry_seconds = retry_seconds
+        self._given_up = asyncio.Event()
+        self.trouble: str | None = None
+        """Why nothing can be stored just now."""
+
+    async def do(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Call it in a thread. What may pass is waited out; everything else is raised."""
+        while True:
+            try:
+                result = await asyncio.to_thread(function, *arguments)
+            except TROUBLE as error:
+                self._note(str(error))
+                if self._given_up.is_set():
+                    raise
+                await self._pause()
+                continue
+            self._note(None)
+            return result
+
+    def give_up(self) -> None:
+        """From now on trouble is raised, also by the calls that are waiting."""
+        self._given_up.set()
+
+    def _note(self, trouble: str | None) -> None:
+        if trouble == self.trouble:
+            return
+        if trouble is None:
+            logger.info("batches go on: there is room again")
+        elif self.trouble is None:
+            logger.warning("batches pause: %s", trouble)
+        self.trouble = trouble
+
+    async def _pause(self) -> None:
+        pauses = {asyncio.ensure_future(self._wait(self._retry_seconds)), asyncio.ensure_future(self._given_up.wait())}
+        try:
+            await asyncio.wait(pauses, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for pause in pauses:
+                pause.cancel()
+                with suppress(asyncio.CancelledError):
+                    await pause

@@ -1,0 +1,216 @@
+"""Files, batches and the answers of their lines as plain data, and as the objects OpenAI's clients know."""
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Generic, NamedTuple, TypeVar
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+"""What the lines of a batch can ask for."""
+
+
+class BatchStatus(Enum):
+    """Where a batch stands."""
+
+    VALIDATING = "validating"
+    IN_PROGRESS = "in_progress"
+    FINALIZING = "finalizing"
+    CANCELLING = "cancelling"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it will change."""
+        return self in OPEN_STATUSES
+
+
+OPEN_STATUSES = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING, BatchStatus.CANCELLING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """What is known of a file beside its content. Times are whole seconds since 1970."""
+
+    file_id: str
+    tenant: str
+    filename: str
+    purpose: str
+    num_bytes: int
+    created_at: int
+
+    @property
+    def object_id(self) -> str:
+        return self.file_id
+
+    def as_object(self) -> dict[str, Any]:
+        """As GET /v1/files/{id} answers."""
+        return {
+            "id": self.file_id,
+            "object": "file",
+            "bytes": self.num_bytes,
+            "created_at": self.created_at,
+            "expires_at": None,
+            "filename": self.filename,
+            "purpose": self.purpose,
+            "status": "processed",
+            "status_details": None,
+        }
+
+
+class BatchError(NamedTuple):
+    """Why a batch failed as a whole; one of several."""
+
+    code: str
+    message: str
+    line: int | None = None
+    """The first is 1; None where it concerns no single line."""
+    param: str | None = None
+
+
+class RequestCounts(NamedTuple):
+    total: int = 0
+    completed: int = 0
+    """Lines in the output file, or on the way there."""
+    failed: int = 0
+    """Lines in the error file, or on the way there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """A batch as it stood when it was read. Times are whole seconds since 1970."""
+
+    batch_id: str
+    tenant: str
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    metadata: Mapping[str, str] | None
+    status: BatchStatus
+    created_at: int
+    expires_at: int
+    in_progress_at: int | None = None
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    counts: RequestCounts = field(default_factory=RequestCounts)
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    errors: tuple[BatchError, ...] = ()
+    outcome: BatchStatus | None = None
+    """While finalizing: what it will be then."""
+
+    @property
+    def object_id(self) -> str:
+        return self.batch_id
+
+    def as_object(self) -> dict[str, Any]:
+        """As GET /v1/batches/{id} answers."""
+        errors = {"object": "list", "data": [error._asdict() for error in self.errors]} if self.errors else None
+        return {
+            "id": self.batch_id,
+            "object": "batch",
+            "endpoint": self.endpoint,
+            "errors": errors,
+            "input_file_id": self.input_file_id,
+            "completion_window": self.completion_window,
+            "status": self.status.value,
+            "output_file_id": self.output_file_id,
+            "error_file_id": self.error_file_id,
+            "created_at": self.created_at,
+            "in_progress_at": self.in_progress_at,
+            "expires_at": self.expires_at,
+            "finalizing_at": self.finalizing_at,
+            "completed_at": self.completed_at,
+            "failed_at": self.failed_at,
+            "expired_at": self.expired_at,
+            "cancelling_at": self.cancelling_at,
+            "cancelled_at": self.cancelled_at,
+            "request_counts": self.counts._asdict(),
+            "metadata": None if self.metadata is None else dict(self.metadata),
+        }
+
+
+_Item = TypeVar("_Item", StoredFile, Batch)
+
+
+class Page(NamedTuple, Generic[_Item]):
+    """A piece of a list, in its order."""
+
+    items: list[_Item]
+    has_more: bool
+
+    def as_object(self) -> dict[str, Any]:
+        """As the list endpoints answer."""
+        return {
+            "object": "list",
+            "data": [item.as_object() for item in self.items],
+            "first_id": self.items[0].object_id if self.items else None,
+            "last_id": self.items[-1].object_id if self.items else None,
+            "has_more": self.has_more,
+        }
+
+
+class LineResult(NamedTuple):
+    """What the service answered to one line. A status of 200 to 299 is an answer, any other an error."""
+
+    status_code: int
+    body: Mapping[str, Any]
+    request_id: str
+
+
+class LineRecord(NamedTuple):
+    """One line of the output or the error file, as it is kept."""
+
+    line: int
+    is_error: bool
+    text: str
+    """JSON without a line's end. In ASCII: many programs split lines at characters that JSON leaves as they are."""
+
+
+def answered(line: int, custom_id: str, result: LineResult, record_id: str | None = None) -> LineRecord:
+    """The record of an answer, good or bad. A body that is no JSON raises ValueError or TypeError."""
+    response = {"status_code": result.status_code, "request_id": result.request_id, "body": result.body}
+    text = _record_text(record_id, custom_id, response, None)
+    return LineRecord(line, not 200 <= result.status_code < 300, text)
+
+
+def unanswered(line: int, custom_id: str, code: str, message: str, record_id: str | None = None) -> LineRecord:
+    """The record of a line to which there is no response at all."""
+    return LineRecord(line, True, _record_text(record_id, custom_id, None, {"code": code, "message": message}))
+
+
+def error_body(message: str, kind: str, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """The body of a response that is an error."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def new_id(prefix: str) -> str:
+    return prefix + uuid.uuid4().hex
+
+
+def _record_text(record_id: str | None, custom_id: str, response: object, error: object) -> str:
+    record = {
+        "id": record_id or new_id("batch_req_"),
+        "custom_id": custom_id,
+        "response": response,
+        "error": error,
+    }
+    # JSON has no infinity, though Python writes one.
+    return json.dumps(record, allow_nan=False)
+
+
+def errors_text(errors: Sequence[BatchError]) -> str | None:
+    """As they are kept in the database."""
+    return json.dumps([list(error) for error in errors]) if errors else None
+
+
+def errors_from_text(text: str | None) -> tuple[BatchError, ...]:
+    return () if text is None else tuple(BatchError(*values) for values in json.loads(text))

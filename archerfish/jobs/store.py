@@ -1,0 +1,49 @@
+"""The durable store of files and batches: a directory with a database in it. Knows no HTTP and no engine."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from archerfish.errors import ConfigError
+from archerfish.jobs.batches import BatchStore
+from archerfish.jobs.database import Database, naming_full_disk
+from archerfish.jobs.files import FileStore
+from archerfish.jobs.work import WorkStore
+
+MAX_FILE_BYTES = 512 * 1024 * 1024
+
+
+class JobStore:
+    """Files and batches that outlive the process.
+
+    What a method has returned survives a SIGKILL and a power cut. Any thread may call; several processes may open the
+    same directory. Calls wait for the disk, so from an event loop they belong in a thread.
+    """
+
+    def __init__(
+        self,
+        directory: Path | str,
+        clock: Callable[[], float] = time.time,
+        *,
+        max_file_bytes: int = MAX_FILE_BYTES,
+    ) -> None:
+        """`clock` tells seconds since 1970."""
+        self.directory = Path(directory)
+        try:
+            with naming_full_disk(self.directory):
+                self.directory.mkdir(parents=True, exist_ok=True)
+                self._database = Database(self.directory / "jobs.sqlite")
+                self.files = FileStore(self._database, self.directory, clock, max_file_bytes)
+        except OSError as error:
+            raise ConfigError(f"{self.directory} cannot keep files and batches: {error.strerror}") from error
+        self.batches = BatchStore(self._database, clock)
+        self.work = WorkStore(self._database, self.files, self.directory, clock)
+
+    def close(self) -> None:
+        self._database.close()
+
+    def __enter__(self) -> "JobStore":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

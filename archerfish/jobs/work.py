@@ -1,0 +1,260 @@
+"""What running a batch writes down: its way through the statuses, each line's answer once, the files at its end.
+
+Every step here can be killed at any moment and done again.
+"""
+
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+from archerfish.jobs.batches import batch_from_row
+from archerfish.jobs.database import Claim, Database, marks
+from archerfish.jobs.files import OUTPUT_PURPOSE, Draft, FileStore
+from archerfish.jobs.records import (
+    OPEN_STATUSES,
+    Batch,
+    BatchError,
+    BatchStatus,
+    LineRecord,
+    errors_text,
+    unanswered,
+)
+from archerfish.jobs.validate import read_lines
+
+_PAGE = 100  # Results read or written at once while a batch is finalized.
+_NOT_RUN = {
+    BatchStatus.EXPIRED: ("batch_expired", "the completion window ended before this request could be answered"),
+    BatchStatus.CANCELLED: ("batch_cancelled", "the batch was cancelled before this request was answered"),
+}
+_TAKES_RESULTS = (BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING, BatchStatus.FINALIZING)
+
+
+class Attempts(NamedTuple):
+    """How often a line has been in flight when the engine failed."""
+
+    line: int
+    num_attempts: int
+
+
+class Progress(NamedTuple):
+    """How far a batch has come."""
+
+    answered: set[int]
+    """Lines that have a result."""
+    attempts: dict[int, int]
+    """By line, those that have failed with the engine before."""
+
+
+class WorkStore:
+    """The runner's side of the store. Any thread may use it; one runner at a time should."""
+
+    def __init__(self, database: Database, files: FileStore, directory: Path, clock: Callable[[], float]) -> None:
+        self._database = database
+        self._files = files
+        self._directory = directory
+        self._clock = clock
+
+    def claim(self) -> Claim:
+        """The right to run these batches, to be taken."""
+        return Claim(self._directory / "runner.lock")
+
+    def now(self) -> float:
+        return self._clock()
+
+    # -- the way through the statuses -----------------------------------------------------------------------------
+
+    def open_batches(self) -> list[Batch]:
+        """Those that have not ended, the oldest first."""
+        with self._database.reading() as connection:
+            rows = connection.execute(
+                f"SELECT * FROM batches WHERE status IN ({marks(OPEN_STATUSES)}) ORDER BY number",
+                [status.value for status in OPEN_STATUSES],
+            ).fetchall()
+        return [batch_from_row(row) for row in rows]
+
+    def status(self, batch_id: str) -> BatchStatus:
+        with self._database.reading() as connection:
+            [status] = connection.execute("SELECT status FROM batches WHERE batch_id = ?", (batch_id,)).fetchone()
+        return BatchStatus(status)
+
+    def begin(self, batch_id: str, num_lines: int) -> None:
+        """The input is good. Nothing changes if the batch was cancelled meanwhile."""
+        with self._database.transaction() as connection:
+            connection.execute(
+                "UPDATE batches SET status = ?, in_progress_at = ?, total = ? WHERE batch_id = ? AND status = ?",
+                (
+                    BatchStatus.IN_PROGRESS.value,
+                    int(self._clock()),
+                    num_lines,
+                    batch_id,
+                    BatchStatus.VALIDATING.value,
+                ),
+            )
+
+    def refuse(self, batch_id: str, errors: Sequence[BatchError]) -> None:
+        """The input is not good. A batch that was cancelled meanwhile stays so."""
+        self._fail(batch_id, errors, [BatchStatus.VALIDATING])
+
+    def abandon(self, batch_id: str, errors: Sequence[BatchError]) -> None:
+        """Not even its files can be written."""
+        self._fail(batch_id, errors, OPEN_STATUSES)
+
+    def end(self, batch_id: str, outcome: BatchStatus, errors: Sequence[BatchError] = ()) -> None:
+        """No more lines will run: what is left is to write the files. With errors, this holds in any status."""
+        with self._database.transaction() as connection:
+            row = connection.execute("SELECT * FROM batches WHERE batch_id = ?", (batch_id,)).fetchone()
+            batch = batch_from_row(row)
+            if not batch.status.is_open or (batch.status is not BatchStatus.IN_PROGRESS and not errors):
+                return
+            total, completed, failed = batch.counts
+            if outcome is BatchStatus.EXPIRED and completed + failed == total:
+                outcome = BatchStatus.COMPLETED  # An end that came with the last answer has cut nothing short.
+            if outcome is BatchStatus.COMPLETED and completed + failed != total:
+                text = f"the input had {total} requests when it was checked, but {completed + failed} when it was run"
+                outcome, errors = BatchStatus.FAILED, [BatchError("input_file_changed", text)]
+            connection.execute(
+                "UPDATE batches SET status = ?, finalizing_at = ?, errors = ?, outcome = ? WHERE batch_id = ?",
+                (
+                    BatchStatus.FINALIZING.value,
+                    int(self._clock()),
+                    errors_text(errors),
+                    outcome.value,
+                    batch_id,
+                ),
+            )
+
+    def _fail(self, batch_id: str, errors: Sequence[BatchError], statuses: Sequence[BatchStatus]) -> None:
+        with self._database.transaction() as connection:
+            connection.execute(
+                "UPDATE batches SET status = ?, failed_at = ?, errors = ? "
+                f"WHERE batch_id = ? AND status IN ({marks(statuses)})",
+                (
+                    BatchStatus.FAILED.value,
+                    int(self._clock()),
+                    errors_text(errors),
+                    batch_id,
+                    *(status.value for status in statuses),
+                ),
+            )
+
+    # -- the answers of lines -------------------------------------------------------------------------------------
+
+    def progress(self, batch_id: str) -> Progress:
+        with self._database.reading() as connection:
+            answered = connection.execute("SELECT line FROM results WHERE batch_id = ?", (batch_id,)).fetchall()
+            attempts = connection.execute("SELECT line, count FROM attempts WHERE batch_id = ?", (batch_id,)).fetchall()
+        return Progress({row["line"] for row in answered}, {row["line"]: row["count"] for row in attempts})
+
+    def record(self, batch_id: str, entries: Sequence[LineRecord | Attempts]) -> None:
+        """Write down answers and failed attempts, in one transaction. Of a line's answers only the first counts."""
+        with self._database.transaction() as connection:
+            [status] = connection.execute("SELECT status FROM batches WHERE batch_id = ?", (batch_id,)).fetchone()
+            assert BatchStatus(status) in _TAKES_RESULTS, f"{batch_id} is {status} and takes no results"
+            num_completed = num_failed = 0
+            for entry in entries:
+                if isinstance(entry, Attempts):
+                    connection.execute("INSERT OR REPLACE INTO attempts VALUES (?, ?, ?)", (batch_id, *entry))
+                    continue
+                is_new = connection.execute(
+                    "INSERT OR IGNORE INTO results (batch_id, line, is_error, text) VALUES (?, ?, ?, ?)",
+                    (batch_id, entry.line, entry.is_error, entry.text),
+                ).rowcount
+                num_failed += is_new if entry.is_error else 0
+                num_completed += 0 if entry.is_error else is_new
+            connection.execute(
+                "UPDATE batches SET completed = completed + ?, failed = failed + ? WHERE batch_id = ?",
+                (num_completed, num_failed, batch_id),
+            )
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def close(self, batch: Batch) -> None:
+        """End a batch that runs no lines any more: errors for those that were left out, the files, the last status."""
+        assert batch.status in (BatchStatus.FINALIZING, BatchStatus.CANCELLING)
+        outcome = batch.outcome or BatchStatus.CANCELLED
+        if batch.in_progress_at is not None:  # Otherwise its input was never found good, and none of it has run.
+            if outcome in _NOT_RUN:
+                self._record_left_out(batch, *_NOT_RUN[outcome])
+            self._write_files(batch, outcome)
+        else:
+            self._mark_ended(batch, outcome, {})
+        self.forget_results(batch.batch_id)
+
+    def forget_results(self, batch_id: str) -> None:
+        """Make room: the answers are in the files now. A few at a time, because undoing needs room too."""
+        while True:
+            with self._database.transaction() as connection:
+                num_deleted = connection.execute(
+                    "DELETE FROM results WHERE rowid IN (SELECT rowid FROM results WHERE batch_id = ? LIMIT ?)",
+                    (batch_id, _PAGE),
+                ).rowcount
+                connection.execute("DELETE FROM attempts WHERE batch_id = ?", (batch_id,))
+            if num_deleted < _PAGE:
+                break
+        self._database.give_back_space()
+
+    def ended_with_results(self) -> list[str]:
+        """Batches whose answers were not forgotten when they ended."""
+        with self._database.reading() as connection:
+            rows = connection.execute(
+                "SELECT DISTINCT batch_id FROM results WHERE batch_id NOT IN "
+                f"(SELECT batch_id FROM batches WHERE status IN ({marks(OPEN_STATUSES)}))",
+                [status.value for status in OPEN_STATUSES],
+            ).fetchall()
+        return [row["batch_id"] for row in rows]
+
+    def _record_left_out(self, batch: Batch, code: str, message: str) -> None:
+        answered = self.progress(batch.batch_id).answered
+        records: list[LineRecord] = []
+        with self._files.open(batch.input_file_id, tenant=batch.tenant) as stream:
+            for line in read_lines(stream):
+                if line.number not in answered:
+                    records.append(unanswered(line.number, line.custom_id, code, message))
+                if len(records) == _PAGE:
+                    self.record(batch.batch_id, records)
+                    records = []
+        if records:
+            self.record(batch.batch_id, records)
+
+    def _write_files(self, batch: Batch, outcome: BatchStatus) -> None:
+        with ExitStack() as drafts:
+            output, errors = self._files.draft(), self._files.draft()
+            drafts.callback(output.discard)
+            drafts.callback(errors.discard)
+            for record in self._results(batch.batch_id):
+                (errors if record.is_error else output).write(record.text.encode("ascii") + b"\n")
+            written = {name: draft for name, draft in (("output", output), ("error", errors)) if draft.num_bytes}
+            for draft in written.values():
+                draft.seal()
+            self._mark_ended(batch, outcome, written)
+
+    def _mark_ended(self, batch: Batch, outcome: BatchStatus, written: Mapping[str, Draft]) -> None:
+        with self._files.publishing(written.values()) as connection:
+            for name, draft in written.items():
+                filename = f"{batch.batch_id}_{name}.jsonl"
+                file = self._files.publish(connection, draft, filename, OUTPUT_PURPOSE, batch.tenant)
+                column = f"{name}_file_id"
+                connection.execute(
+                    f"UPDATE batches SET {column} = ? WHERE batch_id = ?", (file.file_id, batch.batch_id)
+                )
+            connection.execute(
+                f"UPDATE batches SET status = ?, {outcome.value}_at = ? WHERE batch_id = ?",
+                (outcome.value, int(self._clock()), batch.batch_id),
+            )
+
+    def _results(self, batch_id: str) -> Iterator[LineRecord]:
+        """In the order of the input."""
+        last = 0
+        while rows := self._results_after(batch_id, last):
+            for row in rows:
+                yield LineRecord(row["line"], bool(row["is_error"]), row["text"])
+            last = rows[-1]["line"]
+
+    def _results_after(self, batch_id: str, line: int) -> list[sqlite3.Row]:
+        with self._database.reading() as connection:
+            return connection.execute(
+                "SELECT line, is_error, text FROM results WHERE batch_id = ? AND line > ? ORDER BY line LIMIT ?",
+                (batch_id, line, _PAGE),
+            ).fetchall()
