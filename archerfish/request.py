@@ -41,6 +41,32 @@ class SLO:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Structured:
+    """What an answer must look like. Exactly one of these is given."""
+
+    json_schema: str | None = None
+    """A JSON schema, as JSON."""
+    json_object: bool = False
+    """Any JSON object."""
+    regex: str | None = None
+    choice: tuple[str, ...] = ()
+    """One of these texts."""
+    grammar: str | None = None
+    """A context-free grammar, as Lark writes them."""
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("json_schema", "json_object", "regex", "choice", "grammar") if getattr(self, name)]
+        if len(given) != 1:
+            raise InvalidParameter("structured", given, "exactly one way to say what the answer must be is needed")
+        for name in ("json_schema", "regex", "grammar"):
+            if not isinstance(getattr(self, name), (str, type(None))):
+                raise InvalidParameter(name, getattr(self, name), "it must be a text")
+        object.__setattr__(self, "choice", _as_tuple("choice", self.choice))
+        if not all(isinstance(text, str) and text for text in self.choice):
+            raise InvalidParameter("choice", self.choice, "it must be a list of texts that are not empty")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How tokens are chosen and when to stop. Checked when made: an instance is always valid."""
 
@@ -84,6 +110,8 @@ class SamplingParams:
     """Log-probabilities of the chosen token and of this many likeliest ones."""
     prompt_logprobs: int | None = None
     """The same for the tokens of the prompt."""
+    structured: Structured | None = None
+    """What the answer must look like: a JSON schema, a regular expression, one of several texts, a grammar."""
 
     def __post_init__(self) -> None:
         self._normalize()
@@ -138,6 +166,8 @@ class SamplingParams:
             raise InvalidParameter("stop", self.stop, "every stop must be a text that is not empty")
         for value in self.logit_bias.values():
             _check_float("logit_bias", value, -_LARGEST_BIAS, _LARGEST_BIAS)
+        if self.structured is not None and not isinstance(self.structured, Structured):
+            raise InvalidParameter("structured", self.structured, "it must be a Structured")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidParameter("allowed_token_ids", (), "leave it out, or allow at least one token")
 

@@ -10,6 +10,7 @@ from archerfish.execution.rows import Rows
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
 from archerfish.request import TokenLogprobs
+from archerfish.sampling.grammar import Grammars
 from archerfish.sampling.sampler import Sampler, token_logprobs
 from archerfish.scheduling.plan import Plan, StepResult
 
@@ -17,12 +18,20 @@ from archerfish.scheduling.plan import Plan, StepResult
 class LocalExecutor:
     """A model, its cache and its rows."""
 
-    def __init__(self, model: Decoder, storage: KVStorage, max_num_seqs: int, max_model_len: int, device: str) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        storage: KVStorage,
+        max_num_seqs: int,
+        max_model_len: int,
+        device: str,
+        grammars: Grammars | None = None,
+    ) -> None:
         self._model = model
         self._storage = storage
         self._device = device
         self._rows = Rows(max_num_seqs, max_model_len, len(storage.layout.windows), storage.block_size)
-        self._sampler = Sampler(max_num_seqs, model.arch.vocab_size)
+        self._sampler = Sampler(max_num_seqs, model.arch.vocab_size, grammars)
         self._num_prompt_logprobs: dict[int, int] = {}
         """Rows that want log-probabilities of their prompt, and how many."""
 
@@ -59,7 +68,10 @@ class LocalExecutor:
         """Take in what is new since the last step."""
         for start in plan.starts:
             self._rows.start(start)
-            self._sampler.set_row(start.row, start.params, start.seed, start.num_prompt_tokens, start.stop_token_ids)
+            written = start.tokens[start.num_prompt_tokens :]
+            self._sampler.set_row(
+                start.row, start.params, start.seed, start.num_prompt_tokens, start.stop_token_ids, written
+            )
             self._num_prompt_logprobs.pop(start.row, None)
             if start.params.prompt_logprobs is not None:
                 self._num_prompt_logprobs[start.row] = start.params.prompt_logprobs

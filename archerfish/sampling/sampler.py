@@ -10,6 +10,7 @@ from archerfish.ops.arrays import Ints
 from archerfish.request import GREEDY_BELOW, SamplingParams, TokenLogprob, TokenLogprobs
 from archerfish.sampling.edits import LogitEdits
 from archerfish.sampling.filters import Candidates, keep_likeliest, likeliest_candidates, penalize
+from archerfish.sampling.grammar import Grammars
 from archerfish.sampling.noise import LARGEST_GAP, gumbel
 
 _NUMBERS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -32,7 +33,9 @@ class Draw(NamedTuple):
 class Sampler:
     """Holds each row's parameters; a row is set when a sequence takes it up."""
 
-    def __init__(self, num_rows: int, vocab_size: int) -> None:
+    def __init__(self, num_rows: int, vocab_size: int, grammars: Grammars | None = None) -> None:
+        """Without grammars, no row may ask for a form."""
+        self._grammars = grammars
         self._numbers = {name: np.zeros(num_rows, np.float32) for name in _NUMBERS}
         self._seeds = np.zeros(num_rows, np.uint64)
         self._num_prompt = np.zeros(num_rows, np.int64)
@@ -42,8 +45,15 @@ class Sampler:
         self._vocab_size = vocab_size
 
     def set_row(
-        self, row: int, params: SamplingParams, seed: int, num_prompt_tokens: int, stop_token_ids: tuple[int, ...]
+        self,
+        row: int,
+        params: SamplingParams,
+        seed: int,
+        num_prompt_tokens: int,
+        stop_token_ids: tuple[int, ...],
+        written: tuple[int, ...] = (),
     ) -> None:
+        """`written` is the part of the answer that there is already: after a preemption, not nothing."""
         for name, values in self._numbers.items():
             values[row] = getattr(params, name)
         self._seeds[row] = seed
@@ -52,6 +62,10 @@ class Sampler:
         if params.logprobs is not None:
             self._num_logprobs[row] = params.logprobs
         self._edits.set_row(row, params, stop_token_ids, num_prompt_tokens + params.min_tokens)
+        if self._grammars is not None:
+            self._grammars.set_row(row, params.structured, written)
+        else:
+            assert params.structured is None, "intake refuses this"
 
     def draw(self, logits: Tensor, rows: Ints, positions: Ints, history: Tensor) -> Draw:
         """The token at `positions` of each row. history [all rows, longest] holds the tokens before it."""
@@ -66,13 +80,18 @@ class Sampler:
 
     def _draw_some(self, logits: Tensor, rows: Ints, positions: Ints, history: Tensor) -> Draw:
         edited = self._edits.apply(logits, rows, positions)
+        if self._grammars is not None:
+            edited = self._grammars.mask(edited, rows)
         edited = self._penalize(edited, rows, positions, history)
         chosen = self._choose(edited, rows, positions)
         peaks = edited.amax(-1)
         failures = {}
         if not bool(torch.isfinite(peaks).all()):
             failures = {place: _why(peak) for place, peak in enumerate(peaks.tolist()) if not np.isfinite(peak)}
-        return Draw(chosen.tolist(), self._logprobs(logits, chosen, rows), failures)
+        tokens = chosen.tolist()
+        if self._grammars is not None:
+            self._grammars.advance(rows, tokens)
+        return Draw(tokens, self._logprobs(logits, chosen, rows), failures)
 
     def _penalize(self, logits: Tensor, rows: Ints, positions: Ints, history: Tensor) -> Tensor:
         repetition, presence, frequency = (self._numbers[name][rows] for name in _NUMBERS[4:])
@@ -189,5 +208,8 @@ def _likeliest(logprobs: Tensor, counts: list[int]) -> list[list[TokenLogprob]]:
 
 def _why(peak: float) -> str:
     if peak == -np.inf:
-        return "no token may be drawn: allowed_token_ids, logit_bias and min_tokens together forbid every one"
+        return (
+            "no token may be drawn: the form of the answer, allowed_token_ids, logit_bias and min_tokens together "
+            "forbid every one"
+        )
     return f"the model's logits are not finite ({peak}); the weights or the number format may be broken"
