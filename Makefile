@@ -1,4 +1,4 @@
-# Two commands: `make run` writes text, `make test` passes every check and test. Both set up everything first.
+# Two commands: `make run` serves a model, `make test` passes every check and test. Both set up everything first.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 VENV := .venv
@@ -7,12 +7,11 @@ INSTALLED := $(VENV)/.installed
 
 # A directory or hub name; without one, the default model in the box.
 MODEL ?=
-PROMPT ?= Once upon a time
 
 .PHONY: run test check bench clean
 
 run: $(INSTALLED)
-	$(BIN)/archerfish generate "$(PROMPT)" $(if $(MODEL),--model $(MODEL))
+	$(BIN)/archerfish serve $(MODEL)
 
 test: check
 	$(BIN)/python -m pytest -n auto

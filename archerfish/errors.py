@@ -10,8 +10,12 @@ ArcherfishError
 │   │   └── TokenizerError        no tokenizer, a broken one, or no chat template
 │   ├── RequestError          one request is refused; the others go on
 │   │   ├── InvalidParameter      a parameter that is unknown or out of range
-│   │   └── PromptTooLong         the prompt does not fit the context
+│   │   ├── PromptTooLong         the prompt does not fit the context
+│   │   ├── NotFound              no such file or batch, or another tenant's
+│   │   ├── FileTooLarge          an upload exceeds what is taken
+│   │   └── WrongState            not now: a file in use, a batch that has ended
 │   ├── DoesNotFit            weights, activations and KV cache exceed the memory
+│   ├── StorageFull           the disk that keeps files and batches has no room
 │   └── NoKernel              no implementation of an operation supports what was asked
 └── EngineError               the engine cannot go on
     ├── StepFailed                a step raised; every open request ends with this reason
@@ -88,8 +92,24 @@ class PromptTooLong(RequestError):
         self.limit = limit
 
 
+class NotFound(RequestError):
+    """There is no such file or batch. Those of other tenants are not told apart from those that never were."""
+
+
+class FileTooLarge(RequestError):
+    """An upload exceeds what is taken."""
+
+
+class WrongState(RequestError):
+    """What was asked cannot be done now: the file is in use, or the batch has ended."""
+
+
 class DoesNotFit(UserError):
     """Weights, activations and KV cache exceed the memory."""
+
+
+class StorageFull(UserError):
+    """The disk that keeps files and batches has no room."""
 
 
 class NoKernel(UserError):

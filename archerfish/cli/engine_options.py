@@ -1,4 +1,4 @@
-"""Gives a command the engine's settings as options, and --config."""
+"""Gives a command the settings of engine and service as options, and --config."""
 
 import gc
 import os
@@ -14,34 +14,48 @@ import click
 
 from archerfish.cli.field_options import CommandFunction, SectionOption, field_options, take_given
 from archerfish.config.load import load_config
-from archerfish.config.settings import EngineConfig
+from archerfish.config.settings import EngineConfig, ServerConfig
 
 if TYPE_CHECKING:
     from archerfish.engine.llm import LLM
 
-_SECTION = "Engine"
-_PREFIX = "engine_"
+_RECORDS: dict[str, tuple[type, str]] = {"config": (EngineConfig, "Engine"), "server": (ServerConfig, "Server")}
+"""What a command can be called with, and the heading of its options."""
 
 
 def engine_options(command: CommandFunction) -> CommandFunction:
     """The command is called with `config`: an EngineConfig from file, environment and flags."""
+    return _settings_options(command, "config")
 
+
+def server_options(command: CommandFunction) -> CommandFunction:
+    """The same, and with `server`: a ServerConfig."""
+    return _settings_options(command, "server", "config")
+
+
+def _settings_options(command: CommandFunction, *names: str) -> CommandFunction:
     @click.option(
         "--config",
         "config_file",
         cls=SectionOption,
-        section=_SECTION,
+        section=_RECORDS[names[-1]][1],
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="TOML file of engine settings, named as here. Environment variables such as ARCHERFISH_MAX_MODEL_LEN=4K "
+        help="TOML file of settings, named as here. Environment variables such as ARCHERFISH_MAX_MODEL_LEN=4K "
         "override it; flags override both.",
     )
     @wraps(command)
-    def with_config(config_file: Path | None, **parameters: Any) -> None:
-        config = load_config(take_given(parameters, _PREFIX), config_file, os.environ)
-        command(config=config, **parameters)
+    def with_settings(config_file: Path | None, **parameters: Any) -> None:
+        for name in names:
+            given = take_given(parameters, f"{name}_")
+            parameters[name] = load_config(_RECORDS[name][0], given, config_file, os.environ)
+        command(**parameters)
 
-    return field_options(EngineConfig, section=_SECTION, prefix=_PREFIX)(with_config)
+    wrapped: CommandFunction = with_settings
+    for name in reversed(names):
+        record, section = _RECORDS[name]
+        wrapped = field_options(record, section=section, prefix=f"{name}_")(wrapped)
+    return wrapped
 
 
 def open_model(config: EngineConfig) -> "LLM":

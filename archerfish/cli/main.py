@@ -22,7 +22,9 @@ class _Entry(NamedTuple):
 # Kept by hand, so that --help imports no command: those bring torch with them.
 _COMMANDS = {
     "generate": _Entry("generate", "Continue prompts: from arguments, standard input or a file."),
+    "serve": _Entry("serve", "Serve a model to clients of OpenAI's API."),
     "chat": _Entry("chat", "Talk with a model, turn by turn."),
+    "batch": _Entry("batch", "Answer a file of requests in OpenAI's batch format."),
     "models": _Entry("models", "List the models in the box and in the hub cache."),
     "doctor": _Entry("doctor", "Show what this machine offers and which kernels will run on it."),
 }

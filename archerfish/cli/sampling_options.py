@@ -10,6 +10,8 @@ from archerfish.config.settings import flag_name
 from archerfish.request import SamplingParams
 
 _SECTION = "Sampling (by default what the model's generation_config.json names, else the values shown)"
+_NOT_FLAGS = ("structured",)
+"""What is too much for a flag."""
 _PREFIX = "sampling_"
 _MAX_TOKENS = 128
 
@@ -29,7 +31,7 @@ def sampling_options(*, left_out: tuple[str, ...] = ()) -> Callable[[CommandFunc
             SamplingParams,
             section=_SECTION,
             prefix=_PREFIX,
-            left_out=left_out,
+            left_out=(*left_out, *_NOT_FLAGS),
             spell=_flag,
             defaults={"max_tokens": _MAX_TOKENS},
         )(with_sampling)

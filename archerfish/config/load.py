@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from archerfish.config.numbers import parse_count
-from archerfish.config.settings import EngineConfig, flag_name
+from archerfish.config.settings import EngineConfig, ServerConfig, flag_name
 from archerfish.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "ARCHERFISH_"
@@ -23,12 +23,21 @@ _TRUE = frozenset(("true", "1", "yes", "on"))
 _FALSE = frozenset(("false", "0", "no", "off"))
 
 
-def load_config(flags: Mapping[str, Any], config_file: Path | None, environ: Mapping[str, str]) -> EngineConfig:
+Settings = TypeVar("Settings", EngineConfig, ServerConfig)
+
+_SHARED = (EngineConfig, ServerConfig)
+"""What a file and the environment may set, side by side: each command takes what is its own."""
+
+
+def load_config(
+    record: type[Settings], flags: Mapping[str, Any], config_file: Path | None, environ: Mapping[str, str]
+) -> Settings:
     """Settings from the file, over them the environment's, over them the flags; defaults where none says anything.
 
     A flag of None was not given. A name that is not a setting is refused, wherever it stands.
     """
-    return EngineConfig(**{**_from_file(config_file), **_from_environment(environ), **read_flags(EngineConfig, flags)})
+    given = {**_from_file(record, config_file), **_from_environment(record, environ), **read_flags(record, flags)}
+    return record(**given)
 
 
 def check_settings(settings: Mapping[str, Any]) -> EngineConfig:
@@ -70,7 +79,7 @@ def without_none(annotation: Any) -> Any:
     return annotation
 
 
-def _from_file(path: Path | None) -> dict[str, Any]:
+def _from_file(record: type, path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
@@ -84,26 +93,39 @@ def _from_file(path: Path | None) -> dict[str, Any]:
     named = {f"{key} in {path}": (key.replace("-", "_"), value) for key, value in table.items()}
     if len({name for name, _ in named.values()}) < len(named):
         raise ConfigError(f"{path} names a setting twice, once with - and once with _: keep one of them")
-    return _convert_all(EngineConfig, named, lambda name: name)
+    return _convert_shared(record, named, lambda name: name)
 
 
-def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+def _from_environment(record: type, environ: Mapping[str, str]) -> dict[str, Any]:
     named = {
         variable: (variable.removeprefix(ENVIRONMENT_PREFIX).lower(), text)
         for variable, text in environ.items()
         # Empty is how shells and compose files say "not set".
         if variable.startswith(ENVIRONMENT_PREFIX) and text
     }
-    return _convert_all(EngineConfig, named, lambda name: ENVIRONMENT_PREFIX + name.upper())
+    return _convert_shared(record, named, lambda name: ENVIRONMENT_PREFIX + name.upper())
 
 
-def _convert_all(record: type, named: Mapping[str, tuple[str, Any]], spell: Callable[[str], str]) -> dict[str, Any]:
+def _convert_shared(record: type, named: Mapping[str, tuple[str, Any]], spell: Callable[[str], str]) -> dict[str, Any]:
+    """Like _convert_all, but settings of other records may stand there too."""
+    others = {name for other in _SHARED if other is not record for name in field_types(other)}
+    types = field_types(record)
+    own = {written: entry for written, entry in named.items() if entry[0] in types or entry[0] not in others}
+    return _convert_all(record, own, spell, others)
+
+
+def _convert_all(
+    record: type,
+    named: Mapping[str, tuple[str, Any]],
+    spell: Callable[[str], str],
+    also_known: Iterable[str] = (),
+) -> dict[str, Any]:
     """`named` maps what the user wrote to (field name, value); `spell` writes a field name as this source does."""
     types = field_types(record)
     converted = {}
     for written, (name, value) in named.items():
         if name not in types:
-            raise ConfigError(f"{written} is not a setting{_suggestion(name, types, spell)}")
+            raise ConfigError(f"{written} is not a setting{_suggestion(name, [*types, *also_known], spell)}")
         try:
             converted[name] = _convert(types[name], value)
         except (ValueError, OverflowError, ConfigError) as error:

@@ -61,6 +61,60 @@ static only when it is full."""
     """Check the scheduler's and the cache's books after every step. For debugging."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """How the service meets the world."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Others than this machine's own need keys, or --allow-anonymous."""
+    port: int = 8000
+    """Port to listen on; 0 takes a free one."""
+    served_model_name: str | None = None
+    """Name clients know the model by; by default what it was started with."""
+    api_key: str | None = None
+    """Key that clients must send. Better in the environment than on the command line, where others may see it."""
+    key_file: str | None = None
+    """TOML file of keys with names and limits; read again when it changes."""
+    allow_anonymous: bool = False
+    """Serve other machines without keys."""
+    cors_origins: str | None = None
+    """Origins that pages may call from, with commas between them; * is all."""
+    tls_certificate: str | None = None
+    """PEM file of the certificate chain, to serve HTTPS."""
+    tls_key: str | None = None
+    """PEM file of the certificate's key."""
+    max_queued_requests: int = 1024
+    """Requests that may be open at once; beyond them clients are told to come back later."""
+    max_queued_tokens: int = 4_000_000
+    """Prompt tokens of open requests, likewise."""
+    max_body_bytes: int = 32 * 1024 * 1024
+    """Largest body of a request, files aside. Accepts 8M."""
+    max_file_bytes: int = 512 * 1024 * 1024
+    """Largest file that may be uploaded."""
+    body_timeout: float = 30.0
+    """Seconds that a client may take to send its headers, and again its body."""
+    keep_alive_timeout: float = 30.0
+    """Seconds that an idle connection is kept."""
+    slo_ttft_ms: float | None = None
+    """Time to first token that requests should meet, unless they name their own."""
+    slo_tpot_ms: float | None = None
+    """Time per output token, likewise."""
+    stall_timeout: float = 30.0
+    """Seconds with work but without a finished step after which the service says that it is not alive."""
+    shutdown_timeout: float = 30.0
+    """Seconds that running requests may take to finish when the service is asked to stop."""
+    data_dir: str | None = None
+    """Directory of uploaded files and batches; without one there are no batches."""
+    tool_call_format: str | None = None
+    """How the model writes tool calls: hermes, llama3, mistral or perch; by default what its chat template says."""
+    peak_flops: float | None = None
+    """FLOP/s the device can do, for utilization; measured by default."""
+    peak_bandwidth: float | None = None
+    """Bytes per second the device can read, likewise."""
+    log_json: bool = False
+    """One JSON object a line instead of text."""
+
+
 def flag_name(field_name: str) -> str:
     """'--max-model-len' for 'max_model_len'."""
     return "--" + field_name.replace("_", "-")

@@ -1,7 +1,7 @@
 """The only place that assembles an engine: settings in, everything connected out."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from archerfish.arch.arch import Arch
-from archerfish.arch.cost import num_parameters
+from archerfish.arch.cost import num_parameters, step_cost
 from archerfish.config.resolve import Facts, ResolvedConfig, resolve
 from archerfish.config.settings import EngineConfig
 from archerfish.console import ProgressBar, logger
 from archerfish.engine.engine import Engine
 from archerfish.engine.intake import Intake
-from archerfish.errors import InvalidParameter, ModelError, TokenizerError
+from archerfish.errors import InvalidParameter, ModelError
 from archerfish.execution.local import LocalExecutor
 from archerfish.execution.memory import CacheSize, Memory
 from archerfish.kvcache.layout import KVLayout, kv_layout
@@ -27,17 +27,24 @@ from archerfish.models.decoder import Decoder
 from archerfish.models.families import Family, Fields, find_family
 from archerfish.ops import Ops, Target, choose_ops, torch_dtype
 from archerfish.request import SamplingParams
+from archerfish.sampling.grammar import Grammars
 from archerfish.scheduling.policy import batching_policy
 from archerfish.scheduling.scheduler import Limits, Scheduler
 from archerfish.tokenizer import Tokenizer
 from archerfish.weights.load import load_weights, random_weights
 from archerfish.weights.locate import locate, read_config, read_json
 
+OnProgress = Callable[[float], None]
+"""Called with the share of the weights that has been loaded."""
+
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
     """An engine and what its faces need beside it."""
 
+    directory: Path
+    """Of the model's files."""
+    tokenizer_directory: Path | None
     engine: Engine
     intake: Intake
     arch: Arch
@@ -58,26 +65,36 @@ class _Checkpoint:
     arch: Arch
 
 
-def build(config: EngineConfig) -> Assembly:
+def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Assembly:
     """Load the model and connect everything. Every error a user can fix is raised before weights are read."""
     checkpoint = _read(config)
     resolved = resolve(config, _facts(checkpoint))
     torch.set_num_threads(resolved.threads)
     recommended = _recommended(checkpoint.generation, checkpoint.directory / "generation_config.json")
-    tokenizer = _tokenizer(config, checkpoint)
+    tokenizer_directory = _tokenizer_directory(config, checkpoint)
+    tokenizer = None if tokenizer_directory is None else Tokenizer.load(tokenizer_directory)
     eos_token_ids = _eos_token_ids(checkpoint, tokenizer)
     ops, _ = choose_ops(_target(checkpoint, resolved))
     dtype = torch_dtype(resolved.dtype)
     layout = kv_layout(checkpoint.arch)
     memory = Memory(checkpoint.arch, layout, _free_memory(resolved.device), dtype.itemsize)
     cache_size = memory.size_cache(resolved)
-    model = _model(checkpoint, resolved, ops)
+    model = _model(checkpoint, resolved, ops, on_progress)
     storage = KVStorage(layout, cache_size.num_blocks, resolved.block_size, dtype, resolved.device, ops)
-    executor = LocalExecutor(model, storage, resolved.max_num_seqs, resolved.max_model_len, resolved.device)
+    grammars = _grammars(tokenizer_directory, checkpoint.arch, eos_token_ids)
+    executor = LocalExecutor(model, storage, resolved.max_num_seqs, resolved.max_model_len, resolved.device, grammars)
     scheduler = _scheduler(resolved, layout, cache_size, eos_token_ids)
     logger.info(str(cache_size))
     return Assembly(
-        engine=Engine(scheduler, executor, time.monotonic, check_invariants=resolved.check_invariants),
+        directory=checkpoint.directory,
+        tokenizer_directory=tokenizer_directory,
+        engine=Engine(
+            scheduler,
+            executor,
+            time.monotonic,
+            cost=step_cost(checkpoint.arch, dtype.itemsize, dtype.itemsize),
+            check_invariants=resolved.check_invariants,
+        ),
         intake=_intake(checkpoint, resolved, tokenizer),
         arch=checkpoint.arch,
         config=resolved,
@@ -112,17 +129,19 @@ def _facts(checkpoint: _Checkpoint) -> Facts:
     )
 
 
-def _tokenizer(config: EngineConfig, checkpoint: _Checkpoint) -> Tokenizer | None:
+def _tokenizer_directory(config: EngineConfig, checkpoint: _Checkpoint) -> Path | None:
+    """None where prompts and answers are token ids."""
     if config.skip_tokenizer_init:
         return None
     if config.tokenizer is not None:
-        return Tokenizer.load(locate(config.tokenizer, weights=False))
-    try:
-        return Tokenizer.load(checkpoint.directory)
-    except TokenizerError:
-        if config.load_format == "dummy" and not (checkpoint.directory / "tokenizer.json").exists():
-            return None  # config.json alone is enough for random weights.
-        raise
+        return locate(config.tokenizer, weights=False)
+    if config.load_format == "dummy" and not (checkpoint.directory / "tokenizer.json").exists():
+        return None  # config.json alone is enough for random weights.
+    return checkpoint.directory
+
+
+def _grammars(tokenizer: Path | None, arch: Arch, eos_token_ids: tuple[int, ...]) -> Grammars | None:
+    return None if tokenizer is None else Grammars(tokenizer / "tokenizer.json", arch.vocab_size, eos_token_ids)
 
 
 def _intake(checkpoint: _Checkpoint, config: ResolvedConfig, tokenizer: Tokenizer | None) -> Intake:
@@ -142,7 +161,7 @@ def _free_memory(device: str) -> int:
     return available_memory()
 
 
-def _model(checkpoint: _Checkpoint, config: ResolvedConfig, ops: Ops) -> Decoder:
+def _model(checkpoint: _Checkpoint, config: ResolvedConfig, ops: Ops, on_progress: OnProgress) -> Decoder:
     with _default_dtype(torch_dtype(config.dtype)), torch.device(config.device):
         model = Decoder(checkpoint.arch, ops, config.max_model_len)
     model.to(config.device).requires_grad_(False).eval()
@@ -153,7 +172,12 @@ def _model(checkpoint: _Checkpoint, config: ResolvedConfig, ops: Ops) -> Decoder
     else:
         total = sum(parameter.nbytes for parameter in model.parameters())
         with ProgressBar("loading weights", total, in_bytes=True) as bar:
-            load_weights(model, checkpoint.family, checkpoint.directory, bar.update)
+
+            def tell(num_bytes: float) -> None:
+                bar.update(num_bytes)
+                on_progress(num_bytes / total)
+
+            load_weights(model, checkpoint.family, checkpoint.directory, tell)
         logger.info("%s: %s", checkpoint.directory.name, size)
     return model
 

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from contextlib import suppress
 
+from archerfish.arch.cost import StepCost
 from archerfish.errors import EngineStopped
 from archerfish.execution.executor import Executor
-from archerfish.metrics.steps import StepCounts
+from archerfish.metrics.steps import LastStep, StepCounts
 from archerfish.request import FinishReason, Request, TokenEvent
 from archerfish.scheduling.scheduler import Scheduler
 
@@ -16,11 +17,20 @@ class Engine:
     """Serves requests until it is closed, or until a step fails."""
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, clock: Clock, *, check_invariants: bool = False
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        clock: Clock,
+        *,
+        cost: StepCost | None = None,
+        check_invariants: bool = False,
     ) -> None:
         self.scheduler = scheduler
         self.clock = clock
+        self.cost = cost
+        """What the model's steps cost, for whoever measures them."""
         self.counts = StepCounts()
+        self.last_step: LastStep | None = None
         self._executor = executor
         self._check_invariants = check_invariants
         self.stopped: str | None = None
@@ -64,8 +74,10 @@ class Engine:
             self.scheduler.abandon()
             raise
         if plan.chunks:
-            num_generated = sum(len(tokens) for tokens in result.tokens)
-            self.counts.record(plan.num_tokens, num_generated, self.clock() - started)
+            num_generated, num_tokens = sum(map(len, result.tokens)), plan.num_tokens
+            seconds = self.clock() - started
+            self.counts.record(num_tokens, num_generated, seconds)
+            self.last_step = LastStep(plan.chunks, num_tokens, seconds)
         return events
 
     def close(self) -> list[TokenEvent]:

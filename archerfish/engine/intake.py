@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from archerfish.errors import InvalidParameter, PromptTooLong, TokenizerError
-from archerfish.request import Request, RequestClass, SamplingParams
+from archerfish.request import SLO, Request, RequestClass, SamplingParams
+from archerfish.sampling.grammar import check_structured
 from archerfish.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -39,6 +40,8 @@ class Intake:
         request_class: RequestClass | str = RequestClass.ONLINE,
         priority: int = 0,
         cache_salt: str = "",
+        slo: SLO | None = None,
+        tenant: str = "",
         add_special_tokens: bool = True,
     ) -> Request:
         """A valid request, or a RequestError that names what is wrong."""
@@ -50,6 +53,10 @@ class Intake:
             raise InvalidParameter("cache_salt", cache_salt, "it must be a text")
         if params.stop and self.tokenizer is None:
             raise InvalidParameter("stop", params.stop, "stop texts need a tokenizer; use stop_token_ids")
+        if params.structured is not None:
+            if self.tokenizer is None:
+                raise InvalidParameter("structured", "...", "it needs a tokenizer, and none was loaded")
+            check_structured(params.structured)
         params.check_token_ids(self._vocab_size)
         token_ids = self.token_ids(prompt, add_special_tokens=add_special_tokens)
         # The scheduler refuses these too, but it may live in another process.
@@ -65,6 +72,8 @@ class Intake:
             request_class=_as_class(request_class),
             priority=priority,
             cache_salt=cache_salt,
+            slo=slo,
+            tenant=tenant,
         )
 
     def token_ids(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:

@@ -69,6 +69,11 @@ class ChatTemplate:
     def is_present(self) -> bool:
         return bool(self._sources)
 
+    @property
+    def text(self) -> str | None:
+        """As it was written, the one for tools if there is one; None if there is none."""
+        return self._sources.get("tool_use", self._sources.get("default"))
+
     def render(
         self,
         messages: Sequence[Message],

@@ -111,6 +111,11 @@ class Tokenizer:
         hidden = self._special_token_ids if skip_special_tokens else frozenset()
         return [token_id for token_id in token_ids if 0 <= token_id < self._vocab_size and token_id not in hidden]
 
+    @property
+    def added_tokens(self) -> Mapping[str, int]:
+        """Tokens that stand for a whole text wherever it occurs, special or not, by that text."""
+        return {token.content: token_id for token_id, token in self._vocabulary.get_added_tokens_decoder().items()}
+
     def token_text(self, token_id: int) -> str:
         """What one token looks like within a text: with its leading space, special tokens by name.
 

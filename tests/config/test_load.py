@@ -17,7 +17,7 @@ from archerfish.request import SamplingParams
 def from_file(tmp_path: Path, text: str) -> EngineConfig:
     path = tmp_path / "engine.toml"
     path.write_text(text)
-    return load_config({}, path, {})
+    return load_config(EngineConfig, {}, path, {})
 
 
 @pytest.mark.parametrize("record", [EngineConfig, SamplingParams])
@@ -39,14 +39,14 @@ def test_docs_leave_out_fields_without_one() -> None:
 
 
 def test_without_sources_everything_is_default() -> None:
-    assert load_config({}, None, {}) == EngineConfig()
+    assert load_config(EngineConfig, {}, None, {}) == EngineConfig()
 
 
 def test_flags_go_before_environment_before_file_before_defaults(tmp_path: Path) -> None:
     path = tmp_path / "engine.toml"
     path.write_text("block_size = 1\nseed = 1\nmax-num-seqs = 1\n")
     environ = {"ARCHERFISH_SEED": "2", "ARCHERFISH_MAX_NUM_SEQS": "2", "UNRELATED": "2"}
-    config = load_config({"max_num_seqs": "3", "threads": None}, path, environ)
+    config = load_config(EngineConfig, {"max_num_seqs": "3", "threads": None}, path, environ)
     assert (config.block_size, config.seed, config.max_num_seqs, config.threads) == (1, 2, 3, None)
     assert config.batch_window_ms == EngineConfig().batch_window_ms
 
@@ -70,8 +70,8 @@ def test_flags_go_before_environment_before_file_before_defaults(tmp_path: Path)
     ],
 )
 def test_text_is_read_alike_from_flags_and_environment(name: str, text: str, value: object) -> None:
-    assert getattr(load_config({name: text}, None, {}), name) == value
-    assert getattr(load_config({}, None, {ENVIRONMENT_PREFIX + name.upper(): text}), name) == value
+    assert getattr(load_config(EngineConfig, {name: text}, None, {}), name) == value
+    assert getattr(load_config(EngineConfig, {}, None, {ENVIRONMENT_PREFIX + name.upper(): text}), name) == value
 
 
 def test_a_file_may_use_its_own_types(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_file_may_use_its_own_types(tmp_path: Path) -> None:
 
 
 def test_an_empty_variable_is_not_set() -> None:
-    assert load_config({}, None, {"ARCHERFISH_THREADS": "", "ARCHERFISH_NONSENSE": ""}) == EngineConfig()
+    assert load_config(EngineConfig, {}, None, {"ARCHERFISH_THREADS": "", "ARCHERFISH_NONSENSE": ""}) == EngineConfig()
 
 
 @pytest.mark.parametrize(
@@ -111,9 +111,9 @@ def test_an_empty_variable_is_not_set() -> None:
 )
 def test_a_bad_value_names_its_source_and_what_is_allowed(name: str, text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=f"^{flag_name(name)}: .*{says}"):
-        load_config({name: text}, None, {})
+        load_config(EngineConfig, {name: text}, None, {})
     with pytest.raises(ConfigError, match=f"^ARCHERFISH_{name.upper()}: .*{says}"):
-        load_config({}, None, {ENVIRONMENT_PREFIX + name.upper(): text})
+        load_config(EngineConfig, {}, None, {ENVIRONMENT_PREFIX + name.upper(): text})
 
 
 @pytest.mark.parametrize(
@@ -139,17 +139,17 @@ def test_a_bad_file_is_refused_by_name(tmp_path: Path, text: str, says: str) -> 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read the configuration file .*missing\.toml: No such file"):
-        load_config({}, tmp_path / "missing.toml", {})
+        load_config(EngineConfig, {}, tmp_path / "missing.toml", {})
     (tmp_path / "latin.toml").write_bytes(b'model = "\xff"')
     with pytest.raises(ConfigError, match="not UTF-8"):
-        load_config({}, tmp_path / "latin.toml", {})
+        load_config(EngineConfig, {}, tmp_path / "latin.toml", {})
 
 
 def test_an_unknown_variable_or_flag_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="BLOCK_SIZES is not a setting; did you mean ARCHERFISH_BLOCK_SIZE"):
-        load_config({}, None, {"ARCHERFISH_BLOCK_SIZES": "1"})
+        load_config(EngineConfig, {}, None, {"ARCHERFISH_BLOCK_SIZES": "1"})
     with pytest.raises(ConfigError, match="--block-sizes is not a setting; did you mean --block-size"):
-        load_config({"block_sizes": 1}, None, {})
+        load_config(EngineConfig, {"block_sizes": 1}, None, {})
 
 
 def test_flags_are_spelled_with_hyphens() -> None:

@@ -1,0 +1,355 @@
+"""The engine process as seen from an event loop: requests in, their events out; started again when it dies."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+
+import zmq
+import zmq.asyncio
+
+from archerfish.config.settings import EngineConfig
+from archerfish.console import logger
+from archerfish.engine.wire import (
+    Blocks,
+    Cancel,
+    Ending,
+    EngineFacts,
+    FromEngine,
+    Loading,
+    PeakMeasured,
+    Ready,
+    Refused,
+    ShowBlocks,
+    Start,
+    Stepped,
+    Stop,
+    Submit,
+    ToEngine,
+    encode,
+    read_from_engine,
+)
+from archerfish.errors import EngineStopped
+from archerfish.metrics.state import EngineState, Peak
+from archerfish.request import FinishReason, Request, TokenEvent
+
+MOST_DEATHS = 3
+DEATHS_WINDOW = 60.0
+"""Seconds: with so many deaths within them, another start would only be the next."""
+
+DEFAULT_BUILDER = "archerfish.engine.build:build"
+
+
+OnStep = Callable[[list[TokenEvent], EngineState], None]
+"""Hears of every step, before those who wait for its events."""
+
+
+class EngineStatus(Enum):
+    LOADING = "loading"
+    READY = "ready"
+    RESTARTING = "restarting"
+    ENDED = "ended"
+
+
+class EventStream:
+    """The events of one request as they come; several at once if nobody has read for a while."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self._events: deque[TokenEvent] = deque()
+        self._news = asyncio.Event()
+        self._unended = set(range(request.params.n))
+        self.engine_failed = False
+        """Whether it ended because the engine did: another try may go well."""
+
+    @property
+    def finished(self) -> bool:
+        """All of it has arrived, though not all of it may have been read."""
+        return not self._unended
+
+    async def next(self) -> list[TokenEvent]:
+        """What has come since the last call; waits if that is nothing. Empty after the end."""
+        while not self._events and not self.finished:
+            self._news.clear()
+            await self._news.wait()
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def push(self, event: TokenEvent) -> None:
+        self._events.append(event)
+        if event.finish_reason is not None:
+            self._unended.discard(event.sequence_index)
+        self._news.set()
+
+    def give_up(self, index: int) -> None:
+        """Nobody waits for this one of its answers any more."""
+        self._unended.discard(index)
+        self._news.set()
+
+    def fail(self, error: str) -> None:
+        """End what is open because there is no engine any more."""
+        self.engine_failed = True
+        self.refuse(error)
+
+    def refuse(self, error: str) -> None:
+        """End what is open with an error of its own."""
+        for index in sorted(self._unended):
+            self.push(TokenEvent(self.request.request_id, index, [], finish_reason=FinishReason.ERROR, error=error))
+
+
+class AsyncEngine:
+    """One engine process after another, always at most one."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        builder: str = DEFAULT_BUILDER,
+        on_step: OnStep = lambda _events, _state: None,
+        on_peak: Callable[[Peak], None] | None = None,
+        on_death: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._builder = builder
+        self._on_step = on_step
+        self._on_peak = on_peak
+        self._on_death = on_death
+        self._clock = clock
+        self._open: dict[str, EventStream] = {}
+        self._directory = Path(tempfile.mkdtemp(prefix="archerfish-"))  # Nobody else may look into it.
+        self._context = zmq.asyncio.Context()
+        self._socket: zmq.asyncio.Socket | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._deaths: deque[float] = deque()
+        self._blocks: asyncio.Future[bytes] | None = None
+        self._changed = asyncio.Event()
+        self.status = EngineStatus.LOADING
+        self.loaded_share = 0.0
+        self.facts: EngineFacts | None = None
+        self.ending: Ending | None = None
+        """Why it has ended for good."""
+        self.num_restarts = 0
+        self.last_progress = clock()
+        """When a step was last heard of, or when there was nothing to step for."""
+
+    # -- its life -------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin to load. `wait_ready` tells when that is done."""
+        self._keeper = asyncio.create_task(self._keep_running(), name="engine keeper")
+
+    async def wait_ready(self) -> EngineFacts:
+        """Facts of the engine once it is ready, or EngineStopped if it never will be."""
+        while self.status not in (EngineStatus.READY, EngineStatus.ENDED):
+            self._changed.clear()
+            await self._changed.wait()
+        if self.facts is None or self.status is EngineStatus.ENDED:
+            raise EngineStopped(self.ending.reason if self.ending is not None else "the engine was stopped")
+        return self.facts
+
+    async def wait_ended(self) -> Ending | None:
+        """Returns when there will be no engine any more; why, unless it was stopped on purpose."""
+        while self.status is not EngineStatus.ENDED:
+            self._changed.clear()
+            await self._changed.wait()
+        return self.ending
+
+    async def stop(self) -> None:
+        """End the process; whatever is open fails."""
+        self._set_status(EngineStatus.ENDED)
+        self._fail_open("the service is stopping")
+        if self._keeper is not None:
+            self._send(Stop())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended_process(), 5)
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+        if self._socket is not None:
+            self._socket.close(linger=0)
+        self._context.term()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    @property
+    def process_id(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    def is_open(self, request_id: str) -> bool:
+        return request_id in self._open
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> EventStream:
+        """Give a request to the engine. A RequestError would have been raised by intake; here it becomes an event."""
+        if self.status is not EngineStatus.READY:
+            raise EngineStopped(f"the engine is {self.status.value}")
+        stream = EventStream(request)
+        if not self._open:
+            self.last_progress = self._clock()
+        self._open[request.request_id] = stream
+        self._send(Submit(request))
+        return stream
+
+    def cancel(self, request_id: str, index: int | None = None, reason: FinishReason = FinishReason.ABORT) -> None:
+        """End a request, or one of its sequences, at the next step."""
+        stream = self._open.get(request_id)
+        if stream is None:
+            return
+        for one in range(stream.request.params.n) if index is None else (index,):
+            stream.give_up(one)
+        if stream.finished:
+            del self._open[request_id]
+        self._send(Cancel(request_id, index, reason))
+
+    async def block_map(self) -> bytes:
+        """One byte for each block of the KV cache: 0 free, 1 cached, 2 in use. Empty without an engine."""
+        if self.status is not EngineStatus.READY:
+            return b""
+        if self._blocks is None:
+            self._blocks = asyncio.get_running_loop().create_future()
+            self._send(ShowBlocks())
+        return await asyncio.shield(self._blocks)
+
+    # -- keeping it alive -----------------------------------------------------------------------------------------
+
+    async def _keep_running(self) -> None:
+        while True:
+            exit_code = await self._run_once()
+            if self.status is EngineStatus.ENDED:
+                return
+            why = self._why(exit_code)
+            self._on_death()
+            self._fail_open(why.reason)
+            now = self._clock()
+            self._deaths.append(now)
+            while now - self._deaths[0] > DEATHS_WINDOW:
+                self._deaths.popleft()
+            if why.can_be_fixed or len(self._deaths) >= MOST_DEATHS:
+                if not why.can_be_fixed:
+                    times = f"{len(self._deaths)} times in {DEATHS_WINDOW:.0f} seconds"
+                    why = Ending(f"the engine died {times}, the last time because {why.reason}", can_be_fixed=False)
+                self.ending = why
+                self._set_status(EngineStatus.ENDED)
+                return
+            logger.warning("%s; starting it again", why.reason)
+            self.num_restarts += 1
+            self.facts, self.loaded_share, self.ending = None, 0.0, None
+            self._set_status(EngineStatus.RESTARTING)
+
+    async def _run_once(self) -> int:
+        """One process from its start to its end; the exit code."""
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.set_hwm(0)
+        address = f"ipc://{self._directory}/{self.num_restarts}"
+        self._socket.bind(address)
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "archerfish.engine.process",
+            address,
+            stdin=asyncio.subprocess.DEVNULL,
+            env=_environment(),
+        )
+        self._send(Start(self._config, self._builder, measures_peak=self._on_peak is not None))
+        listening = asyncio.create_task(self._listen(self._socket))
+        exit_code = await self._process.wait()
+        # What it said before it died is still to be heard, its reason above all.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._drained(self._socket, listening), 1.0)
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+        self._socket.close(linger=0)
+        self._socket = None
+        if self._blocks is not None and not self._blocks.done():
+            self._blocks.set_result(b"")
+        self._blocks = None
+        return exit_code
+
+    async def _listen(self, socket: zmq.asyncio.Socket) -> None:
+        while True:
+            self._hear(read_from_engine(await socket.recv()))
+
+    async def _drained(self, socket: zmq.asyncio.Socket, listening: "asyncio.Task[None]") -> None:
+        while not listening.done() and await socket.poll(50):
+            await asyncio.sleep(0)
+
+    async def _ended_process(self) -> None:
+        if self._process is not None:
+            await self._process.wait()
+
+    def _hear(self, message: FromEngine) -> None:
+        match message:
+            case Stepped(events, state):
+                self.last_progress = self._clock()
+                self._on_step(events, state)
+                for event in events:
+                    self._deliver(event)
+            case Refused(request_id, error):
+                stream = self._open.pop(request_id, None)
+                if stream is not None:
+                    stream.refuse(error)
+            case Blocks(state_of_each):
+                if self._blocks is not None and not self._blocks.done():
+                    self._blocks.set_result(state_of_each)
+                self._blocks = None
+            case PeakMeasured(peak):
+                if self._on_peak is not None:
+                    self._on_peak(peak)
+            case Loading(share):
+                self.loaded_share = share
+            case Ready(facts):
+                self.facts, self.loaded_share = facts, 1.0
+                self.last_progress = self._clock()
+                self._set_status(EngineStatus.READY)
+            case Ending():
+                self.ending = message
+
+    def _deliver(self, event: TokenEvent) -> None:
+        stream = self._open.get(event.request_id)
+        if stream is None:
+            return  # Cancelled a moment ago.
+        stream.push(event)
+        if stream.finished:
+            del self._open[event.request_id]
+
+    def _fail_open(self, reason: str) -> None:
+        streams, self._open = list(self._open.values()), {}
+        for stream in streams:
+            stream.fail(reason)
+
+    def _why(self, exit_code: int) -> Ending:
+        if self.ending is not None:
+            return self.ending
+        how = signal.Signals(-exit_code).name if exit_code < 0 else f"exit code {exit_code}"
+        return Ending(f"the engine process ended with {how}", can_be_fixed=False)
+
+    def _send(self, message: ToEngine) -> None:
+        if self._socket is not None:
+            self._socket.send(encode(message))  # Done at once, or in the background: the queue has no end.
+
+    def _set_status(self, status: EngineStatus) -> None:
+        if self.status is not EngineStatus.ENDED:
+            self.status = status
+        self._changed.set()
+
+
+def _environment() -> dict[str, str]:
+    """The child finds the same modules as this process, also where they were found relative to it."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

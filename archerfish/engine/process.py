@@ -1,0 +1,219 @@
+"""The engine in a process of its own: takes requests from a socket, steps, sends what came of it. Waits for nobody.
+
+python -m archerfish.engine.process ADDRESS
+"""
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+import zmq
+
+from archerfish.console import enable_logging
+from archerfish.engine.wire import (
+    Blocks,
+    Cancel,
+    Ending,
+    EngineFacts,
+    FromEngine,
+    Loading,
+    PeakMeasured,
+    Ready,
+    Refused,
+    ShowBlocks,
+    Start,
+    Stepped,
+    Stop,
+    Submit,
+    ToEngine,
+    encode,
+    read_to_engine,
+)
+from archerfish.errors import RequestError, UserError
+from archerfish.metrics.state import Peak, block_map, read_state
+
+if TYPE_CHECKING:
+    from archerfish.engine.build import Assembly
+    from archerfish.engine.engine import Engine
+
+_PARENT_CHECK_MS = 1000
+_PR_SET_PDEATHSIG = 1
+_LOADING_STEP = 0.05
+"""Of the weights: progress is told in steps of this size."""
+
+
+class Channel:
+    """One end of the conversation. Sending never waits: a reader that is slow makes a queue, not a stop."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.set_hwm(0)
+        self._socket.connect(address)
+
+    def send(self, message: FromEngine) -> None:
+        self._socket.send(encode(message), copy=True)
+
+    def receive(self, timeout_ms: int) -> ToEngine | None:
+        """The next message, or None if none comes in time."""
+        if not self._socket.poll(timeout_ms):
+            return None
+        return read_to_engine(self._socket.recv())
+
+    def close(self) -> None:
+        self._socket.close(linger=2000)
+        self._context.term()
+
+
+class EngineLoop:
+    """Steps while there is work, and listens between steps."""
+
+    def __init__(self, engine: "Engine", channel: Channel, idle_work: Iterator[FromEngine | None]) -> None:
+        """`idle_work` is done piece by piece where there is nothing else to do; what a piece brings is sent."""
+        self._engine = engine
+        self._channel = channel
+        self._idle_work = idle_work
+        self._running = True
+        self._parent = os.getppid()
+        engine.scheduler.expects_more = True
+
+    def run(self) -> None:
+        while self._running and self._engine.stopped is None:
+            self._listen()
+            if self._running and self._engine.has_work:
+                self._step()
+
+    def _listen(self) -> None:
+        """Take all messages that have come; without work, wait for one."""
+        timeout = 0 if self._engine.has_work else _PARENT_CHECK_MS
+        heard = False
+        while (message := self._channel.receive(timeout)) is not None:
+            self._take(message)
+            timeout, heard = 0, True
+        if timeout and not heard and (found := next(self._idle_work, None)) is not None:
+            self._channel.send(found)
+        if os.getppid() != self._parent:
+            self._running = False  # Whoever wanted the answers is gone.
+
+    def _take(self, message: ToEngine) -> None:
+        match message:
+            case Submit(request):
+                try:
+                    self._engine.add(request)
+                except RequestError as error:
+                    self._channel.send(Refused(request.request_id, str(error)))
+            case Cancel(request_id, index, reason):
+                self._engine.cancel(request_id, index, reason)
+                if not self._engine.has_work:
+                    # No step will follow to tell that the blocks are free.
+                    self._channel.send(Stepped([], read_state(self._engine)))
+            case ShowBlocks():
+                self._channel.send(Blocks(block_map(self._engine.scheduler)))
+            case Stop():
+                self._running = False
+            case Start():
+                raise AssertionError("an engine is started once")
+
+    def _step(self) -> None:
+        steps_before = self._engine.counts.num_steps
+        events = self._engine.step()
+        self._channel.send(Stepped(events, read_state(self._engine)))
+        if self._engine.counts.num_steps == steps_before:
+            self._wait_until_something_can_start()
+
+    def _wait_until_something_can_start(self) -> None:
+        """A batch may wait to be full: until then only a message can bring work."""
+        wait = self._engine.scheduler.seconds_until_start(self._engine.clock())
+        timeout = _PARENT_CHECK_MS if wait is None else min(_PARENT_CHECK_MS, max(1, int(wait * 1000)))
+        message = self._channel.receive(timeout)
+        if message is not None:
+            self._take(message)
+
+
+def main(address: str) -> int:
+    _leave_signals_to_the_parent()
+    enable_logging()
+    channel = Channel(address)
+    try:
+        start = channel.receive(60_000)
+        assert isinstance(start, Start), "the first message says what to build"
+        return _serve(start, channel)
+    finally:
+        channel.close()
+
+
+def _serve(start: Start, channel: Channel) -> int:
+    try:
+        assembly = _build(start, channel)
+    except Exception as error:
+        message = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        channel.send(Ending(message, can_be_fixed=isinstance(error, UserError)))
+        return 1
+    channel.send(Ready(_facts(start, assembly)))
+    engine = assembly.engine
+    EngineLoop(engine, channel, _measure_peak(assembly) if start.measures_peak else iter(())).run()
+    if engine.stopped is not None:
+        channel.send(Ending(engine.stopped, can_be_fixed=False))
+        return 1
+    engine.close()
+    return 0
+
+
+def _build(start: Start, channel: Channel) -> "Assembly":
+    module, _, name = start.builder.partition(":")
+    told = 0.0
+
+    def tell(share: float) -> None:
+        nonlocal told
+        if share - told >= _LOADING_STEP:
+            told = share
+            channel.send(Loading(share))
+
+    assembly: Assembly = getattr(import_module(module), name)(start.config, tell)
+    return assembly
+
+
+def _facts(start: Start, assembly: "Assembly") -> EngineFacts:
+    config = assembly.config
+    return EngineFacts(
+        model=start.config.model or assembly.directory.name,
+        family=assembly.arch.family,
+        tokenizer_directory=None if assembly.tokenizer_directory is None else str(assembly.tokenizer_directory),
+        vocab_size=assembly.arch.vocab_size,
+        max_model_len=config.max_model_len,
+        max_positions=None if assembly.arch.can_extend_positions else assembly.arch.max_positions,
+        max_num_seqs=config.max_num_seqs,
+        block_size=config.block_size,
+        num_blocks=assembly.cache_size.num_blocks,
+        dtype=config.dtype,
+        device=config.device,
+        recommended=dict(assembly.recommended),
+    )
+
+
+def _measure_peak(assembly: "Assembly") -> Iterator[FromEngine | None]:
+    """In two pieces of a fraction of a second each: a request that comes meanwhile waits no longer."""
+    from archerfish.metrics.peak import measured_bandwidth, measured_flops
+
+    flops = measured_flops(assembly.config.dtype, assembly.config.device)
+    yield None
+    yield PeakMeasured(Peak(flops, measured_bandwidth(assembly.config.device)))
+
+
+def _leave_signals_to_the_parent() -> None:
+    """A Ctrl-C or a stop of the whole group is the parent's to answer: it lets requests finish first."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1])
+    # Libraries have threads and tables to tear down that nobody will use again.
+    sys.stderr.flush()
+    os._exit(code)

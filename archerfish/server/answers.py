@@ -1,0 +1,141 @@
+"""One request on its way through the engine: its events become text here, and its end is told to whoever counts."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from starlette.requests import Request as HttpRequest
+
+from archerfish.engine.async_engine import AsyncEngine
+from archerfish.engine.outputs import Collector, RequestOutput, StreamOutput
+from archerfish.metrics.requests import Usage
+from archerfish.request import FinishReason, Request
+from archerfish.server.errors import ApiError
+from archerfish.tokenizer import Tokenizer
+
+Result = TypeVar("Result")
+
+_FROM_WORST = (FinishReason.ERROR, FinishReason.ABORT, FinishReason.LENGTH, FinishReason.STOP)
+
+
+class Answer:
+    """What is being written for one request. Must be closed, whatever happens; closing early cancels it."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        request: Request,
+        prompt: str | None,
+        tokenizer: Tokenizer | None,
+        clock: Callable[[], float],
+        on_close: Callable[["Answer"], None],
+    ) -> None:
+        self.request = request
+        self._engine = engine
+        self._clock = clock
+        self._on_close = on_close
+        self._collector = Collector(request, prompt, tokenizer, self._stop_sequence)
+        self._stream = engine.submit(request)
+        self._closed = False
+        self.headers: dict[str, str] = {}
+        """For the HTTP response."""
+        self.gaps: list[float] = []
+        """Seconds between arrivals of tokens."""
+        self._last_arrival: float | None = None
+
+    @property
+    def output(self) -> RequestOutput:
+        """As far as it has come."""
+        return self._collector.output
+
+    @property
+    def usage(self) -> Usage:
+        output = self.output
+        num_written = sum(len(answer.token_ids) for answer in output.outputs)
+        return Usage(len(output.prompt_token_ids), num_written, output.num_cached_tokens)
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Of all its answers together: the worst."""
+        reasons = {answer.finish_reason or FinishReason.ABORT.value for answer in self.output.outputs}
+        return next(reason for reason in _FROM_WORST if reason.value in reasons)
+
+    async def next(self) -> list[StreamOutput]:
+        """What was added since the last call; waits if that is nothing. Empty after the end."""
+        while not self._collector.finished:
+            events = await self._stream.next()
+            if not events:
+                break
+            now = self._clock()
+            pieces = [piece for event in events if (piece := self._collector.add(event, now)) is not None]
+            if pieces:
+                if self._last_arrival is not None:
+                    self.gaps.append(now - self._last_arrival)
+                self._last_arrival = now
+                return pieces
+        return []
+
+    async def complete(self) -> RequestOutput:
+        """All of it, or the ApiError that ended it."""
+        while await self.next():
+            pass
+        for answer in self.output.outputs:
+            if answer.finish_reason == FinishReason.ERROR.value:
+                raise self.failure(answer.error)
+        return self.output
+
+    def failure(self, reason: str | None) -> ApiError:
+        """Why it could not be finished."""
+        message = reason or "the answer could not be finished"
+        if self._stream.engine_failed:
+            return ApiError(503, message, code="engine_failed", headers={"Retry-After": "5"})
+        return ApiError(500, message, code="generation_failed")
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._engine.cancel(self.request.request_id)
+            self._on_close(self)
+
+    def _stop_sequence(self, request_id: str, index: int) -> None:
+        self._engine.cancel(request_id, index, FinishReason.STOP)
+
+
+async def merged(answers: Sequence[Answer]) -> AsyncIterator[tuple[int, list[StreamOutput]]]:
+    """What comes of several answers, as it comes, with the place of each."""
+    if len(answers) == 1:  # The usual case, without a task for it.
+        while pieces := await answers[0].next():
+            yield 0, pieces
+        return
+    waiting = {asyncio.ensure_future(answer.next()): place for place, answer in enumerate(answers)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                place = waiting.pop(task)
+                if pieces := task.result():
+                    waiting[asyncio.ensure_future(answers[place].next())] = place
+                    yield place, pieces
+    finally:
+        for task in waiting:
+            task.cancel()
+
+
+async def unless_disconnected(http: HttpRequest, work: Awaitable[Result]) -> Result:
+    """The result, or a cancelled piece of work and an ApiError nobody will read if the client goes away first."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_disconnected(http))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ApiError(499, "the client went away")
+        return await working
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _disconnected(http: HttpRequest) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,48 @@
+"""The application: endpoints, error handlers and what stands around them."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+from archerfish import __version__
+from archerfish.server.access import Access
+from archerfish.server.batches import new_runner
+from archerfish.server.errors import install_error_handlers
+from archerfish.server.routes import chat, completions, health, info, jobs, messages, observe, responses
+from archerfish.server.service import Service
+
+_ROUTERS = (
+    *(chat.router, completions.router, responses.router, messages.router),
+    *(jobs.files, jobs.batches, info.router, health.router, observe.router),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    max_body_bytes: int
+    body_timeout: float
+
+
+def create_app(service: Service) -> FastAPI:
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await service.start()
+        yield
+        await service.stop()
+
+    app = FastAPI(title="Archerfish", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.service = service
+    app.state.limits = BodyLimits(service.config.max_body_bytes, service.config.body_timeout)
+    for router in _ROUTERS:
+        app.include_router(router)
+    if service.jobs is not None:
+        service.runner = new_runner(service.jobs, service, app)
+    install_error_handlers(app)
+    app.add_middleware(Access, service=service)
+    if service.config.cors_origins is not None:
+        origins = [origin.strip() for origin in service.config.cors_origins.split(",")]
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+    return app

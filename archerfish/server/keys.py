@@ -1,0 +1,255 @@
+"""Who may use the service: keys with names, from a setting or from a file that may change. Counts nothing.
+
+A key file is TOML:
+
+    [[key]]
+    name = "alice"
+    key = "sk-..."               # or, so that the file holds no secret: sha256 = "64 hexadecimal digits"
+    requests_per_minute = 60     # optional
+    tokens_per_minute = 100000   # optional
+"""
+
+import hashlib
+import hmac
+import ipaddress
+import os
+import stat
+import time
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from archerfish.console import logger
+from archerfish.errors import ConfigError
+
+Clock = Callable[[], float]
+
+DEFAULT_NAME = "default"
+"""What the key given by --api-key is called."""
+
+_SECONDS_BETWEEN_LOOKS = 1.0
+_FIELDS = ("name", "key", "sha256", "requests_per_minute", "tokens_per_minute")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """Who asks, and how much may be asked for. Holds no secret."""
+
+    name: str
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+
+
+class _Entry(NamedTuple):
+    digest: bytes
+    """SHA-256 of the secret."""
+    key: Key
+
+
+class _Version(NamedTuple):
+    """What tells one version of a file from another."""
+
+    modified: int
+    size: int
+    inode: int
+
+
+class Keys:
+    """False where there are none: then nobody is asked for one."""
+
+    def __init__(self, fixed: list[_Entry], file: "_KeyFile | None" = None) -> None:
+        """Use `load`."""
+        self._fixed = fixed
+        self._file = file
+
+    @classmethod
+    def load(cls, api_key: str | None, key_file: Path | None, clock: Clock = time.monotonic) -> "Keys":
+        """Keys from both places. What is wrong with them is a ConfigError that names it, but never a secret."""
+        fixed = []
+        if api_key is not None:
+            fixed.append(_Entry(_digest_of_secret(api_key, "--api-key"), Key(name=DEFAULT_NAME)))
+        return cls(fixed, None if key_file is None else _KeyFile(key_file, fixed, clock))
+
+    def __bool__(self) -> bool:
+        return bool(self._fixed) or self._file is not None
+
+    def find(self, authorization: str | None = None, x_api_key: str | None = None) -> Key | None:
+        """The key that a client shows, in either of the two headers. Reads the file again if it has changed."""
+        shown = [secret for secret in (_bearer(authorization), (x_api_key or "").strip()) if secret]
+        entries = self._fixed if self._file is None else self._fixed + self._file.entries()
+        found = [_find(secret, entries) for secret in shown]
+        return next((key for key in found if key is not None), None)
+
+
+class _KeyFile:
+    """The keys of a file, as of its last version that could be read."""
+
+    def __init__(self, path: Path, fixed: list[_Entry], clock: Clock) -> None:
+        self._path = path
+        self._fixed = fixed
+        self._clock = clock
+        self._looked_at = clock()
+        self._version: _Version | None = None
+        self._entries = self._read()
+
+    def entries(self) -> list[_Entry]:
+        now = self._clock()
+        if now - self._looked_at >= _SECONDS_BETWEEN_LOOKS:
+            self._looked_at = now
+            version = self._current_version()
+            if version != self._version:
+                self._version = version  # Also of one that cannot be read: it is told once.
+                self._read_again()
+        return self._entries
+
+    def _current_version(self) -> _Version | None:
+        """None if there is nothing to be seen."""
+        try:
+            return _version(self._path.stat())
+        except OSError:
+            return None
+
+    def _read_again(self) -> None:
+        try:
+            self._entries = self._read()
+        except ConfigError as error:
+            logger.warning("%s; the %d keys read before stay in force", error, len(self._entries))
+        else:
+            logger.info("read %d keys from %s, which has changed", len(self._entries), self._path)
+
+    def _read(self) -> list[_Entry]:
+        try:
+            with self._path.open("rb") as file:
+                # Of the very file that is read: another may take its place at any moment.
+                status = os.fstat(file.fileno())
+                self._version = _version(status)
+                content = file.read()
+        except OSError as error:
+            raise ConfigError(f"cannot read the key file {self._path}: {error.strerror}") from error
+        if os.name == "posix" and status.st_mode & stat.S_IROTH:
+            logger.warning("everyone on this machine can read the key file %s: chmod o-r it", self._path)
+        return _parse(self._path, content, self._fixed)
+
+
+def _version(status: os.stat_result) -> _Version:
+    return _Version(status.st_mtime_ns, status.st_size, status.st_ino)
+
+
+# -- what a client shows ----------------------------------------------------------------------------------------------
+
+
+def _bearer(authorization: str | None) -> str:
+    scheme, _, secret = (authorization or "").strip().partition(" ")
+    return secret.strip() if scheme.lower() == "bearer" else ""
+
+
+def _find(secret: str, entries: list[_Entry]) -> Key | None:
+    """Compares with every key, each in constant time: how long it takes tells nothing of any of them."""
+    digest = hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
+    found = None
+    for entry in entries:
+        if hmac.compare_digest(digest, entry.digest):
+            found = entry.key
+    return found
+
+
+# -- what a file says -------------------------------------------------------------------------------------------------
+
+
+def _parse(path: Path, content: bytes, fixed: list[_Entry]) -> list[_Entry]:
+    try:
+        table = tomllib.loads(content.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the key file {path} is not UTF-8 text (byte {error.start})") from error
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"the key file {path} is not valid TOML: {error}") from error
+    if unknown := sorted(table.keys() - {"key"}):
+        raise ConfigError(f"the key file {path} has {unknown[0]!r}, which means nothing: it holds [[key]] tables only")
+    tables = table.get("key")
+    if not tables or not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
+        raise ConfigError(f"the key file {path} names no keys: begin each of them with a line [[key]]")
+    entries = []
+    names = {entry.key.name: entry.digest for entry in fixed}
+    owners = {digest: name for name, digest in names.items()}
+    for number, fields in enumerate(tables, start=1):
+        entry = _entry(fields, f"{path}, key {number}")
+        name = entry.key.name
+        if name in names:
+            raise ConfigError(f"{path}, key {number}: the name {name!r} is already taken")
+        if entry.digest in owners:
+            raise ConfigError(f"{path}, key {number}: {owners[entry.digest]!r} and {name!r} have the same key")
+        names[name], owners[entry.digest] = entry.digest, name
+        entries.append(entry)
+    return entries
+
+
+def _entry(fields: Mapping[str, Any], where: str) -> _Entry:
+    if unknown := sorted(fields.keys() - set(_FIELDS)):
+        raise ConfigError(f"{where}: {unknown[0]!r} is not a field; fields are {', '.join(_FIELDS)}")
+    name = fields.get("name")
+    if not isinstance(name, str) or not name or not name.isprintable():
+        raise ConfigError(f"{where}: it needs a name of printable characters")
+    where = f"{where} ({name!r})"
+    if ("key" in fields) == ("sha256" in fields):
+        raise ConfigError(f"{where}: give either key or sha256")
+    digest = _digest_of_secret(fields["key"], where) if "key" in fields else _digest(fields["sha256"], where)
+    limits = {field: _limit(fields, field, where) for field in ("requests_per_minute", "tokens_per_minute")}
+    return _Entry(digest, Key(name=name, **limits))
+
+
+def _digest_of_secret(secret: object, where: str) -> bytes:
+    if not isinstance(secret, str) or not secret:
+        raise ConfigError(f"{where}: the key must be a text that is not empty")
+    if not secret.isascii() or not secret.isprintable() or " " in secret:
+        raise ConfigError(
+            f"{where}: the key cannot be sent in a header; use letters, digits and punctuation, no spaces"
+        )
+    return hashlib.sha256(secret.encode("ascii")).digest()
+
+
+def _digest(written: object, where: str) -> bytes:
+    try:
+        digest = bytes.fromhex(written) if isinstance(written, str) else b""
+    except ValueError:
+        digest = b""
+    if len(digest) != hashlib.sha256().digest_size:
+        raise ConfigError(f"{where}: sha256 must be 64 hexadecimal digits, as `printf %s KEY | sha256sum` prints them")
+    if digest == hashlib.sha256(b"").digest():
+        raise ConfigError(f"{where}: sha256 is that of an empty key")
+    return digest
+
+
+def _limit(fields: Mapping[str, Any], field: str, where: str) -> int | None:
+    value = fields.get(field)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ConfigError(
+            f"{where}: {field} = {value!r} must be a whole number of at least 1; without it there is no limit"
+        )
+    return value
+
+
+# -- who may be let in without one ------------------------------------------------------------------------------------
+
+
+def check_binding(host: str, keys: Keys, allow_anonymous: bool) -> None:
+    """Refuse to serve other machines without keys, unless that was asked for."""
+    if keys or allow_anonymous or _is_loopback(host):
+        return
+    raise ConfigError(
+        f"listening on {host or 'every address'!r} would serve anyone who can reach this machine: "
+        "set --api-key or --key-file, listen on 127.0.0.1, or allow it with --allow-anonymous"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether only this machine can reach it. A name other than localhost may come to mean anything."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback

@@ -1,0 +1,137 @@
+"""How much one key may ask for a minute, and how much all of them may have open at once. Knows no HTTP and no engine."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from archerfish.server.keys import Key
+
+Clock = Callable[[], float]
+
+_MINUTE = 60.0
+_GRAIN = 1e-6  # A second or token that is missing by less than this is there, whatever rounding says.
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Holds as much as may be used in a minute, and fills evenly. Below empty it is in debt."""
+
+    limit: int
+    """A minute."""
+    level: float
+    filled_at: float
+
+    def fill(self, now: float, limit: int) -> None:
+        """As of now. If the limit was changed, it stays as full as it was in proportion."""
+        self.level *= limit / self.limit
+        self.limit = limit
+        self.level = min(limit, self.level + max(0.0, now - self.filled_at) * limit / _MINUTE)
+        self.filled_at = now
+
+    def seconds_until(self, level: float) -> float:
+        return max(0.0, (level - self.level) * _MINUTE / self.limit)
+
+
+class _Buckets(NamedTuple):
+    """Of one key; None where it has no limit."""
+
+    requests: _Bucket | None
+    tokens: _Bucket | None
+
+
+@dataclass(slots=True)
+class RateLimits:
+    """Requests and tokens a minute, for each key by its name. Tokens are taken by estimate and settled at the end."""
+
+    clock: Clock
+    _requests: dict[str, _Bucket] = field(default_factory=dict, init=False)
+    _tokens: dict[str, _Bucket] = field(default_factory=dict, init=False)
+
+    def admit(self, key: Key, estimated_tokens: int) -> float | None:
+        """Take one request and its tokens from what is left (None), or nothing at all (seconds until it can be).
+
+        A request larger than a whole minute's tokens is let in when none are in use, and leaves a debt: it would
+        otherwise never be.
+        """
+        requests, tokens = self._buckets(key)
+        wait = 0.0 if requests is None else requests.seconds_until(1.0)
+        if tokens is not None:
+            wait = max(wait, tokens.seconds_until(min(estimated_tokens, tokens.limit)))
+        if wait > _GRAIN:
+            return wait
+        if requests is not None:
+            requests.level -= 1
+        if tokens is not None:
+            tokens.level -= estimated_tokens
+        return None
+
+    def settle(self, key: Key, estimated: int, actual: int) -> None:
+        """A request that was admitted has ended: correct what was taken for it."""
+        tokens = self._buckets(key).tokens
+        if tokens is not None:
+            tokens.level = min(tokens.limit, tokens.level + estimated - actual)
+
+    def headers(self, key: Key) -> dict[str, str]:
+        """OpenAI's response headers: the limits of a key, what is left of them, and when all of it will be back."""
+        requests, tokens = self._buckets(key)
+        headers = {}
+        for name, bucket in (("requests", requests), ("tokens", tokens)):
+            if bucket is not None:
+                headers[f"x-ratelimit-limit-{name}"] = str(bucket.limit)
+                headers[f"x-ratelimit-remaining-{name}"] = str(max(0, math.floor(bucket.level + _GRAIN)))
+                headers[f"x-ratelimit-reset-{name}"] = _duration(bucket.seconds_until(bucket.limit))
+        return headers
+
+    def _buckets(self, key: Key) -> _Buckets:
+        """As of now."""
+        return _Buckets(
+            self._bucket(self._requests, key.name, key.requests_per_minute),
+            self._bucket(self._tokens, key.name, key.tokens_per_minute),
+        )
+
+    def _bucket(self, buckets: dict[str, _Bucket], name: str, limit: int | None) -> _Bucket | None:
+        if limit is None:
+            buckets.pop(name, None)
+            return None
+        now = self.clock()
+        bucket = buckets.get(name)
+        if bucket is None:
+            bucket = buckets[name] = _Bucket(limit, limit, now)
+        bucket.fill(now, limit)
+        return bucket
+
+
+def _duration(seconds: float) -> str:
+    """As OpenAI writes it: 20ms, 1.5s, 6m0s."""
+    milliseconds = math.ceil((seconds - _GRAIN) * 1000)
+    if milliseconds < 1000:
+        return f"{max(0, milliseconds)}ms"
+    if milliseconds < 60_000:
+        return f"{milliseconds / 1000:g}s"
+    minutes, rest = divmod(math.ceil(milliseconds / 1000), 60)
+    return f"{minutes}m{rest}s"
+
+
+class Admission:
+    """What the whole service has taken on: requests and prompt tokens that wait or run."""
+
+    def __init__(self, max_requests: int, max_tokens: int) -> None:
+        self.max_requests = max_requests
+        self.max_tokens = max_tokens
+        self.num_requests = 0
+        self.num_tokens = 0
+
+    def enter(self, num_requests: int, num_tokens: int) -> bool:
+        """Take all of it on, or nothing. What is too large by itself is taken when there is nothing else."""
+        requests, tokens = self.num_requests + num_requests, self.num_tokens + num_tokens
+        if self.num_requests and (requests > self.max_requests or tokens > self.max_tokens):
+            return False
+        self.num_requests, self.num_tokens = requests, tokens
+        return True
+
+    def leave(self, num_requests: int, num_tokens: int) -> None:
+        """Some of what was taken on has ended."""
+        self.num_requests -= num_requests
+        self.num_tokens -= num_tokens
+        assert self.num_requests >= 0 and self.num_tokens >= 0, "more left than had entered"

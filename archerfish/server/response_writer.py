@@ -1,0 +1,107 @@
+"""A response in the making: its items grow here, and each change is told as an event. Knows no engine and no HTTP."""
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from archerfish.engine.outputs import StreamOutput
+from archerfish.server.replies import new_id, seconds_now, token_logprobs
+from archerfish.server.tool_use import AnswerReader
+from archerfish.server.tools import CallArguments, CallStart, Content
+
+Event = dict[str, Any]
+"""Holds the response's own parts, which go on changing: write it down at once."""
+
+Ending = Literal["completed", "incomplete", "failed", "cancelled"]
+
+
+class ResponseWriter:
+    """One response. Events come while it changes, so they must be read for anything to happen."""
+
+    def __init__(self, response: dict[str, Any], reader: AnswerReader) -> None:
+        """`response` is all that is known of it before the first token."""
+        self.response = response
+        self._output: list[dict[str, Any]] = response["output"]
+        self._reader = reader
+        self._is_open = False
+        """Whether the last item is still being written."""
+        self._logprobs: list[dict[str, Any]] = []
+        """Of tokens whose text has not come yet."""
+        self._num_events = 0
+
+    def begin(self) -> Iterator[Event]:
+        yield self._event("response.created", response=self.response)
+        yield self._event("response.in_progress", response=self.response)
+
+    def add(self, piece: StreamOutput) -> Iterator[Event]:
+        if piece.logprobs is not None:
+            self._logprobs += token_logprobs(piece.token_ids, piece.logprobs)
+        deltas = self._reader.feed(piece.text)
+        if piece.finish_reason is not None:
+            deltas += self._reader.finish()
+        for delta in deltas:
+            match delta:
+                case Content(text):
+                    yield from self._add_text(text)
+                case CallStart(_, call_id, name):
+                    yield from self._close_item("completed")
+                    item = {"id": new_id("fc", "_"), "type": "function_call", "status": "in_progress"}
+                    yield self._open_item({**item, "call_id": call_id, "name": name, "arguments": ""})
+                case CallArguments(_, text):
+                    self._output[-1]["arguments"] += text
+                    yield self._of_item("response.function_call_arguments.delta", delta=text)
+
+    def end(self, ending: Ending, usage: dict[str, Any], **more: Any) -> Iterator[Event]:
+        """The last events. `more` are fields that only a response that has ended has."""
+        yield from self._close_item("completed" if ending == "completed" else "incomplete")
+        self.response |= {"status": ending, "usage": usage, **more}
+        if ending == "completed":
+            self.response["completed_at"] = seconds_now()
+        # There is no event of its own for a response that was cancelled.
+        kind = "incomplete" if ending == "cancelled" else ending
+        yield self._event(f"response.{kind}", response=self.response)
+
+    def _add_text(self, text: str) -> Iterator[Event]:
+        if not self._is_open or self._output[-1]["type"] != "message":
+            yield from self._close_item("completed")
+            item = {"id": new_id("msg", "_"), "type": "message", "status": "in_progress", "role": "assistant"}
+            yield self._open_item({**item, "content": []})
+            part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            self._output[-1]["content"].append(part)
+            yield self._of_item("response.content_part.added", content_index=0, part=part)
+        part = self._output[-1]["content"][0]
+        part["text"] += text
+        logprobs, self._logprobs = self._logprobs, []
+        part["logprobs"] += logprobs
+        yield self._of_item("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
+
+    def _open_item(self, item: dict[str, Any]) -> Event:
+        self._output.append(item)
+        self._is_open = True
+        return self._event("response.output_item.added", output_index=len(self._output) - 1, item=item)
+
+    def _close_item(self, status: str) -> Iterator[Event]:
+        if not self._is_open:
+            return
+        self._is_open = False
+        item = self._output[-1]
+        item["status"] = status
+        if item["type"] == "message":
+            part = item["content"][0]
+            part["logprobs"] += self._logprobs
+            self._logprobs = []
+            text, logprobs = part["text"], part["logprobs"]
+            yield self._of_item("response.output_text.done", content_index=0, text=text, logprobs=logprobs)
+            yield self._of_item("response.content_part.done", content_index=0, part=part)
+        else:
+            arguments = {"name": item["name"], "arguments": item["arguments"]}
+            yield self._of_item("response.function_call_arguments.done", **arguments)
+        yield self._event("response.output_item.done", output_index=len(self._output) - 1, item=item)
+
+    def _of_item(self, kind: str, **fields: Any) -> Event:
+        place = {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
+        return self._event(kind, **place, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> Event:
+        told = {"type": kind, "sequence_number": self._num_events, **fields}
+        self._num_events += 1
+        return told

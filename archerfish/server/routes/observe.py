@@ -1,0 +1,58 @@
+"""What can be watched: metrics for Prometheus, the live page and what feeds it."""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from fastapi import APIRouter, Request
+from starlette.responses import FileResponse, Response
+
+from archerfish.metrics.service import CONTENT_TYPE
+from archerfish.server.errors import ApiError
+from archerfish.server.service import Service, service_of
+from archerfish.server.sse import EventResponse, event
+
+router = APIRouter()
+
+_PAGE = Path(__file__).parents[1] / "page"
+_FILES = {path.name: path for path in _PAGE.iterdir() if path.suffix in (".js", ".css", ".svg")}
+_HEADERS = {
+    # Only what is served from here: the page shows text that a model wrote.
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+_BETWEEN_SNAPSHOTS = 1.0
+
+
+@router.get("/metrics")
+async def metrics(http: Request) -> Response:
+    """All metrics, in Prometheus' text format."""
+    return Response(service_of(http).metrics.prometheus(), media_type=CONTENT_TYPE)
+
+
+@router.get("/live")
+async def live(http: Request) -> Response:
+    """How things are, once a second, as server-sent events."""
+    return EventResponse(_snapshots(service_of(http)))
+
+
+async def _snapshots(service: Service) -> AsyncIterator[bytes]:
+    while True:
+        blocks = await service.engine.block_map()
+        yield event({**service.snapshot(), "kv_map": base64.b64encode(blocks).decode()})
+        await asyncio.sleep(_BETWEEN_SNAPSHOTS)
+
+
+@router.get("/", include_in_schema=False)
+async def page() -> Response:
+    return FileResponse(_PAGE / "index.html", headers=_HEADERS)
+
+
+@router.get("/page/{name}", include_in_schema=False)
+async def page_file(name: str) -> Response:
+    if name not in _FILES:
+        raise ApiError(404, f"there is no file {name!r}")
+    return FileResponse(_FILES[name], headers=_HEADERS)

@@ -1,0 +1,153 @@
+"""Runs the service until it is asked to stop, or can go on no longer."""
+
+import asyncio
+import contextlib
+import signal
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from archerfish.config.settings import EngineConfig, ServerConfig
+from archerfish.console import enable_logging, logger
+from archerfish.engine.async_engine import DEFAULT_BUILDER
+from archerfish.errors import ConfigError, EngineStopped, UserError
+from archerfish.server.app import create_app
+from archerfish.server.keys import check_binding
+from archerfish.server.service import Service
+
+_LAST_GOODBYE = 3
+"""Seconds for connections to close after requests have been given their time."""
+
+
+def serve(engine: EngineConfig, server: ServerConfig, *, builder: str = DEFAULT_BUILDER) -> None:
+    """Returns after a stop that was asked for; raises why the service could not go on."""
+    enable_logging()
+    if (server.tls_certificate is None) != (server.tls_key is None):
+        raise ConfigError("--tls-certificate and --tls-key go together: give both")
+    with asyncio.Runner(loop_factory=_new_loop) as runner:
+        runner.run(_serve(engine, server, builder))
+
+
+async def _serve(engine: EngineConfig, server: ServerConfig, builder: str) -> None:
+    service = Service(engine, server, builder=builder)
+    check_binding(server.host, service.keys, server.allow_anonymous)
+    running = _Server(service)
+    ended = asyncio.create_task(_watch_engine(service, running))
+    try:
+        await running.serve()
+    finally:
+        ended.cancel()
+    if running.reason is not None:
+        raise running.reason
+
+
+async def _watch_engine(service: Service, running: "_Server") -> None:
+    ending = await service.engine.wait_ended()
+    if ending is not None:
+        running.reason = UserError(ending.reason) if ending.can_be_fixed else EngineStopped(ending.reason)
+    running.should_exit = True
+
+
+class _Server(uvicorn.Server):
+    """Goes on answering while it drains, so that clients and health checks are told."""
+
+    def __init__(self, service: Service) -> None:
+        config = service.config
+        self._service = service
+        self._draining: asyncio.Task[None] | None = None
+        self.reason: Exception | None = None
+        """Why it could not go on."""
+        settings: dict[str, Any] = {
+            "host": config.host,
+            "port": config.port,
+            "loop": "none",
+            "http": _protocol(config.body_timeout),
+            "ws": "none",
+            "log_config": None,
+            "access_log": False,
+            "server_header": False,
+            "lifespan": "on",
+            "timeout_keep_alive": max(1, round(config.keep_alive_timeout)),
+            "timeout_graceful_shutdown": _LAST_GOODBYE,
+            "ssl_certfile": config.tls_certificate,
+            "ssl_keyfile": config.tls_key,
+        }
+        super().__init__(uvicorn.Config(create_app(service), **settings))
+
+    async def startup(self, sockets: Any = None) -> None:
+        try:
+            await super().startup(sockets)
+        except SystemExit:
+            config = self._service.config
+            self.reason = ConfigError(f"cannot listen on {config.host} port {config.port}; try another --port")
+            raise
+        for one in self.servers:
+            for socket in one.sockets:
+                host, port = socket.getsockname()[:2]
+                scheme = "https" if self._service.config.tls_certificate else "http"
+                shown = f"[{host}]" if ":" in host else host
+                logger.info("listening at %s://%s:%d", scheme, shown, port)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Any:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._asked_to_stop)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    def _asked_to_stop(self) -> None:
+        """The first time, let requests finish; the second, do not."""
+        if self._draining is not None:
+            self.force_exit = self.should_exit = True
+            return
+        logger.info("stopping: open requests have %g seconds to finish", self._service.config.shutdown_timeout)
+        self._draining = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        await self._service.drain()
+        self.should_exit = True
+
+
+def _protocol(header_timeout: float) -> type[HttpToolsProtocol]:
+    """uvicorn's HTTP, and a connection that does not send its headers is closed."""
+
+    class TimedProtocol(HttpToolsProtocol):
+        _timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._timer = self.loop.call_later(header_timeout, transport.close)
+
+        def on_headers_complete(self) -> None:
+            self._stop_timer()
+            super().on_headers_complete()
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            if self._timer is None:
+                self._timer = self.loop.call_later(header_timeout, self.transport.close)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_timer()
+            super().connection_lost(exc)
+
+        def _stop_timer(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    return TimedProtocol
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop

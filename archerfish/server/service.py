@@ -1,0 +1,281 @@
+"""The service behind its endpoints: one engine, who may use it, how much it takes on, what is counted."""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import HTTPConnection
+
+from archerfish import __version__
+from archerfish.config.settings import EngineConfig, ServerConfig
+from archerfish.console import logger
+from archerfish.engine.async_engine import DEFAULT_BUILDER, AsyncEngine, EngineStatus
+from archerfish.engine.intake import Intake, Prompt
+from archerfish.engine.wire import EngineFacts
+from archerfish.errors import RequestError
+from archerfish.jobs.runner import BatchRunner
+from archerfish.jobs.store import JobStore
+from archerfish.metrics.service import ServiceMetrics
+from archerfish.metrics.state import EngineState, Peak
+from archerfish.request import SLO, Request, RequestClass, SamplingParams, TokenEvent
+from archerfish.server.answers import Answer
+from archerfish.server.bodies.common import GenerationBody
+from archerfish.server.errors import ApiError
+from archerfish.server.keys import Key, Keys
+from archerfish.server.limits import Admission, RateLimits
+from archerfish.server.tools import ToolFormat, choose_format, find_format
+from archerfish.tokenizer import Tokenizer
+
+Clock = Callable[[], float]
+
+
+class Service:
+    """Made once; endpoints find it with `service_of`."""
+
+    def __init__(
+        self,
+        engine: EngineConfig,
+        server: ServerConfig,
+        *,
+        builder: str = DEFAULT_BUILDER,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.config = server
+        self.clock = clock
+        self.started_at = int(time.time())
+        self.metrics = ServiceMetrics(clock, version=__version__)
+        flops, bandwidth = server.peak_flops, server.peak_bandwidth
+        if flops is not None and bandwidth is not None:
+            self.metrics.peak = Peak(flops, bandwidth)
+        on_peak = None if self.metrics.peak is not None else self._peak_measured
+        self.engine = AsyncEngine(
+            engine,
+            builder=builder,
+            on_step=self._stepped,
+            on_peak=on_peak,
+            on_death=self.metrics.engine_restarted,
+            clock=clock,
+        )
+        self.keys = Keys.load(server.api_key, None if server.key_file is None else Path(server.key_file))
+        self._rates = RateLimits(clock)
+        self._admission = Admission(server.max_queued_requests, server.max_queued_tokens)
+        self._default_slo = _default_slo(server)
+        self._intake: Intake | None = None
+        self.jobs = None if server.data_dir is None else JobStore(server.data_dir, max_file_bytes=server.max_file_bytes)
+        self.runner: BatchRunner | None = None
+        """Of batches, once there is an application to answer them."""
+        self.tool_format: ToolFormat | None = (
+            None if server.tool_call_format is None else find_format(server.tool_call_format)
+        )
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    # -- its life -------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin to load the model; requests are refused until it is there."""
+        await self.engine.start()
+        self._watcher = asyncio.create_task(self._watch(), name="readiness")
+        if self.runner is not None:
+            self.runner.start()
+
+    async def _watch(self) -> None:
+        """Each time an engine is ready, be ready too."""
+        facts = await self.engine.wait_ready()
+        intake = await asyncio.to_thread(_make_intake, facts, self.clock)
+        if self.tool_format is None and intake.tokenizer is not None:
+            template = intake.tokenizer.chat_template.text
+            special = {intake.tokenizer.token_text(token) for token in intake.tokenizer.special_token_ids}
+            self.tool_format = choose_format(facts.family, template, special)
+        self._intake = intake
+        self.metrics.model = self.model_name
+        logger.info("%s is ready", self.model_name)
+
+    async def drain(self) -> None:
+        """Take no more work, and wait until what is open has finished, or for as long as was allowed."""
+        self._draining = True
+        if self.runner is not None:
+            await self.runner.stop()
+        try:
+            await asyncio.wait_for(self._idle.wait(), self.config.shutdown_timeout)
+        except TimeoutError:
+            logger.warning("%d requests did not finish in time", self._admission.num_requests)
+
+    async def stop(self) -> None:
+        if self.runner is not None:
+            await self.runner.stop()
+        self._watcher.cancel()
+        await self.engine.stop()
+        if self.jobs is not None:
+            self.jobs.close()
+
+    def wake_batches(self) -> None:
+        """There is news in the store."""
+        if self.runner is not None:
+            self.runner.wake()
+
+    # -- what it is -----------------------------------------------------------------------------------------------
+
+    @property
+    def facts(self) -> EngineFacts:
+        if self.engine.facts is None:
+            raise self._not_ready()
+        return self.engine.facts
+
+    @property
+    def intake(self) -> Intake:
+        if self._intake is None:
+            raise self._not_ready()
+        return self._intake
+
+    @property
+    def recommended(self) -> Mapping[str, Any]:
+        return self.facts.recommended
+
+    @property
+    def model_name(self) -> str:
+        return self.config.served_model_name or self.facts.model
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name != self.model_name:
+            message = f"there is no model {name!r} here; this service has {self.model_name!r}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+
+    def health(self) -> dict[str, Any]:
+        status = "draining" if self._draining else self.engine.status.value
+        waiting = self.clock() - self.engine.last_progress if self.engine.num_open else 0.0
+        stalled = self.engine.status is EngineStatus.READY and waiting > self.config.stall_timeout
+        return {
+            "live": not stalled and self.engine.status is not EngineStatus.ENDED,
+            "ready": status == EngineStatus.READY.value and self._intake is not None and not stalled,
+            "status": "stalled" if stalled else status,
+            "loaded_percent": round(100 * self.engine.loaded_share, 1),
+            "seconds_without_progress": round(waiting, 3),
+            "engine_restarts": self.engine.num_restarts,
+        }
+
+    def snapshot(self) -> dict[str, Any]:
+        """How things are, for the live page."""
+        self.metrics.status = str(self.health()["status"])
+        return self.metrics.snapshot()
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    def open(
+        self, http: HTTPConnection, prompt: Prompt, params: SamplingParams, body: GenerationBody, **more: Any
+    ) -> Answer:
+        """Start one answer, or raise the error that the client gets instead."""
+        return self.open_all(http, [prompt], params, body, **more)[0]
+
+    def open_all(
+        self,
+        http: HTTPConnection,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        body: GenerationBody,
+        *,
+        add_special_tokens: bool,
+    ) -> list[Answer]:
+        """All or none of them."""
+        self._check_open()
+        caller = http.state.caller
+        base_id = body.request_id or http.state.request_id
+        requests = [
+            self.intake.request(
+                prompt,
+                params,
+                request_id=base_id if len(prompts) == 1 else f"{base_id}-{number}",
+                request_class=getattr(http.state, "request_class", RequestClass.ONLINE),
+                priority=body.priority,
+                cache_salt=body.cache_salt,
+                add_special_tokens=add_special_tokens,
+                slo=body.to_slo(self._default_slo),
+                tenant=caller.name,
+            )
+            for number, prompt in enumerate(prompts)
+        ]
+        for request in requests:
+            if self.engine.is_open(request.request_id):
+                raise RequestError(f"a request with id {request.request_id!r} is already open")
+        num_tokens = sum(len(request.prompt_token_ids) for request in requests)
+        self._check_rate(caller, sum(_most_tokens(request) for request in requests))
+        self._admit(len(requests), num_tokens)
+        self._idle.clear()
+        answers = []
+        for request, prompt in zip(requests, prompts, strict=True):
+            text = prompt if isinstance(prompt, str) else None
+            finished = partial(self._finished, caller)
+            answer = Answer(self.engine, request, text, self.intake.tokenizer, self.clock, finished)
+            answer.headers = self._rates.headers(caller)
+            answers.append(answer)
+            self.metrics.request_started(request)
+        return answers
+
+    def _peak_measured(self, peak: Peak) -> None:
+        given = self.config
+        self.metrics.peak = Peak(given.peak_flops or peak.flops, given.peak_bandwidth or peak.bandwidth)
+
+    def _stepped(self, events: list[TokenEvent], state: EngineState) -> None:
+        self.metrics.tokens(events)
+        self.metrics.state(state)
+
+    def _check_open(self) -> None:
+        if self._draining:
+            raise ApiError(503, "the service is stopping", code="draining", headers={"Retry-After": "10"})
+        if self.engine.status is not EngineStatus.READY or self._intake is None:
+            raise self._not_ready()
+
+    def _admit(self, num_requests: int, num_tokens: int) -> None:
+        if not self._admission.enter(num_requests, num_tokens):
+            seconds = max(1, round(self.metrics.retry_after(self._admission.num_tokens)))
+            message = f"the queue is full ({self._admission.num_requests} requests); try again in {seconds} seconds"
+            raise ApiError(429, message, code="queue_full", headers={"Retry-After": str(seconds)})
+
+    def _check_rate(self, caller: Key, num_tokens: int) -> None:
+        wait = self._rates.admit(caller, num_tokens)
+        if wait is not None:
+            seconds = math.ceil(wait)
+            message = f"the key {caller.name!r} has used what it may in a minute; try again in {seconds} seconds"
+            headers = {"Retry-After": str(seconds), **self._rates.headers(caller)}
+            raise ApiError(429, message, code="rate_limit_exceeded", headers=headers)
+
+    def _finished(self, caller: Key, answer: Answer) -> None:
+        usage = answer.usage
+        actual = usage.num_prompt_tokens + usage.num_generated_tokens
+        self._rates.settle(caller, _most_tokens(answer.request), actual)
+        self._admission.leave(1, len(answer.request.prompt_token_ids))
+        if self._admission.num_requests == 0:
+            self._idle.set()
+        self.metrics.request_finished(answer.request, answer.output.metrics, usage, answer.finish_reason)
+
+    def _not_ready(self) -> ApiError:
+        percent = f", {100 * self.engine.loaded_share:.0f} % loaded" if self.engine.loaded_share < 1 else ""
+        message = f"the model is not ready: {self.engine.status.value}{percent}"
+        return ApiError(503, message, code="not_ready", headers={"Retry-After": "2"})
+
+
+def service_of(http: HTTPConnection) -> Service:
+    service: Service = http.app.state.service
+    return service
+
+
+def _most_tokens(request: Request) -> int:
+    """That it may come to, if that is known; what it came to is settled afterwards."""
+    return len(request.prompt_token_ids) + request.params.n * (request.params.max_tokens or 0)
+
+
+def _make_intake(facts: EngineFacts, clock: Clock) -> Intake:
+    directory = facts.tokenizer_directory
+    tokenizer = None if directory is None else Tokenizer.load(Path(directory))
+    return Intake(tokenizer, facts.vocab_size, facts.max_model_len, clock, facts.max_positions)
+
+
+def _default_slo(config: ServerConfig) -> SLO | None:
+    if config.slo_ttft_ms is None and config.slo_tpot_ms is None:
+        return None
+    return SLO(ttft_ms=config.slo_ttft_ms, tpot_ms=config.slo_tpot_ms)

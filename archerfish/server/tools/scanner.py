@@ -1,0 +1,150 @@
+"""Reads JSON and other texts piece by piece while they arrive. Knows no calls and no formats."""
+
+import json
+import re
+from collections.abc import Callable, Generator, Sequence
+from typing import TypeAlias, TypeVar
+
+Result = TypeVar("Result")
+Steps: TypeAlias = Generator[None, None, Result]
+"""A reader that pauses wherever it needs text that has not come yet."""
+
+SPACE = " \t\r\n"
+
+# How far a text goes on without saying anything about where a value ends.
+_RUNS = {
+    "plain": re.compile(r"[\w\s:,.+-]*", re.ASCII),
+    "string": re.compile(r'[^"\\]*'),
+    "escape": re.compile(r""),
+}
+_CLOSING = {"{": "}", "[": "]"}
+_SCALAR = re.compile(r"[\w.+-]*", re.ASCII)
+
+
+class Unexpected(Exception):
+    """The text is not what was to be read. It stays where the reader was."""
+
+
+class Scanner:
+    """A text that grows at its end, and how far it was read.
+
+    Readers only ask for the next character or for a text that must come next, and wait until that is known. So what
+    they find does not depend on how the text was cut when it came.
+    """
+
+    def __init__(self) -> None:
+        self.text = ""
+        """What was not taken yet."""
+        self.at = 0
+        """How much of it was read."""
+        self.is_complete = False
+        """Whether no more text comes."""
+
+    def take(self) -> str:
+        """Cut off what was read: it cannot be read again."""
+        taken, self.text, self.at = self.text[: self.at], self.text[self.at :], 0
+        return taken
+
+    def rewind(self) -> None:
+        """Read again what was not taken."""
+        self.at = 0
+
+    def peek(self) -> Steps[str]:
+        """The next character, not read; empty at the end."""
+        while self.at == len(self.text):
+            if self.is_complete:
+                return ""
+            yield
+        return self.text[self.at]
+
+    def skip(self, character: str) -> Steps[bool]:
+        """Read this character if it comes next."""
+        if (yield from self.peek()) != character:
+            return False
+        self.at += 1
+        return True
+
+    def expect(self, character: str) -> Steps[None]:
+        if not (yield from self.skip(character)):
+            raise Unexpected
+
+    def skip_space(self) -> Steps[None]:
+        while (yield from self.peek()) in tuple(SPACE):
+            self.at += 1
+
+    def skip_one_of(self, texts: Sequence[str]) -> Steps[bool]:
+        """Read one of these texts if it comes next. None may be the beginning of another."""
+        longest = max(map(len, texts), default=0)
+        while True:
+            rest = self.text[self.at : self.at + longest]
+            for text in texts:
+                if rest.startswith(text):
+                    self.at += len(text)
+                    return True
+            if self.is_complete or not any(text.startswith(rest) for text in texts):
+                return False
+            yield
+
+    def run(self, pattern: re.Pattern[str]) -> Steps[str]:
+        """As many characters as the pattern, which matches any number, takes."""
+        begin = self.at
+        while True:
+            self._pass(pattern)
+            if self.at < len(self.text) or self.is_complete:
+                return self.text[begin : self.at]
+            yield
+
+    def string(self) -> Steps[str]:
+        """What a JSON string means."""
+        if (yield from self.peek()) != '"':
+            raise Unexpected
+        written = yield from self.value()
+        try:
+            # Not strict: models write line breaks as they are.
+            return str(json.loads(written, strict=False))
+        except ValueError:
+            raise Unexpected from None
+
+    def value(self) -> Steps[str]:
+        """The text of a JSON value. Only where it ends is certain, not that it is valid."""
+        begin = self.at
+        if (yield from self.peek()) in ('"', "{", "["):
+            yield from self.nested()
+        elif not (yield from self.run(_SCALAR)):
+            raise Unexpected
+        return self.text[begin : self.at]
+
+    def nested(self, give: Callable[[], None] = lambda: None) -> Steps[None]:
+        """A string, or an object or list up to its last bracket. `give` may take what was read, now and then."""
+        closing: list[str] = []
+        state = "plain"
+        while True:
+            self._pass(_RUNS[state])
+            if self.at == len(self.text):
+                give()
+                if not (yield from self.peek()):
+                    raise Unexpected
+                continue
+            character = self.text[self.at]
+            if state == "escape":
+                state = "string"
+            elif state == "string":
+                state = "plain" if character == '"' else "escape"
+            elif character == '"':
+                state = "string"
+            elif character in _CLOSING:
+                closing.append(_CLOSING[character])
+            elif closing and character == closing[-1]:
+                closing.pop()
+            else:
+                give()
+                raise Unexpected
+            self.at += 1
+            if state == "plain" and not closing:
+                give()
+                return
+
+    def _pass(self, pattern: re.Pattern[str]) -> None:
+        match = pattern.match(self.text, self.at)
+        assert match is not None, "it takes any number of characters, also none"
+        self.at = match.end()
