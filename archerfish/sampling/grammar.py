@@ -11,12 +11,13 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
 
 from archerfish.errors import InvalidParameter
-from archerfish.ops.arrays import Ints
 from archerfish.request import Structured
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
     from torch import Tensor
+
+    from archerfish.ops.arrays import Ints
 
 _MOST_KEPT = 128
 """Compiled grammars: clients tend to use a few, again and again."""
@@ -59,7 +60,7 @@ class Grammars:
                 matcher.consume_tokens(list(written))
             self._rows[row] = matcher
 
-    def mask(self, logits: "Tensor", rows: Ints) -> "Tensor":
+    def mask(self, logits: "Tensor", rows: "Ints") -> "Tensor":
         """Logits [rows, vocabulary] with what the rows' grammars forbid at minus infinity."""
         bound = [(place, matcher) for place, row in enumerate(rows.tolist()) if (matcher := self._rows.get(row))]
         if not bound:
@@ -74,7 +75,7 @@ class Grammars:
         forbidden = torch.from_numpy(bits == 0).to(logits.device)
         return logits.index_copy(0, places, logits[places].masked_fill(forbidden, -torch.inf))
 
-    def advance(self, rows: Ints, tokens: list[int]) -> None:
+    def advance(self, rows: "Ints", tokens: list[int]) -> None:
         """The rows have drawn these tokens."""
         for row, token in zip(rows.tolist(), tokens, strict=True):
             if (matcher := self._rows.get(row)) is not None:

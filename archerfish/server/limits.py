@@ -1,4 +1,4 @@
-"""How much one key may ask for a minute, and how much all of them may have open at once. Knows no HTTP and no engine."""
+"""How much one key may ask for a minute, and how much all together may have open. Knows no HTTP and no engine."""
 
 import math
 from collections.abc import Callable

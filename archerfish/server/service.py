@@ -184,6 +184,10 @@ class Service:
         """All or none of them."""
         self._check_open()
         caller = http.state.caller
+        if caller.name:
+            http.state.log["key"] = caller.name
+        if body.user is not None:
+            http.state.log["user"] = body.user
         base_id = body.request_id or http.state.request_id
         requests = [
             self.intake.request(
@@ -203,13 +207,17 @@ class Service:
             if self.engine.is_open(request.request_id):
                 raise RequestError(f"a request with id {request.request_id!r} is already open")
         num_tokens = sum(len(request.prompt_token_ids) for request in requests)
-        self._check_rate(caller, sum(_most_tokens(request) for request in requests))
         self._admit(len(requests), num_tokens)
+        try:
+            self._check_rate(caller, sum(_most_tokens(request) for request in requests))
+        except ApiError:
+            self._admission.leave(len(requests), num_tokens)
+            raise
         self._idle.clear()
         answers = []
         for request, prompt in zip(requests, prompts, strict=True):
             text = prompt if isinstance(prompt, str) else None
-            finished = partial(self._finished, caller)
+            finished = partial(self._finished, caller, http.state.log)
             answer = Answer(self.engine, request, text, self.intake.tokenizer, self.clock, finished)
             answer.headers = self._rates.headers(caller)
             answers.append(answer)
@@ -244,8 +252,15 @@ class Service:
             headers = {"Retry-After": str(seconds), **self._rates.headers(caller)}
             raise ApiError(429, message, code="rate_limit_exceeded", headers=headers)
 
-    def _finished(self, caller: Key, answer: Answer) -> None:
-        usage = answer.usage
+    def _finished(self, caller: Key, log: dict[str, Any], answer: Answer) -> None:
+        usage, ttft = answer.usage, answer.output.metrics.ttft
+        # Of several prompts the sums; never a word of what was said.
+        log["prompt_tokens"] = log.get("prompt_tokens", 0) + usage.num_prompt_tokens
+        log["cached_tokens"] = log.get("cached_tokens", 0) + usage.num_cached_tokens
+        log["tokens"] = log.get("tokens", 0) + usage.num_generated_tokens
+        log["finish"] = answer.finish_reason.value
+        if ttft is not None:
+            log["ttft_ms"] = round(ttft * 1000, 1)
         actual = usage.num_prompt_tokens + usage.num_generated_tokens
         self._rates.settle(caller, _most_tokens(answer.request), actual)
         self._admission.leave(1, len(answer.request.prompt_token_ids))
