@@ -13,6 +13,7 @@ GREEDY_BELOW = 1e-5
 _LARGEST_SEED = 2**64 - 1
 _LARGEST_COUNT = 2**31 - 1
 _MOST_ANSWERS = 1024  # Each is a sequence from the start; a billion of them would be one small request.
+_LONGEST_FORM = 2**18  # Rules that name one another can nest as deep as the text is long, and compilers descend.
 _LARGEST_BIAS = 10_000.0  # Decides any draw, and leaves float32 logits far from overflow.
 
 
@@ -52,18 +53,29 @@ class Structured:
     choice: tuple[str, ...] = ()
     """One of these texts."""
     grammar: str | None = None
-    """A context-free grammar, as Lark writes them."""
+    """A context-free grammar, as Lark or llama.cpp (GBNF) write them."""
 
     def __post_init__(self) -> None:
-        given = [name for name in ("json_schema", "json_object", "regex", "choice", "grammar") if getattr(self, name)]
+        given = [f.name for f in fields(self) if getattr(self, f.name)]
         if len(given) != 1:
             raise InvalidParameter("structured", given, "exactly one way to say what the answer must be is needed")
+        if not isinstance(self.json_object, bool):
+            raise InvalidParameter("json_object", self.json_object, "it must be true or false")
         for name in ("json_schema", "regex", "grammar"):
             if not isinstance(getattr(self, name), (str, type(None))):
                 raise InvalidParameter(name, getattr(self, name), "it must be a text")
         object.__setattr__(self, "choice", _as_tuple("choice", self.choice))
         if not all(isinstance(text, str) and text for text in self.choice):
             raise InvalidParameter("choice", self.choice, "it must be a list of texts that are not empty")
+        length = sum(map(len, (self.json_schema or "", self.regex or "", self.grammar or "", *self.choice)))
+        if length > _LONGEST_FORM:
+            allowed = f"it must have at most {_LONGEST_FORM} characters"
+            raise InvalidParameter(self.given, f"{length} characters", allowed)
+
+    @property
+    def given(self) -> str:
+        """The name of the one field that is."""
+        return next(f.name for f in fields(self) if getattr(self, f.name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +122,8 @@ class SamplingParams:
     """Log-probabilities of the chosen token and of this many likeliest ones."""
     prompt_logprobs: int | None = None
     """The same for the tokens of the prompt."""
+    prompt_embedding: bool = False
+    """Give the mean of the last layer's states over the prompt, too: what embeddings are made of."""
     structured: Structured | None = None
     """What the answer must look like: a JSON schema, a regular expression, one of several texts, a grammar."""
 
@@ -143,7 +157,7 @@ class SamplingParams:
         set_field(self, "logit_bias", _as_bias(self.logit_bias))
 
     def _check(self) -> None:
-        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "prompt_embedding"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidParameter(name, getattr(self, name), "it must be true or false")
         _check_int("n", self.n, 1, _MOST_ANSWERS)
@@ -274,3 +288,5 @@ class TokenEvent(NamedTuple):
     stop_reason: int | None = None
     """The token id that ended the sequence, if it was one the request named."""
     error: str | None = None
+    prompt_embedding: list[float] | None = None
+    """With the first token, for requests that asked."""

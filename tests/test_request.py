@@ -44,6 +44,7 @@ BAD = {
     "seed": [-1, 2**64, *NOT_WHOLE],
     "logprobs": [-1, *NOT_WHOLE],
     "prompt_logprobs": [-1, *NOT_WHOLE],
+    "prompt_embedding": [1, "yes", None],
     "structured": ["json", {"regex": "a"}, 1, True],
 }
 

@@ -10,8 +10,8 @@ from archerfish.config.settings import flag_name
 from archerfish.request import SamplingParams
 
 _SECTION = "Sampling (by default what the model's generation_config.json names, else the values shown)"
-_NOT_FLAGS = ("structured",)
-"""What is too much for a flag."""
+_NOT_FLAGS = ("structured", "prompt_embedding")
+"""What is too much for a flag, or for a terminal."""
 _PREFIX = "sampling_"
 _MAX_TOKENS = 128
 

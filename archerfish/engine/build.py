@@ -81,7 +81,7 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
     cache_size = memory.size_cache(resolved)
     model = _model(checkpoint, resolved, ops, on_progress)
     storage = KVStorage(layout, cache_size.num_blocks, resolved.block_size, dtype, resolved.device, ops)
-    grammars = _grammars(tokenizer_directory, checkpoint.arch, eos_token_ids)
+    grammars = _grammars(tokenizer, checkpoint.arch, eos_token_ids)
     executor = LocalExecutor(model, storage, resolved.max_num_seqs, resolved.max_model_len, resolved.device, grammars)
     scheduler = _scheduler(resolved, layout, cache_size, eos_token_ids)
     logger.info(str(cache_size))
@@ -140,8 +140,8 @@ def _tokenizer_directory(config: EngineConfig, checkpoint: _Checkpoint) -> Path 
     return checkpoint.directory
 
 
-def _grammars(tokenizer: Path | None, arch: Arch, eos_token_ids: tuple[int, ...]) -> Grammars | None:
-    return None if tokenizer is None else Grammars(tokenizer / "tokenizer.json", arch.vocab_size, eos_token_ids)
+def _grammars(tokenizer: Tokenizer | None, arch: Arch, eos_token_ids: tuple[int, ...]) -> Grammars | None:
+    return None if tokenizer is None else Grammars(tokenizer, arch.vocab_size, eos_token_ids)
 
 
 def _intake(checkpoint: _Checkpoint, config: ResolvedConfig, tokenizer: Tokenizer | None) -> Intake:

@@ -6,7 +6,7 @@ from typing import Any
 
 from archerfish.errors import InvalidParameter, PromptTooLong, TokenizerError
 from archerfish.request import SLO, Request, RequestClass, SamplingParams
-from archerfish.sampling.grammar import check_structured
+from archerfish.sampling.trial import Trial
 from archerfish.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -30,6 +30,7 @@ class Intake:
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._clock = clock
+        self._trial = Trial(tokenizer, vocab_size)
 
     def request(
         self,
@@ -56,7 +57,7 @@ class Intake:
         if params.structured is not None:
             if self.tokenizer is None:
                 raise InvalidParameter("structured", "...", "it needs a tokenizer, and none was loaded")
-            check_structured(params.structured)
+            self._trial.check(params.structured)
         params.check_token_ids(self._vocab_size)
         token_ids = self.token_ids(prompt, add_special_tokens=add_special_tokens)
         # The scheduler refuses these too, but it may live in another process.

@@ -108,6 +108,12 @@ class LLM:
         ]
         return self._run(requests, list(texts), progress=progress)
 
+    def embed(self, prompts: Prompt | Sequence[Prompt], *, progress: bool = True) -> list[list[float]]:
+        """For each prompt the mean of the last layer's states over its tokens."""
+        params = SamplingParams(temperature=0.0, max_tokens=1, prompt_embedding=True)
+        embeddings = [output.prompt_embedding for output in self.generate(prompts, params, progress=progress)]
+        return [embedding for embedding in embeddings if embedding is not None]
+
     def stream(
         self,
         prompt: Prompt,

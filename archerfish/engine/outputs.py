@@ -51,6 +51,8 @@ class RequestOutput:
     """The first is None: nothing precedes it."""
     num_cached_tokens: int = 0
     """Prompt tokens that did not have to be computed."""
+    prompt_embedding: list[float] | None = None
+    """The mean of the last layer's states over the prompt, if it was asked for."""
     finished: bool = False
 
 
@@ -151,6 +153,8 @@ class Collector:
         if event.scheduled_time is not None and self.output.metrics.scheduled_time is None:
             self.output.metrics.scheduled_time = event.scheduled_time
             self.output.num_cached_tokens = event.num_cached_tokens
+        if event.prompt_embedding is not None:
+            self.output.prompt_embedding = event.prompt_embedding
         if event.prompt_logprobs and event.sequence_index == 0 and self.output.prompt_logprobs is not None:
             self.output.prompt_logprobs += [self._logprobs(entry) for entry in event.prompt_logprobs]
 

@@ -34,6 +34,8 @@ class LocalExecutor:
         self._sampler = Sampler(max_num_seqs, model.arch.vocab_size, grammars)
         self._num_prompt_logprobs: dict[int, int] = {}
         """Rows that want log-probabilities of their prompt, and how many."""
+        self._state_sums: dict[int, Tensor] = {}
+        """Rows that want the mean state over their prompt, and the sum so far."""
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
@@ -43,6 +45,7 @@ class LocalExecutor:
         inputs = step_inputs(plan.chunks, self._rows, self._device)
         hidden = self._forward(inputs)
         prompt_logprobs = self._prompt_logprobs(plan, inputs, hidden)
+        embeddings = self._embeddings(plan, inputs, hidden)
         sampling = np.flatnonzero([chunk.samples for chunk in plan.chunks])
         tokens: list[list[int]] = [[] for _ in plan.chunks]
         if not len(sampling):
@@ -58,6 +61,7 @@ class LocalExecutor:
             tokens,
             {int(sampling[place]): [entry] for place, entry in draw.logprobs.items()},
             prompt_logprobs,
+            embeddings,
             {int(sampling[place]): reason for place, reason in draw.failures.items()},
         )
 
@@ -75,6 +79,9 @@ class LocalExecutor:
             self._num_prompt_logprobs.pop(start.row, None)
             if start.params.prompt_logprobs is not None:
                 self._num_prompt_logprobs[start.row] = start.params.prompt_logprobs
+            self._state_sums.pop(start.row, None)
+            if start.params.prompt_embedding:
+                self._state_sums[start.row] = torch.zeros(self._model.arch.hidden_size, device=self._device)
         for chunk in plan.chunks:
             if chunk.new_blocks:
                 self._rows.append_blocks(chunk)
@@ -110,4 +117,19 @@ class LocalExecutor:
                 logits = self._model.logits(hidden[first + piece : first + piece + len(part)])
                 entries += token_logprobs(logits, part, [num_top] * len(part))
             found[place] = entries
+        return found
+
+    def _embeddings(self, plan: Plan, inputs: StepInputs, hidden: Tensor) -> dict[int, list[float]]:
+        """For chunks with which a prompt ends, of rows that asked: the mean over the prompt."""
+        found: dict[int, list[float]] = {}
+        for place, chunk in enumerate(plan.chunks if self._state_sums else ()):
+            total = self._state_sums.get(chunk.row)
+            if total is None:
+                continue
+            num_prompt, first = int(self._rows.num_prompt[chunk.row]), int(inputs.offsets[place])
+            count = min(chunk.length, num_prompt - chunk.start)
+            total += hidden[first : first + count].sum(0, dtype=torch.float32)
+            if chunk.start + count == num_prompt:
+                found[place] = (total / num_prompt).tolist()
+                del self._state_sums[chunk.row]
         return found

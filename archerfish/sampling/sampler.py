@@ -90,6 +90,7 @@ class Sampler:
             failures = {place: _why(peak) for place, peak in enumerate(peaks.tolist()) if not np.isfinite(peak)}
         tokens = chosen.tolist()
         if self._grammars is not None:
+            failures |= self._grammars.failures(rows)
             self._grammars.advance(rows, tokens)
         return Draw(tokens, self._logprobs(logits, chosen, rows), failures)
 

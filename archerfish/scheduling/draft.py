@@ -142,8 +142,10 @@ class Draft:
         return _Opening(self._tables.open(match), match.num_blocks * self._tables.block_size)
 
     def _match(self, sequence: Sequence) -> PrefixMatch:
-        # Probabilities of prompt tokens need every position computed.
-        if not self._tables.prefix_caching or sequence.request.params.prompt_logprobs is not None:
+        params = sequence.request.params
+        # What is told of every token of the prompt must be computed for every one.
+        tells_of_prompt = params.prompt_logprobs is not None or params.prompt_embedding
+        if not self._tables.prefix_caching or tells_of_prompt:
             return NO_MATCH
         # The last token is always computed: its logits are what the next one is drawn from.
         num_blocks = (len(sequence.tokens) - 1) // self._tables.block_size

@@ -68,5 +68,7 @@ class StepResult:
     """By chunk, one entry for each token drawn."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     """By chunk, for the prompt tokens that follow the chunk's tokens."""
+    embeddings: dict[int, list[float]] = field(default_factory=dict)
+    """By chunk, the mean state over the prompt that ends with it, for rows that asked."""
     failures: dict[int, str] = field(default_factory=dict)
     """By chunk, why its sequence cannot go on."""

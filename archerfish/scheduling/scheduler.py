@@ -161,6 +161,8 @@ class Scheduler:
                     event, sequence, chunk, result.logprobs.get(place), result.prompt_logprobs.get(place)
                 )
             if event is not None:
+                if place in result.embeddings:
+                    event = event._replace(prompt_embedding=result.embeddings[place])
                 events.append(event)
                 if event.finish_reason is not None:
                     self._end(sequence)

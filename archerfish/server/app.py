@@ -11,11 +11,11 @@ from archerfish import __version__
 from archerfish.server.access import Access
 from archerfish.server.batches import new_runner
 from archerfish.server.errors import install_error_handlers
-from archerfish.server.routes import chat, completions, health, info, jobs, messages, observe, responses
+from archerfish.server.routes import chat, completions, embeddings, health, info, jobs, messages, observe, responses
 from archerfish.server.service import Service
 
 _ROUTERS = (
-    *(chat.router, completions.router, responses.router, messages.router),
+    *(chat.router, completions.router, responses.router, messages.router, embeddings.router),
     *(jobs.files, jobs.batches, info.router, health.router, observe.router),
 )
 

@@ -16,12 +16,17 @@ from archerfish.jobs.store import JobStore
 from archerfish.request import RequestClass
 from archerfish.server.bodies.chat import ChatBody
 from archerfish.server.bodies.completions import CompletionBody
+from archerfish.server.bodies.embeddings import EmbeddingBody
 from archerfish.server.errors import as_api_error
 from archerfish.server.keys import Key
 from archerfish.server.service import Service
 
 _IN_FLIGHT = 256
-_BODIES: dict[str, type[BaseModel]] = {"/v1/chat/completions": ChatBody, "/v1/completions": CompletionBody}
+_BODIES: dict[str, type[BaseModel]] = {
+    "/v1/chat/completions": ChatBody,
+    "/v1/completions": CompletionBody,
+    "/v1/embeddings": EmbeddingBody,
+}
 """What a line can ask for here."""
 
 

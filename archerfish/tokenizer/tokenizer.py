@@ -111,6 +111,10 @@ class Tokenizer:
         hidden = self._special_token_ids if skip_special_tokens else frozenset()
         return [token_id for token_id in token_ids if 0 <= token_id < self._vocab_size and token_id not in hidden]
 
+    def to_json(self) -> str:
+        """As a tokenizer.json holds it, with what the configuration adds."""
+        return self._vocabulary.to_str()
+
     @property
     def added_tokens(self) -> Mapping[str, int]:
         """Tokens that stand for a whole text wherever it occurs, special or not, by that text."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from archerfish import LLM, SamplingParams
 from archerfish.errors import InvalidParameter
 from archerfish.request import Structured
-from archerfish.sampling.grammar import check_structured
+from archerfish.sampling.trial import check_structured
 
 SCHEMA = {
     "type": "object",

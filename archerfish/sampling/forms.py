@@ -1,0 +1,115 @@
+"""Compiles the form that an answer must have into a grammar over a model's vocabulary. Knows no rows and no torch.
+
+The library that does it is imported when the first form comes: not every machine has it.
+"""
+
+import json
+import re
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+from archerfish.request import Structured
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
+
+T = TypeVar("T")
+
+# Freely placed space would let a model write nothing else for ever.
+_LAYOUT: "JsonCompileOptions" = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+
+_STACK_BYTES = 256 << 20
+"""Enough for the longest form: the library descends once for each rule that names another."""
+
+
+def load_vocabulary(tokenizer: str, num_tokens: int, eos_token_ids: Sequence[int]) -> "LLTokenizer":
+    """For the text of a tokenizer.json. ValueError says why no answer of this model can be given a form."""
+    from llguidance import LLTokenizer
+
+    if not eos_token_ids:
+        raise ValueError("the model names no end token, so an answer that is complete could not end")
+    return LLTokenizer(tokenizer, n_vocab=num_tokens, eos_token=list(eos_token_ids))
+
+
+def compile_form(structured: Structured, vocabulary: "LLTokenizer") -> "LLMatcher":
+    """A matcher before the first token. ValueError says what is wrong with the form."""
+    from llguidance import LLMatcher
+
+    grammar, limits = _grammar(structured), _limits()
+    matcher = _on_tall_stack(lambda: LLMatcher(vocabulary, grammar, log_level=0, limits=limits))
+    if matcher.is_error():
+        raise ValueError(why(matcher))
+    return matcher
+
+
+def check_form(structured: Structured) -> None:
+    """As far as that can be told without a vocabulary: ValueError says what is wrong with the form."""
+    from llguidance import LLMatcher
+
+    grammar, limits = _grammar(structured), _limits()
+    problem = _on_tall_stack(lambda: LLMatcher.validate_grammar(grammar, limits=limits))
+    if problem:
+        raise ValueError(_plain(problem))
+
+
+def why(matcher: "LLMatcher") -> str:
+    """Why a matcher cannot go on."""
+    problem = _plain(matcher.get_error())
+    return "there is no text of this form" if problem.startswith("NoExtension") else problem
+
+
+def _plain(problem: str) -> str:
+    return " ".join(problem.removesuffix("<non-verbose/>").split())[:500]
+
+
+def _limits() -> "LLParserLimits":
+    from llguidance import LLParserLimits
+
+    # A third of the usual fuel is enough for thousands of properties or choices; states take about 2 kB each, by row.
+    return LLParserLimits(initial_lexer_fuel=300_000, max_lexer_states=50_000, verbose_errors=False)
+
+
+def _grammar(structured: Structured) -> str:
+    """In the library's own form."""
+    from llguidance import LLMatcher
+
+    if structured.json_schema is not None:
+        return LLMatcher.grammar_from_json_schema(structured.json_schema, defaults=_LAYOUT)
+    if structured.json_object:
+        return LLMatcher.grammar_from_json_schema('{"type": "object"}', defaults=_LAYOUT)
+    if structured.regex is not None:
+        return LLMatcher.grammar_from_regex(structured.regex)
+    if structured.choice:
+        # One terminal, not one for each: thousands of those would be more than a parser's row may hold.
+        texts = " | ".join(json.dumps(text) for text in structured.choice)
+        return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
+    assert structured.grammar is not None
+    return LLMatcher.grammar_from_lark(_as_lark(structured.grammar))
+
+
+def _as_lark(grammar: str) -> str:
+    """Also from GBNF, as llama.cpp writes grammars: those begin at root."""
+    if not re.search(r"^\s*root\s*::=", grammar, re.MULTILINE):
+        return grammar
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return gbnf_to_lark(grammar)
+    # The converter raises plain exceptions, and one of Python's own where brackets nest too deeply.
+    except Exception as error:
+        raise ValueError(f"this GBNF is not understood: {error}") from error
+
+
+def _on_tall_stack(work: Callable[[], T]) -> T:
+    """On a thread with a stack of its own: one that overflows ends the process."""
+    before = threading.stack_size(_STACK_BYTES)
+    try:
+        pool = ThreadPoolExecutor(1)
+        future = pool.submit(work)
+    finally:
+        threading.stack_size(before)
+    with pool:
+        return future.result()
