@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from archerfish.engine.llm import LLM
     from archerfish.engine.outputs import CompletionOutput, RequestOutput
     from archerfish.errors import ArcherfishError
-    from archerfish.request import SamplingParams
+    from archerfish.request import SamplingParams, Structured
 
 _HOME = {
     "LLM": "archerfish.engine.llm",
@@ -26,9 +26,10 @@ _HOME = {
     "RequestOutput": "archerfish.engine.outputs",
     "ArcherfishError": "archerfish.errors",
     "SamplingParams": "archerfish.request",
+    "Structured": "archerfish.request",
 }
 
-__all__ = ["LLM", "ArcherfishError", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "ArcherfishError", "CompletionOutput", "RequestOutput", "SamplingParams", "Structured", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
