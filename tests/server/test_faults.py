@@ -72,7 +72,7 @@ def test_clients_that_leave_free_everything(shaky: RunningService) -> None:
         body = {**LONG, "stream": streamed, "prompt": f"{rng.random()} fish"}
         if not streamed:
             with pytest.raises(httpx.ReadTimeout):
-                await client.post("/v1/completions", json=body, timeout=0.2 + rng.random() / 10)
+                await client.post("/v1/completions", json=body, timeout=httpx.Timeout(60, read=0.2 + rng.random() / 10))
             return
         async with client.stream("POST", "/v1/completions", json=body) as response:
             async for _ in response.aiter_lines():
