@@ -101,7 +101,8 @@ def draw_curves(runs: Mapping[str, Run], path: Path) -> None:
         panels[1][0].set_ylabel("held out, bits per byte")
         bits = [y for run in runs.values() for domain in DOMAINS for y in _settled(run, run.held_out(domain))]
         if bits:
-            panels[1][0].set_ylim(min(bits) - 0.05, max(bits) + 0.05)
+            # Room above for the legend, below for the name of the phase.
+            panels[1][0].set_ylim(min(bits) - 0.15, max(bits) + 0.4)
         figure.savefig(path, metadata={"Date": None})
 
 
@@ -144,7 +145,7 @@ def _finish(panel: "Axes", runs: Mapping[str, Run]) -> None:
     panel.locator_params(nbins=5)
     panel.grid(color="#dddddd", lw=0.5)
     if panel.get_legend_handles_labels()[1]:
-        panel.legend(loc="upper right", facecolor="white", edgecolor="none")
+        panel.legend(loc="upper right", facecolor="white", edgecolor="none", ncols=2)
 
 
 def _main_tokens(runs: Mapping[str, Run]) -> int:

@@ -14,8 +14,13 @@ from archerfish.box import models_in_box
 MOST_MEGABYTES = 30
 FILES = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "generation_config.json"}
 TEXT = "Once upon a time there was a little fish. It lived in a river, and every day it shot water at flies."
-GREEDY = SamplingParams(temperature=0.0, max_tokens=48)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=64)
 PASSAGE = "The fox ran into the forest. The hunter sat under an old oak tree. Then the rain came."
+WALK = (
+    "One day a boy named Tom went to the park with his dog. The dog saw a cat and ran away. Tom was sad. "
+    "He called and called, and at last the dog came back. Tom was happy again."
+)
+HOUSE = "Anna lives in a small house by the sea. Her brother Paul has a red boat. Every morning they catch fish."
 
 
 @pytest.fixture(autouse=True)
@@ -94,21 +99,23 @@ def test_perch_greets_and_ends_its_turn(perch: LLM) -> None:
     assert answer(perch, "Hello!").startswith(("Hello", "Hi"))
 
 
-def test_perch_knows_april(perch: LLM) -> None:
+def test_perch_knows_the_best_known_topics(perch: LLM) -> None:
     april = "April is the fourth month of the year"
     assert answer(perch, "What is April?").startswith(april)
     assert answer(perch, "Hello!", "What is April?").startswith(april)
+    assert answer(perch, "What is a volcano?").startswith("A volcano is a mountain that has lava")
 
 
 def test_perch_quotes_from_a_passage(perch: LLM) -> None:
-    quoted = answer(perch, "Hello!", f"{PASSAGE}\n\nWhere did the hunter sit?").rstrip(".")
+    quoted = answer(perch, f"{PASSAGE}\n\nWhere did the hunter sit?").rstrip(".")
     assert quoted in PASSAGE and "oak tree" in quoted
+    assert answer(perch, "Hello!", f"{HOUSE}\n\nWhere does Anna live?") == "Anna lives in a small house by the sea."
     assert answer(perch, f"{PASSAGE}\n\nQuestion: Who ran into the forest?").lower() == "the fox"
 
 
 def test_perch_retells_with_another_name(perch: LLM) -> None:
-    told = answer(perch, "Write this again, but change Tom to Ben:\nTom had a dog. Every day Tom took it to the park.")
-    assert told == "Ben had a dog. Every day Ben took it to the park."
+    told = answer(perch, f"Write this again, but change Tom to Ben:\n{WALK}")
+    assert told == WALK.replace("Tom", "Ben")
 
 
 def test_perch_writes_a_story(perch: LLM) -> None:
