@@ -1,5 +1,6 @@
 """What is told to a person at a terminal: log lines and progress bars, all on standard error, never standard output."""
 
+import json
 import logging
 import sys
 import time
@@ -14,13 +15,27 @@ logger = logging.getLogger("archerfish")
 _PATIENCE = 0.7  # Seconds of work before a bar is worth showing.
 
 
-def enable_logging() -> None:
-    """Show the package's messages, unless the program has set up logging itself."""
+def enable_logging(*, as_json: bool = False) -> None:
+    """Show the package's messages, unless the program has set up logging itself.
+
+    As JSON also those of libraries: whoever reads objects can do nothing with a line that is none.
+    """
     if not logger.handlers and not logging.getLogger().handlers:
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("%(message)s"))
-        logger.addHandler(handler)
+        handler.setFormatter(_JsonFormatter() if as_json else logging.Formatter("%(message)s"))
+        (logging.getLogger() if as_json else logger).addHandler(handler)
         logger.setLevel(logging.INFO)
+
+
+class _JsonFormatter(logging.Formatter):
+    """One object a line: the fields that a message brings (extra={"fields": ...}), or its text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {"time": record.created, "level": record.levelname.lower()}
+        line |= getattr(record, "fields", None) or {"message": record.getMessage()}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
 
 
 class ProgressBar:

@@ -16,6 +16,7 @@ ArcherfishError
 │   │   └── WrongState            not now: a file in use, a batch that has ended
 │   ├── DoesNotFit            weights, activations and KV cache exceed the memory
 │   ├── StorageFull           the disk that keeps files and batches has no room
+│   ├── InvalidMeasurement    a benchmark measured something else than it should have
 │   └── NoKernel              no implementation of an operation supports what was asked
 └── EngineError               the engine cannot go on
     ├── StepFailed                a step raised; every open request ends with this reason
@@ -110,6 +111,10 @@ class DoesNotFit(UserError):
 
 class StorageFull(UserError):
     """The disk that keeps files and batches has no room."""
+
+
+class InvalidMeasurement(UserError):
+    """A benchmark measured something else than it should have, and its figures must not be used."""
 
 
 class NoKernel(UserError):

@@ -54,8 +54,7 @@ def tensors() -> dict[str, torch.Tensor]:
     named = {}
     for place in family.places(arch):
         value = parameters[place.target].detach()
-        part = value if place.rows is None else value[place.rows]
-        named[place.source] = (part * 10 if part.dim() > 1 else part).clone()  # Far from uniform answers.
+        named[place.source] = (value if place.rows is None else value[place.rows]).clone()
     return named
 
 

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from archerfish.api.model import ServedModel, usual_tool_format
 from archerfish.box import DEFAULT_MODEL
 from archerfish.cli.engine_options import engine_options, open_model
 from archerfish.cli.field_options import NUMBERS_NOTE, SectionedCommand
 from archerfish.config.settings import EngineConfig
 from archerfish.console import ProgressBar, enable_logging, logger
 from archerfish.errors import ConfigError, RequestError, StorageFull
+from archerfish.jobs.offline import OfflineAnswers
 from archerfish.jobs.partial import PartialOutput
 from archerfish.jobs.records import answered
 from archerfish.jobs.validate import InputDamaged, InputLimits, InputLine, read_lines, validate
@@ -35,7 +37,7 @@ _LIMITS = InputLimits(max_lines=2**31, max_errors=5)
     required=True,
     metavar="FILE",
     help='File of requests, one a line: {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": '
-    "{...}}; /v1/completions works, too.",
+    "{...}}; /v1/completions, /v1/responses and /v1/embeddings work, too.",
 )
 @click.option(
     "-o",
@@ -150,11 +152,14 @@ def _missing_lines(source: Path, missing: Mapping[str, _Task]) -> Iterator[Input
 def _answer(
     llm: "LLM", model: str, source: Path, missing: Mapping[str, _Task], target: PartialOutput, failures: _Failures
 ) -> None:
-    from archerfish.jobs.offline import OfflineAnswers  # Brings torch with it.
-
-    engine, started = llm.assembly.engine, time.monotonic()
+    assembly, started = llm.assembly, time.monotonic()
+    engine, intake = assembly.engine, assembly.intake
+    tool_format = usual_tool_format(assembly.arch.family, intake.tokenizer)
+    served = ServedModel(model, intake, assembly.recommended, tool_format)
+    # Twice as many as run: a row that falls free finds the next request already there.
+    offline = OfflineAnswers(engine, served, 2 * assembly.config.max_num_seqs)
     with ProgressBar("answering", len(missing)) as bar:
-        answers = OfflineAnswers(llm.assembly, model).answer(_missing_lines(source, missing))
+        answers = offline.answer(_missing_lines(source, missing))
         for num_done, (line, result) in enumerate(answers, 1):
             record = answered(line.number, line.custom_id, result, missing[line.custom_id].record_id)
             target.append(line.custom_id, record.text)

@@ -1,6 +1,7 @@
 """`archerfish generate`: prompts in, answers out."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ import click
 from archerfish.cli.answers import write_all, write_json, write_stream
 from archerfish.cli.engine_options import engine_options, open_model
 from archerfish.cli.field_options import NUMBERS_NOTE, SectionedCommand
+from archerfish.cli.form_options import form_options
 from archerfish.cli.prompts import gather_prompts
 from archerfish.cli.sampling_options import sampling_options, sampling_params
 from archerfish.config.settings import EngineConfig
 from archerfish.errors import ConfigError
+from archerfish.request import Structured
 
 
 @click.command("generate", cls=SectionedCommand, epilog=NUMBERS_NOTE)
@@ -28,12 +31,14 @@ from archerfish.errors import ConfigError
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each prompt, times in seconds.")
 @engine_options
 @sampling_options()
+@form_options
 def command(
     texts: tuple[str, ...],
     file: Path | None,
     token_ids: tuple[str, ...],
     as_json: bool,
     sampling: Mapping[str, Any],
+    form: Structured | None,
     config: EngineConfig,
 ) -> None:
     """Continue prompts: from arguments, standard input or a file.
@@ -45,7 +50,7 @@ def command(
         raise ConfigError("--logprobs and --prompt-logprobs are shown only with --json: add it")
     prompts = gather_prompts(texts, file, token_ids)
     with open_model(config) as llm:
-        params = sampling_params(llm.assembly.recommended, sampling)
+        params = replace(sampling_params(llm.assembly.recommended, sampling), structured=form)
         has_text = llm.assembly.intake.tokenizer is not None
         if as_json:
             write_json(llm.generate(prompts, params))

@@ -11,7 +11,7 @@ from archerfish.request import SamplingParams
 
 _SECTION = "Sampling (by default what the model's generation_config.json names, else the values shown)"
 _NOT_FLAGS = ("structured", "prompt_embedding")
-"""What is too much for a flag, or for a terminal."""
+"""What has flags of its own (form_options), or is too much for a terminal."""
 _PREFIX = "sampling_"
 _MAX_TOKENS = 128
 

@@ -27,7 +27,8 @@ name such as Qwen/Qwen3-0.6B; by default perch."""
     skip_tokenizer_init: bool = False
     """Load no tokenizer: prompts and answers are token ids."""
     load_format: LoadFormat = "auto"
-    """auto reads safetensors; dummy makes random weights from config.json alone."""
+    """auto reads safetensors; dummy makes random weights from config.json alone, and takes any JSON file of that form \
+as the model: speed can be measured without weights."""
     dtype: Dtype = "auto"
     """Number format of weights and activations; auto takes the checkpoint's, and float32 for float16 on a CPU."""
     hf_overrides: Mapping[str, Any] = field(default_factory=dict)
@@ -74,7 +75,7 @@ class ServerConfig:
     api_key: str | None = None
     """Key that clients must send. Better in the environment than on the command line, where others may see it."""
     key_file: str | None = None
-    """TOML file of keys with names and limits; read again when it changes."""
+    """TOML file of keys with names, limits and priorities; read again when it changes."""
     allow_anonymous: bool = False
     """Serve other machines without keys."""
     cors_origins: str | None = None
@@ -113,6 +114,9 @@ class ServerConfig:
     """Bytes per second the device can read, likewise."""
     log_json: bool = False
     """One JSON object a line instead of text."""
+    otlp_traces_endpoint: str | None = None
+    """URL of an OpenTelemetry collector that spans of requests are sent to (OTLP over HTTP), such as \
+http://localhost:4318/v1/traces. Needs archerfish[tracing]."""
 
 
 def flag_name(field_name: str) -> str:

@@ -118,8 +118,10 @@ class AsyncEngine:
         on_peak: Callable[[Peak], None] | None = None,
         on_death: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
+        log_json: bool = False,
     ) -> None:
         self._config = config
+        self._log_json = log_json
         self._builder = builder
         self._on_step = on_step
         self._on_peak = on_peak
@@ -267,7 +269,8 @@ class AsyncEngine:
             stdin=asyncio.subprocess.DEVNULL,
             env=_environment(),
         )
-        self._send(Start(self._config, self._builder, measures_peak=self._on_peak is not None))
+        measures_peak = self._on_peak is not None
+        self._send(Start(self._config, self._builder, measures_peak=measures_peak, log_json=self._log_json))
         listening = asyncio.create_task(self._listen(self._socket))
         exit_code = await self._process.wait()
         # What it said before it died is still to be heard, its reason above all.

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,6 +17,7 @@ from archerfish.console import ProgressBar, logger
 from archerfish.engine.engine import Engine
 from archerfish.engine.intake import Intake
 from archerfish.errors import InvalidParameter, ModelError
+from archerfish.execution.executor import Executor
 from archerfish.execution.local import LocalExecutor
 from archerfish.execution.memory import CacheSize, Memory
 from archerfish.kvcache.layout import KVLayout, kv_layout
@@ -27,12 +28,13 @@ from archerfish.models.decoder import Decoder
 from archerfish.models.families import Family, Fields, find_family
 from archerfish.ops import Ops, Target, choose_ops, torch_dtype
 from archerfish.request import SamplingParams
+from archerfish.sampling.compiled import CompiledForms
 from archerfish.sampling.grammar import Grammars
 from archerfish.scheduling.policy import batching_policy
 from archerfish.scheduling.scheduler import Limits, Scheduler
 from archerfish.tokenizer import Tokenizer
 from archerfish.weights.load import load_weights, random_weights
-from archerfish.weights.locate import locate, read_config, read_json
+from archerfish.weights.locate import locate, locate_config, read_config, read_json
 
 OnProgress = Callable[[float], None]
 """Called with the share of the weights that has been loaded."""
@@ -43,15 +45,31 @@ class Assembly:
     """An engine and what its faces need beside it."""
 
     directory: Path
-    """Of the model's files."""
+    """Of the model's files; a config file, where that is all there is."""
     tokenizer_directory: Path | None
     engine: Engine
+    executor: Executor
+    """What the engine runs its plans with, for whoever measures it apart."""
     intake: Intake
     arch: Arch
     config: ResolvedConfig
     cache_size: CacheSize
     recommended: Mapping[str, Any]
     """Sampling parameters that the model's makers recommend, by name."""
+    forms: CompiledForms | None
+    """Of answers, for whoever compiles them ahead; None without a tokenizer."""
+
+    @property
+    def blueprint(self) -> "Blueprint":
+        return Blueprint(self.directory, self.arch, self.config)
+
+
+class Blueprint(NamedTuple):
+    """A model and the settings it would run with."""
+
+    directory: Path
+    arch: Arch
+    config: ResolvedConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +99,8 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
     cache_size = memory.size_cache(resolved)
     model = _model(checkpoint, resolved, ops, on_progress)
     storage = KVStorage(layout, cache_size.num_blocks, resolved.block_size, dtype, resolved.device, ops)
-    grammars = _grammars(tokenizer, checkpoint.arch, eos_token_ids)
+    forms = None if tokenizer is None else CompiledForms(tokenizer, checkpoint.arch.vocab_size, eos_token_ids)
+    grammars = None if forms is None else Grammars(forms)
     executor = LocalExecutor(model, storage, resolved.max_num_seqs, resolved.max_model_len, resolved.device, grammars)
     scheduler = _scheduler(resolved, layout, cache_size, eos_token_ids)
     logger.info(str(cache_size))
@@ -95,16 +114,33 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
             cost=step_cost(checkpoint.arch, dtype.itemsize, dtype.itemsize),
             check_invariants=resolved.check_invariants,
         ),
+        executor=executor,
         intake=_intake(checkpoint, resolved, tokenizer),
         arch=checkpoint.arch,
         config=resolved,
         cache_size=cache_size,
         recommended=recommended,
+        forms=forms,
     )
 
 
+def examine(config: EngineConfig) -> Blueprint:
+    """What would be built. Reads no weights; with load_format dummy it fetches none either."""
+    checkpoint = _read(config)
+    return Blueprint(checkpoint.directory, checkpoint.arch, resolve(config, _facts(checkpoint)))
+
+
+def load_decoder(config: EngineConfig) -> Decoder:
+    """A model without an engine around it, for whoever brings an attention of their own."""
+    checkpoint = _read(config)
+    resolved = resolve(config, _facts(checkpoint))
+    torch.set_num_threads(resolved.threads)
+    return _model(checkpoint, resolved, choose_ops(_target(checkpoint, resolved)).ops, lambda _: None)
+
+
 def _read(config: EngineConfig) -> _Checkpoint:
-    directory = locate(config.model, config.revision, weights=config.load_format != "dummy")
+    find = locate_config if config.load_format == "dummy" else locate
+    directory = find(config.model, config.revision)
     values = read_config(directory, config.hf_overrides)
     family = find_family(values)
     generation = directory / "generation_config.json"
@@ -138,10 +174,6 @@ def _tokenizer_directory(config: EngineConfig, checkpoint: _Checkpoint) -> Path 
     if config.load_format == "dummy" and not (checkpoint.directory / "tokenizer.json").exists():
         return None  # config.json alone is enough for random weights.
     return checkpoint.directory
-
-
-def _grammars(tokenizer: Tokenizer | None, arch: Arch, eos_token_ids: tuple[int, ...]) -> Grammars | None:
-    return None if tokenizer is None else Grammars(tokenizer, arch.vocab_size, eos_token_ids)
 
 
 def _intake(checkpoint: _Checkpoint, config: ResolvedConfig, tokenizer: Tokenizer | None) -> Intake:

@@ -8,12 +8,14 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 import zmq
 
 from archerfish.console import enable_logging
+from archerfish.engine.preparation import Preparation
 from archerfish.engine.wire import (
     Blocks,
     Cancel,
@@ -35,10 +37,12 @@ from archerfish.engine.wire import (
 )
 from archerfish.errors import RequestError, UserError
 from archerfish.metrics.state import Peak, block_map, read_state
+from archerfish.request import Request
 
 if TYPE_CHECKING:
     from archerfish.engine.build import Assembly
     from archerfish.engine.engine import Engine
+    from archerfish.sampling.compiled import CompiledForms
 
 _PARENT_CHECK_MS = 1000
 _PR_SET_PDEATHSIG = 1
@@ -54,15 +58,26 @@ class Channel:
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.set_hwm(0)
         self._socket.connect(address)
+        self._bell, self._rope = os.pipe()
+        os.set_blocking(self._rope, False)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._bell, zmq.POLLIN)
 
     def send(self, message: FromEngine) -> None:
         self._socket.send(encode(message), copy=True)
 
     def receive(self, timeout_ms: int) -> ToEngine | None:
-        """The next message, or None if none comes in time."""
-        if not self._socket.poll(timeout_ms):
-            return None
-        return read_to_engine(self._socket.recv())
+        """The next message, or None if none comes in time or somebody rings."""
+        ready = dict(self._poller.poll(timeout_ms))
+        if self._bell in ready:
+            os.read(self._bell, 4096)
+        return read_to_engine(self._socket.recv()) if self._socket in ready else None
+
+    def ring(self) -> None:
+        """There is news of another kind. From any thread."""
+        with suppress(BlockingIOError):  # It is ringing already.
+            os.write(self._rope, b"!")
 
     def close(self) -> None:
         self._socket.close(linger=2000)
@@ -72,10 +87,17 @@ class Channel:
 class EngineLoop:
     """Steps while there is work, and listens between steps."""
 
-    def __init__(self, engine: "Engine", channel: Channel, idle_work: Iterator[FromEngine | None]) -> None:
+    def __init__(
+        self,
+        engine: "Engine",
+        channel: Channel,
+        forms: "CompiledForms | None",
+        idle_work: Iterator[FromEngine | None],
+    ) -> None:
         """`idle_work` is done piece by piece where there is nothing else to do; what a piece brings is sent."""
         self._engine = engine
         self._channel = channel
+        self._preparation = Preparation(forms, channel.ring)
         self._idle_work = idle_work
         self._running = True
         self._parent = os.getppid()
@@ -94,6 +116,9 @@ class EngineLoop:
         while (message := self._channel.receive(timeout)) is not None:
             self._take(message)
             timeout, heard = 0, True
+        for request in self._preparation.ready():
+            self._add(request)
+            heard = True
         if timeout and not heard and (found := next(self._idle_work, None)) is not None:
             self._channel.send(found)
         if os.getppid() != self._parent:
@@ -102,12 +127,11 @@ class EngineLoop:
     def _take(self, message: ToEngine) -> None:
         match message:
             case Submit(request):
-                try:
-                    self._engine.add(request)
-                except RequestError as error:
-                    self._channel.send(Refused(request.request_id, str(error)))
+                if not self._preparation.begin(request):
+                    self._add(request)
             case Cancel(request_id, index, reason):
-                self._engine.cancel(request_id, index, reason)
+                self._preparation.forget(request_id)
+                self._preparation.ended(self._engine.cancel(request_id, index, reason))
                 if not self._engine.has_work:
                     # No step will follow to tell that the blocks are free.
                     self._channel.send(Stepped([], read_state(self._engine)))
@@ -118,9 +142,17 @@ class EngineLoop:
             case Start():
                 raise AssertionError("an engine is started once")
 
+    def _add(self, request: Request) -> None:
+        try:
+            self._engine.add(request)
+        except RequestError as error:
+            self._preparation.release(request.request_id)
+            self._channel.send(Refused(request.request_id, str(error)))
+
     def _step(self) -> None:
         steps_before = self._engine.counts.num_steps
         events = self._engine.step()
+        self._preparation.ended(events)
         self._channel.send(Stepped(events, read_state(self._engine)))
         if self._engine.counts.num_steps == steps_before:
             self._wait_until_something_can_start()
@@ -136,11 +168,11 @@ class EngineLoop:
 
 def main(address: str) -> int:
     _leave_signals_to_the_parent()
-    enable_logging()
     channel = Channel(address)
     try:
         start = channel.receive(60_000)
         assert isinstance(start, Start), "the first message says what to build"
+        enable_logging(as_json=start.log_json)
         return _serve(start, channel)
     finally:
         channel.close()
@@ -153,9 +185,11 @@ def _serve(start: Start, channel: Channel) -> int:
         message = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
         channel.send(Ending(message, can_be_fixed=isinstance(error, UserError)))
         return 1
+    # Before it is ready: whoever looks from then on sees the cache as it is, though no step has been made.
+    channel.send(Stepped([], read_state(assembly.engine)))
     channel.send(Ready(_facts(start, assembly)))
     engine = assembly.engine
-    EngineLoop(engine, channel, _measure_peak(assembly) if start.measures_peak else iter(())).run()
+    EngineLoop(engine, channel, assembly.forms, _idle_work(assembly, measures_peak=start.measures_peak)).run()
     if engine.stopped is not None:
         channel.send(Ending(engine.stopped, can_be_fixed=False))
         return 1
@@ -195,8 +229,14 @@ def _facts(start: Start, assembly: "Assembly") -> EngineFacts:
     )
 
 
-def _measure_peak(assembly: "Assembly") -> Iterator[FromEngine | None]:
-    """In two pieces of a fraction of a second each: a request that comes meanwhile waits no longer."""
+def _idle_work(assembly: "Assembly", *, measures_peak: bool) -> Iterator[FromEngine | None]:
+    """In pieces of a fraction of a second each: a request that comes meanwhile waits no longer."""
+    if assembly.forms is not None:
+        # It holds the interpreter, so that even in a thread every step would wait for it.
+        assembly.forms.load_vocabulary()
+        yield None
+    if not measures_peak:
+        return
     from archerfish.metrics.peak import measured_bandwidth, measured_flops
 
     flops = measured_flops(assembly.config.dtype, assembly.config.device)

@@ -24,6 +24,8 @@ class Start(_Message, frozen=True):
     """The function that builds it, as module:name."""
     measures_peak: bool = False
     """Whether to find out, when there is nothing else to do, what the device can do at most."""
+    log_json: bool = False
+    """Whether log lines are JSON objects."""
 
 
 class Submit(_Message, frozen=True):
@@ -89,7 +91,7 @@ class Refused(_Message, frozen=True):
 
 
 class Stepped(_Message, frozen=True):
-    """What one step brought."""
+    """What one step brought; without events also how things are where no step will tell."""
 
     events: list[TokenEvent]
     state: EngineState

@@ -5,11 +5,11 @@ import re
 import sqlite3
 from collections.abc import Callable, Mapping
 
+from archerfish.api.endpoints import ENDPOINTS
 from archerfish.errors import InvalidParameter, NotFound, WrongState
 from archerfish.jobs.database import Database
 from archerfish.jobs.files import UPLOAD_PURPOSES
 from archerfish.jobs.records import (
-    ENDPOINTS,
     Batch,
     BatchStatus,
     Page,

@@ -9,8 +9,9 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from archerfish.api.errors import MISTAKE, error_reply
 from archerfish.console import logger
-from archerfish.errors import EngineError, InvalidParameter, UserError
+from archerfish.errors import EngineError, UserError
 from archerfish.jobs.patience import TROUBLE, PatientStorage, Wait
 from archerfish.jobs.recorder import Recorder
 from archerfish.jobs.records import (
@@ -20,8 +21,7 @@ from archerfish.jobs.records import (
     LineRecord,
     LineResult,
     answered,
-    error_body,
-    new_id,
+    told,
     unanswered,
 )
 from archerfish.jobs.store import JobStore
@@ -237,12 +237,10 @@ class BatchRun:
         except EngineError as error:
             return await self._try_again(line, str(error), None)
         except UserError as error:
-            return _refused(line, error)
+            return answered(line.number, line.custom_id, told(error_reply(error)))
         except Exception:
             logger.exception("line %d of batch %s failed", line.number, self.batch.batch_id)
-            message = "the service made a mistake; its log has the details"
-            body = error_body(message, "server_error", code="internal_error")
-            return answered(line.number, line.custom_id, LineResult(500, body, new_id("req_")))
+            return answered(line.number, line.custom_id, told(MISTAKE))
         if result.status_code in _NOT_NOW:
             return await self._try_again(line, f"the service answered with status {result.status_code}", record)
         self._num_failures = 0
@@ -270,9 +268,3 @@ class BatchRun:
         seconds = self._settings.retry_seconds * 2.0 ** min(self._num_failures - 1, 30)
         self._rest = asyncio.ensure_future(self._wait(min(seconds, self._settings.max_retry_seconds)))
         self._rest.add_done_callback(lambda _: self._news.set())
-
-
-def _refused(line: InputLine, error: UserError) -> LineRecord:
-    param = error.name if isinstance(error, InvalidParameter) else None
-    body = error_body(str(error), "invalid_request_error", param=param)
-    return answered(line.number, line.custom_id, LineResult(400, body, new_id("req_")))

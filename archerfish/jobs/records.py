@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Generic, NamedTuple, TypeVar
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
-"""What the lines of a batch can ask for."""
+from archerfish.api.errors import ErrorReply
 
 
 class BatchStatus(Enum):
@@ -187,9 +186,9 @@ def unanswered(line: int, custom_id: str, code: str, message: str, record_id: st
     return LineRecord(line, True, _record_text(record_id, custom_id, None, {"code": code, "message": message}))
 
 
-def error_body(message: str, kind: str, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """The body of a response that is an error."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+def told(reply: ErrorReply) -> LineResult:
+    """An error as the answer to a line."""
+    return LineResult(reply.status, reply.body, new_id("req_"))
 
 
 def new_id(prefix: str) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
-from archerfish.jobs.records import ENDPOINTS, BatchError
+from archerfish.api.endpoints import ENDPOINTS
+from archerfish.jobs.records import BatchError
 
 CheckBody = Callable[[str, Mapping[str, Any]], str | None]
 """(endpoint, body): what is wrong with the body, or None."""

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from archerfish.metrics.histogram import Histogram
 from archerfish.metrics.state import EngineState, Peak, StepRecord
+from archerfish.metrics.utilization import Utilization, Work, utilization
 from archerfish.metrics.windows import RecentSums
 
 WINDOW = 60
@@ -43,23 +44,6 @@ class _Sums(NamedTuple):
     decode_flops: float
     prefill_bytes: float
     decode_bytes: float
-
-
-class Utilization(NamedTuple):
-    """Shares of the peak while steps ran; prefill and decode add up to the whole."""
-
-    prefill_mfu: float
-    decode_mfu: float
-    prefill_mbu: float
-    decode_mbu: float
-
-    @property
-    def mfu(self) -> float:
-        return self.prefill_mfu + self.decode_mfu
-
-    @property
-    def mbu(self) -> float:
-        return self.prefill_mbu + self.decode_mbu
 
 
 class TokenRates(NamedTuple):
@@ -124,13 +108,13 @@ class EngineMetrics:
         sums = self._sums(now)
         if peak is None or sums.step_time <= 0:
             return None
-        flops, bandwidth = sums.step_time * peak.flops, sums.step_time * peak.bandwidth
-        return Utilization(
-            sums.prefill_flops / flops,
-            sums.decode_flops / flops,
-            sums.prefill_bytes / bandwidth,
-            sums.decode_bytes / bandwidth,
+        work = Work(
+            prefill_flops=sums.prefill_flops,
+            decode_flops=sums.decode_flops,
+            prefill_bytes=sums.prefill_bytes,
+            decode_bytes=sums.decode_bytes,
         )
+        return utilization(work, sums.step_time, peak)
 
     def retry_after(self, num_tokens_waiting: int, now: float) -> int:
         """Whole seconds in which so many tokens can be computed, at the rate of recent steps."""

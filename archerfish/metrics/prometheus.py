@@ -7,13 +7,16 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from archerfish.metrics.engines import EngineMetrics, Utilization
+from archerfish.metrics.engines import EngineMetrics
 from archerfish.metrics.histogram import Histogram
-from archerfish.metrics.requests import RequestMetrics, TenantUsage
+from archerfish.metrics.requests import OTHERS, RequestMetrics, TenantUsage
 from archerfish.metrics.state import EngineState
+from archerfish.metrics.utilization import Utilization
 from archerfish.request import FinishReason
 
 PREFIX = "archerfish:"
+_MOST_TENANTS = 1000
+"""Each is a time series in whatever scrapes us."""
 
 Labels = Mapping[str, str]
 Values = Iterable[tuple[Labels, float]]
@@ -115,7 +118,10 @@ def add_requests(to: Families, requests: RequestMetrics) -> None:
 
 
 def _add_usage(to: Families, usage: Mapping[str, TenantUsage]) -> None:
-    accounts = [({"tenant": tenant}, account) for tenant, account in usage.items()]
+    shown: dict[str, TenantUsage] = {}
+    for number, (tenant, account) in enumerate(usage.items()):
+        shown.setdefault(tenant if number < _MOST_TENANTS else OTHERS, TenantUsage()).add(account)
+    accounts = [({"tenant": tenant}, account) for tenant, account in shown.items()]
     to.counter("tenant_requests", "Requests that ended.", [(tenant, one.num_requests) for tenant, one in accounts])
     to.counter(
         "tenant_prompt_tokens",

@@ -14,9 +14,6 @@ WINDOW = 60
 """Seconds that recent latencies and goodput look back."""
 OTHERS = "(others)"
 """Where tenants and endpoints go that are too many to be told apart."""
-_MOST_TENANTS = 1000
-"""Each is a time series in whatever scrapes us; a client must not be able to make them without end."""
-
 _BETWEEN_TOKENS = (
     *(0.001, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
@@ -50,6 +47,14 @@ class TenantUsage:
     num_requests: int = 0
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
+    num_cached_tokens: int = 0
+    """Prompt tokens that did not have to be computed."""
+
+    def add(self, other: "TenantUsage") -> None:
+        self.num_requests += other.num_requests
+        self.num_prompt_tokens += other.num_prompt_tokens
+        self.num_generated_tokens += other.num_generated_tokens
+        self.num_cached_tokens += other.num_cached_tokens
 
 
 @dataclass(slots=True)
@@ -191,12 +196,8 @@ class RequestMetrics:
         self._recent_verdicts.add((verdict.good, 1), now)
 
     def _charge(self, tenant: str, usage: Usage) -> None:
-        if tenant not in self.usage and len(self.usage) >= _MOST_TENANTS:
-            tenant = OTHERS
-        account = self.usage.setdefault(tenant, TenantUsage())
-        account.num_requests += 1
-        account.num_prompt_tokens += usage.num_prompt_tokens
-        account.num_generated_tokens += usage.num_generated_tokens
+        charge = TenantUsage(1, usage.num_prompt_tokens, usage.num_generated_tokens, usage.num_cached_tokens)
+        self.usage.setdefault(tenant, TenantUsage()).add(charge)
 
 
 def milliseconds(values: RecentValues, shares: Sequence[float], now: float) -> list[float | None]:

@@ -1,35 +1,27 @@
 """Follows the grammar of each row that has one, and masks what it forbids."""
 
-from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from archerfish.request import Structured
-from archerfish.sampling.forms import compile_form, load_vocabulary, why
+from archerfish.sampling.compiled import CompiledForms
+from archerfish.sampling.forms import why
 
 if TYPE_CHECKING:
-    from llguidance import LLExecutor, LLMatcher, LLTokenizer
+    from llguidance import LLExecutor, LLMatcher
     from torch import Tensor
 
     from archerfish.ops.arrays import Ints
-    from archerfish.tokenizer import Tokenizer
-
-_MOST_KEPT = 32
-"""Compiled grammars: clients tend to use a few, again and again, and one can take a hundred megabytes."""
 
 
 class Grammars:
     """The grammars of all rows that have one."""
 
-    def __init__(self, tokenizer: "Tokenizer", vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
-        self._tokenizer = tokenizer
-        self._num_tokens = max(vocab_size, tokenizer.vocab_size)  # Many tokenizers know more than the model.
-        self._eos_token_ids = eos_token_ids
-        self._vocabulary: LLTokenizer | None = None
-        """Made when the first grammar comes, since few engines ever see one."""
+    def __init__(self, forms: CompiledForms) -> None:
+        """A form that is not among `forms` yet is compiled when a row takes it up, and the step waits."""
+        self._forms = forms
         self._workers: LLExecutor | None = None
-        self._compiled: OrderedDict[Structured, LLMatcher] = OrderedDict()
         self._rows: dict[int, LLMatcher] = {}
         self._broken: dict[int, str] = {}
         """Rows that cannot go on, and why."""
@@ -40,13 +32,14 @@ class Grammars:
         self._broken.pop(row, None)
         if structured is None:
             return
-        try:
-            self._rows[row] = self._fresh(structured)
-        except ValueError as error:
-            self._broken[row] = str(error)
+        form = self._forms.get(structured)
+        matcher = form.fresh()
+        if matcher is None:
+            self._broken[row] = form.problem
             return
         if written:
-            self._rows[row].consume_tokens(list(written))
+            matcher.consume_tokens(list(written))
+        self._rows[row] = matcher
 
     def mask(self, logits: "Tensor", rows: "Ints") -> "Tensor":
         """Logits [rows, vocabulary] with what the rows' grammars forbid at minus infinity."""
@@ -87,16 +80,6 @@ class Grammars:
 
         if self._workers is None:
             self._workers = LLExecutor(num_threads=torch.get_num_threads())
-        packed = allocate_token_bitmask(len(matchers), self._num_tokens)
+        packed = allocate_token_bitmask(len(matchers), self._forms.num_tokens)
         fill_next_token_bitmask_par(self._workers, [(matcher, i) for i, matcher in enumerate(matchers)], packed)
         return np.unpackbits(packed.view(np.uint8), axis=1, bitorder="little")
-
-    def _fresh(self, structured: Structured) -> "LLMatcher":
-        if self._vocabulary is None:
-            self._vocabulary = load_vocabulary(self._tokenizer.to_json(), self._num_tokens, self._eos_token_ids)
-        if structured not in self._compiled:
-            self._compiled[structured] = compile_form(structured, self._vocabulary)
-            if len(self._compiled) > _MOST_KEPT:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(structured)
-        return self._compiled[structured].deep_copy()

@@ -1,7 +1,5 @@
-"""Around every request: who it is, an id for it, a line in the log, and a count."""
+"""Around every request: who it is, an id for it, a line in the log, a count, and a span where that is wanted."""
 
-import json
-import time
 import uuid
 from collections.abc import Mapping
 
@@ -9,12 +7,15 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from archerfish.console import logger
-from archerfish.server.errors import ApiError, error_response
+from archerfish.server.errors import ApiError, as_api_error, error_response
 from archerfish.server.keys import Key
 from archerfish.server.service import Service
+from archerfish.server.tracing import RequestTrace
 
 _OPEN_TO_ALL = ("/health", "/version", "/page/")
 """Needs no key: says nothing of anybody's requests."""
+_WATCHED = (*_OPEN_TO_ALL, "/metrics", "/live", "/usage")
+"""Asked again and again by whoever watches: not worth a span."""
 
 ANONYMOUS = Key(name="")
 
@@ -32,12 +33,15 @@ class Access:
             return
         headers, state = Headers(scope=scope), scope.setdefault("state", {})
         if "caller" in state:  # It comes from inside: only we can set this.
-            state["log"] = {}
+            state["log"], state["trace"] = {}, None
             await self._app(scope, receive, send)
             return
         state["request_id"] = request_id = _given_id(headers) or uuid.uuid4().hex
-        told: dict[str, object] = {}
+        told: dict[str, object] = {"id": request_id}
         state["log"] = told
+        state["trace"] = trace = self._begin_trace(scope, headers, request_id)
+        if trace is not None:
+            told["trace_id"] = trace.trace_id
         started, status = self._service.clock(), 0
 
         async def note(message: Message) -> None:
@@ -53,14 +57,27 @@ class Access:
                 refusal = ApiError(
                     401, "this service needs a key: send Authorization: Bearer KEY", code="invalid_api_key"
                 )
-                await error_response(refusal)(scope, receive, note)
+                await error_response(refusal, scope["path"])(scope, receive, note)
             else:
                 state["caller"] = caller
                 await self._app(scope, receive, note)
+        except Exception as error:
+            if status:
+                raise  # It is too late to say anything else.
+            await error_response(as_api_error(error), scope["path"])(scope, receive, note)
         finally:
-            route = scope.get("route")  # Never the path itself: clients can make up as many as they like.
-            self._service.metrics.http_response(getattr(route, "path", "other"), status)
-            self._log(scope, status, self._service.clock() - started, {"id": request_id, **told})
+            # Never the path itself: clients can make up as many as they like.
+            route = getattr(scope.get("route"), "path", None)
+            self._service.metrics.http_response(route or "other", status)
+            if trace is not None:
+                trace.responded(route, status)
+            self._log(scope, status, self._service.clock() - started, told)
+
+    def _begin_trace(self, scope: Scope, headers: Headers, request_id: str) -> RequestTrace | None:
+        tracing, path = self._service.tracing, scope["path"]
+        if tracing is None or path == "/" or path.startswith(_WATCHED):
+            return None
+        return tracing.begin(scope["method"], headers, request_id)
 
     def _caller(self, path: str, headers: Headers) -> Key | None:
         keys = self._service.keys
@@ -72,11 +89,15 @@ class Access:
         if scope["path"].startswith(_OPEN_TO_ALL) and status == 200:
             return  # Asked every few seconds by whoever watches.
         line = {"method": scope["method"], "path": scope["path"], "status": status, "ms": round(seconds * 1000, 1)}
-        if self._service.config.log_json:
-            logger.info(json.dumps({"time": time.time(), **line, **told}))
-        else:
-            more = " ".join(f"{name}={value}" for name, value in told.items())
-            logger.info("%s %s %s %s ms %s", *line.values(), more)
+        more = " ".join(f"{name}={_on_one_line(value)}" for name, value in told.items())
+        shown = [_on_one_line(value) for value in line.values()]
+        logger.info("%s %s %s %s ms %s", *shown, more, extra={"fields": {**line, **told}})
+
+
+def _on_one_line(value: object) -> str:
+    """Clients choose paths and users: none of them may look like a line of its own."""
+    text = str(value)
+    return text if text.isprintable() else ascii(text)
 
 
 def _given_id(headers: Headers) -> str | None:

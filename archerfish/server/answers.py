@@ -1,13 +1,15 @@
 """One request on its way through the engine: its events become text here, and its end is told to whoever counts."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
 from starlette.requests import Request as HttpRequest
 
+from archerfish.api.errors import failed_reply
+from archerfish.api.writing import Writing
 from archerfish.engine.async_engine import AsyncEngine
-from archerfish.engine.outputs import Collector, RequestOutput, StreamOutput
+from archerfish.engine.outputs import RequestOutput, StreamOutput
 from archerfish.metrics.requests import Usage
 from archerfish.request import FinishReason, Request
 from archerfish.server.errors import ApiError
@@ -34,25 +36,20 @@ class Answer:
         self._engine = engine
         self._clock = clock
         self._on_close = on_close
-        self._collector = Collector(request, prompt, tokenizer, self._stop_sequence)
+        self.written = Writing(request, prompt, tokenizer, self._stop_sequence)
         self._stream = engine.submit(request)
         self._closed = False
         self.headers: dict[str, str] = {}
         """For the HTTP response."""
-        self.gaps: list[float] = []
-        """Seconds between arrivals of tokens."""
-        self._last_arrival: float | None = None
 
     @property
     def output(self) -> RequestOutput:
         """As far as it has come."""
-        return self._collector.output
+        return self.written.output
 
     @property
     def usage(self) -> Usage:
-        output = self.output
-        num_written = sum(len(answer.token_ids) for answer in output.outputs)
-        return Usage(len(output.prompt_token_ids), num_written, output.num_cached_tokens)
+        return self.written.usage
 
     @property
     def finish_reason(self) -> FinishReason:
@@ -62,34 +59,27 @@ class Answer:
 
     async def next(self) -> list[StreamOutput]:
         """What was added since the last call; waits if that is nothing. Empty after the end."""
-        while not self._collector.finished:
+        while not self.written.finished:
             events = await self._stream.next()
             if not events:
                 break
-            now = self._clock()
-            pieces = [piece for event in events if (piece := self._collector.add(event, now)) is not None]
-            if pieces:
-                if self._last_arrival is not None:
-                    self.gaps.append(now - self._last_arrival)
-                self._last_arrival = now
+            if pieces := self.written.add(events, self._clock()):
                 return pieces
         return []
 
-    async def complete(self) -> RequestOutput:
-        """All of it, or the ApiError that ended it."""
+    async def complete(self) -> None:
+        """Wait for all of it, or raise the ApiError that ended it."""
         while await self.next():
             pass
-        for answer in self.output.outputs:
-            if answer.finish_reason == FinishReason.ERROR.value:
-                raise self.failure(answer.error)
-        return self.output
+        if self.written.has_failed:
+            raise self.failure(self.written.error)
 
     def failure(self, reason: str | None) -> ApiError:
         """Why it could not be finished."""
-        message = reason or "the answer could not be finished"
+        told = failed_reply(reason)
         if self._stream.engine_failed:
-            return ApiError(503, message, code="engine_failed", headers={"Retry-After": "5"})
-        return ApiError(500, message, code="generation_failed")
+            return ApiError(503, told.message, code="engine_failed", headers={"Retry-After": "5"})
+        return ApiError.of(told)
 
     def close(self) -> None:
         if not self._closed:
@@ -99,6 +89,18 @@ class Answer:
 
     def _stop_sequence(self, request_id: str, index: int) -> None:
         self._engine.cancel(request_id, index, FinishReason.STOP)
+
+
+async def complete(answers: Sequence[Answer]) -> list[Writing]:
+    """All of several answers, or the ApiError that ended one."""
+    for answer in answers:
+        await answer.complete()
+    return [answer.written for answer in answers]
+
+
+def close(answers: Iterable[Answer]) -> None:
+    for answer in answers:
+        answer.close()
 
 
 async def merged(answers: Sequence[Answer]) -> AsyncIterator[tuple[int, list[StreamOutput]]]:

@@ -5,29 +5,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ValidationError
 from starlette.types import ASGIApp, Message
 
+from archerfish.api.endpoints import check_line
 from archerfish.jobs.lines import RunnerSettings
 from archerfish.jobs.records import LineResult, new_id
 from archerfish.jobs.runner import BatchRunner
 from archerfish.jobs.store import JobStore
 from archerfish.request import RequestClass
-from archerfish.server.bodies.chat import ChatBody
-from archerfish.server.bodies.completions import CompletionBody
-from archerfish.server.bodies.embeddings import EmbeddingBody
-from archerfish.server.errors import as_api_error
 from archerfish.server.keys import Key
 from archerfish.server.service import Service
 
 _IN_FLIGHT = 256
-_BODIES: dict[str, type[BaseModel]] = {
-    "/v1/chat/completions": ChatBody,
-    "/v1/completions": CompletionBody,
-    "/v1/embeddings": EmbeddingBody,
-}
-"""What a line can ask for here."""
 
 
 def new_runner(store: JobStore, service: Service, app: ASGIApp) -> BatchRunner:
@@ -36,25 +25,15 @@ def new_runner(store: JobStore, service: Service, app: ASGIApp) -> BatchRunner:
     async def answer(endpoint: str, body: Mapping[str, Any], _custom_id: str, tenant: str) -> LineResult:
         await service.engine.wait_ready()
         request_id = new_id("req_")
-        status, data = await _call(app, endpoint, msgspec.json.encode(body), tenant, request_id)
+        caller = service.keys.owner(tenant)
+        status, data = await _call(app, endpoint, msgspec.json.encode(body), caller, request_id)
         return LineResult(status, msgspec.json.decode(data), request_id)
 
     settings = RunnerSettings(max_in_flight=_IN_FLIGHT)
-    return BatchRunner(store, answer, check_body=check_body, settings=settings)
+    return BatchRunner(store, answer, check_body=check_line, settings=settings)
 
 
-def check_body(endpoint: str, body: Mapping[str, Any]) -> str | None:
-    """What is wrong with a line's body, as the endpoint itself would say it; None if nothing is."""
-    if endpoint not in _BODIES:
-        return f"batches of {endpoint} are not supported; there are {', '.join(_BODIES)}"
-    try:
-        parsed = _BODIES[endpoint].model_validate(body)
-    except ValidationError as error:
-        return as_api_error(RequestValidationError(error.errors(), body=body)).detail
-    return "stream = true makes no sense in a batch; leave it out" if getattr(parsed, "stream", False) else None
-
-
-async def _call(app: ASGIApp, path: str, body: bytes, tenant: str, request_id: str) -> tuple[int, bytes]:
+async def _call(app: ASGIApp, path: str, body: bytes, caller: Key, request_id: str) -> tuple[int, bytes]:
     """A request that comes from inside: it needs no key, and nobody can hang up on it."""
     status, pieces = 500, []
     gone = asyncio.Event()
@@ -86,7 +65,7 @@ async def _call(app: ASGIApp, path: str, body: bytes, tenant: str, request_id: s
         "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())],
         "server": None,
         "client": None,
-        "state": {"caller": Key(name=tenant), "request_id": request_id, "request_class": RequestClass.BATCH},
+        "state": {"caller": caller, "request_id": request_id, "request_class": RequestClass.BATCH},
     }
     await app(scope, receive, send)
     return status, b"".join(pieces)

@@ -7,6 +7,7 @@ A key file is TOML:
     key = "sk-..."               # or, so that the file holds no secret: sha256 = "64 hexadecimal digits"
     requests_per_minute = 60     # optional
     tokens_per_minute = 100000   # optional
+    min_priority = -5            # optional: the lowest `priority` its requests may name, and lower goes first; else 0
 """
 
 import hashlib
@@ -17,7 +18,7 @@ import stat
 import time
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +31,9 @@ DEFAULT_NAME = "default"
 """What the key given by --api-key is called."""
 
 _SECONDS_BETWEEN_LOOKS = 1.0
-_FIELDS = ("name", "key", "sha256", "requests_per_minute", "tokens_per_minute")
+_DEFAULT_MIN_PRIORITY = 0
+"""Of keys in a file: they may make way for others, not go before them."""
+_FIELDS = ("name", "key", "sha256", "requests_per_minute", "tokens_per_minute", "min_priority")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,8 @@ class Key:
     name: str
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+    min_priority: int | None = None
+    """Of its requests; None if they may name any. Lower goes first."""
 
 
 class _Entry(NamedTuple):
@@ -78,9 +83,21 @@ class Keys:
     def find(self, authorization: str | None = None, x_api_key: str | None = None) -> Key | None:
         """The key that a client shows, in either of the two headers. Reads the file again if it has changed."""
         shown = [secret for secret in (_bearer(authorization), (x_api_key or "").strip()) if secret]
-        entries = self._fixed if self._file is None else self._fixed + self._file.entries()
+        entries = self._entries()
         found = [_find(secret, entries) for secret in shown]
         return next((key for key in found if key is not None), None)
+
+    def owner(self, name: str) -> Key:
+        """Who work belongs to that was accepted before: rates do not count for it, priorities do.
+
+        A key that is gone by now may do what one may by default.
+        """
+        default = Key(name=name, min_priority=_DEFAULT_MIN_PRIORITY if self else None)
+        key = next((entry.key for entry in self._entries() if entry.key.name == name), default)
+        return replace(key, requests_per_minute=None, tokens_per_minute=None)
+
+    def _entries(self) -> list[_Entry]:
+        return self._fixed if self._file is None else self._fixed + self._file.entries()
 
 
 class _KeyFile:
@@ -196,7 +213,7 @@ def _entry(fields: Mapping[str, Any], where: str) -> _Entry:
         raise ConfigError(f"{where}: give either key or sha256")
     digest = _digest_of_secret(fields["key"], where) if "key" in fields else _digest(fields["sha256"], where)
     limits = {field: _limit(fields, field, where) for field in ("requests_per_minute", "tokens_per_minute")}
-    return _Entry(digest, Key(name=name, **limits))
+    return _Entry(digest, Key(name=name, **limits, min_priority=_min_priority(fields, where)))
 
 
 def _digest_of_secret(secret: object, where: str) -> bytes:
@@ -227,6 +244,13 @@ def _limit(fields: Mapping[str, Any], field: str, where: str) -> int | None:
         raise ConfigError(
             f"{where}: {field} = {value!r} must be a whole number of at least 1; without it there is no limit"
         )
+    return value
+
+
+def _min_priority(fields: Mapping[str, Any], where: str) -> int:
+    value = fields.get("min_priority", _DEFAULT_MIN_PRIORITY)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{where}: min_priority = {value!r} must be a whole number; lower goes first")
     return value
 
 

@@ -92,8 +92,7 @@ class RateLimits:
 
     def _bucket(self, buckets: dict[str, _Bucket], name: str, limit: int | None) -> _Bucket | None:
         if limit is None:
-            buckets.pop(name, None)
-            return None
+            return None  # What is kept of the name stays: the same tenant's batches come without limits.
         now = self.clock()
         bucket = buckets.get(name)
         if bucket is None:

@@ -2,13 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any
 
-from archerfish.request import FinishReason
+from archerfish.api.response_writer import Event, ResponseWriter
 from archerfish.server.answers import Answer
 from archerfish.server.errors import ApiError, as_api_error
-from archerfish.server.replies import request_metrics
-from archerfish.server.response_writer import Event, ResponseWriter
 from archerfish.server.sse import event
 
 
@@ -16,9 +13,9 @@ class Run:
     """A response being written, whether or not anybody listens."""
 
     def __init__(
-        self, answer: Answer, writer: ResponseWriter, on_end: Callable[["Run"], None], *, is_told: bool, metrics: bool
+        self, answer: Answer, writer: ResponseWriter, on_end: Callable[["Run"], None], *, is_told: bool
     ) -> None:
-        """`is_told`: its events can be followed. `metrics`: its end says how long each part took."""
+        """`is_told`: its events can be followed."""
         self.response = writer.response
         self.failure: ApiError | None = None
         self.events: list[bytes] = []
@@ -26,7 +23,6 @@ class Run:
         self._writer = writer
         self._on_end = on_end
         self.is_told = is_told
-        self._metrics = metrics
         self._ended = asyncio.Event()
         self._news = asyncio.Event()
         self._task = asyncio.create_task(self._write(), name=f"response {self.response_id}")
@@ -61,7 +57,7 @@ class Run:
             while pieces := await self._answer.next():
                 for piece in pieces:
                     self._tell(writer.add(piece))
-            self._end(self._answer.output.outputs[0].error)
+            self._end(self._answer.written.error)
         except Exception as error:
             self._end(as_api_error(error).detail)
         finally:
@@ -71,29 +67,10 @@ class Run:
             self._on_end(self)
 
     def _end(self, error: str | None) -> None:
-        reason = self._answer.output.outputs[0].finish_reason
-        more: dict[str, Any] = {"metrics": request_metrics(self._answer)} if self._metrics else {}
-        if error is not None or reason == FinishReason.ERROR.value:
+        written = self._answer.written
+        if error is not None or written.has_failed:
             self.failure = self._answer.failure(error)
-            more["error"] = {"code": "server_error", "message": self.failure.detail}
-            self._tell(self._writer.end("failed", self._usage(), **more))
-        elif reason == FinishReason.STOP.value:
-            self._tell(self._writer.end("completed", self._usage(), **more))
-        elif reason == FinishReason.LENGTH.value:
-            more["incomplete_details"] = {"reason": "max_output_tokens"}
-            self._tell(self._writer.end("incomplete", self._usage(), **more))
-        else:
-            self._tell(self._writer.end("cancelled", self._usage(), **more))
-
-    def _usage(self) -> dict[str, Any]:
-        used = self._answer.usage
-        return {
-            "input_tokens": used.num_prompt_tokens,
-            "input_tokens_details": {"cached_tokens": used.num_cached_tokens, "cache_write_tokens": 0},
-            "output_tokens": used.num_generated_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": used.num_prompt_tokens + used.num_generated_tokens,
-        }
+        self._tell(self._writer.end(written, None if self.failure is None else self.failure.detail))
 
     def _tell(self, events: Iterable[Event]) -> None:
         for one in events:

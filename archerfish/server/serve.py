@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import signal
+import ssl
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -22,11 +24,34 @@ _LAST_GOODBYE = 3
 
 def serve(engine: EngineConfig, server: ServerConfig, *, builder: str = DEFAULT_BUILDER) -> None:
     """Returns after a stop that was asked for; raises why the service could not go on."""
-    enable_logging()
-    if (server.tls_certificate is None) != (server.tls_key is None):
-        raise ConfigError("--tls-certificate and --tls-key go together: give both")
+    enable_logging(as_json=server.log_json)
+    _check_tls(server)
     with asyncio.Runner(loop_factory=_new_loop) as runner:
         runner.run(_serve(engine, server, builder))
+
+
+def _check_tls(server: ServerConfig) -> None:
+    """Try the certificate before anything is started."""
+    certificate, key = server.tls_certificate, server.tls_key
+    if certificate is None and key is None:
+        return
+    if certificate is None or key is None:
+        raise ConfigError("--tls-certificate and --tls-key go together: give both")
+    for flag, path in (("--tls-certificate", certificate), ("--tls-key", key)):
+        try:
+            Path(path).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"cannot read {flag} {path}: {error.strerror}") from error
+
+    def no_password() -> str:
+        raise ConfigError(f"--tls-key {key} is encrypted; give it without a password (openssl pkey -in {key})")
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, no_password)
+    except ssl.SSLError as error:
+        reason = (error.reason or str(error)).lower().replace("_", " ")
+        message = f"--tls-certificate {certificate} and --tls-key {key} do not make a PEM certificate and its key"
+        raise ConfigError(f"{message}: {reason}") from error
 
 
 async def _serve(engine: EngineConfig, server: ServerConfig, builder: str) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,23 +11,26 @@ from typing import Any
 from starlette.requests import HTTPConnection
 
 from archerfish import __version__
+from archerfish.api.ask import Ask
+from archerfish.api.model import ServedModel, usual_tool_format
+from archerfish.api.tools import ToolFormat, find_format
 from archerfish.config.settings import EngineConfig, ServerConfig
 from archerfish.console import logger
 from archerfish.engine.async_engine import DEFAULT_BUILDER, AsyncEngine, EngineStatus
-from archerfish.engine.intake import Intake, Prompt
+from archerfish.engine.intake import Intake
 from archerfish.engine.wire import EngineFacts
 from archerfish.errors import RequestError
 from archerfish.jobs.runner import BatchRunner
 from archerfish.jobs.store import JobStore
-from archerfish.metrics.service import ServiceMetrics
+from archerfish.metrics.service import ServiceMetrics, TenantUsage
 from archerfish.metrics.state import EngineState, Peak
-from archerfish.request import SLO, Request, RequestClass, SamplingParams, TokenEvent
+from archerfish.request import SLO, Request, RequestClass, TokenEvent
 from archerfish.server.answers import Answer
-from archerfish.server.bodies.common import GenerationBody
+from archerfish.server.beside import LONG, in_time
 from archerfish.server.errors import ApiError
 from archerfish.server.keys import Key, Keys
 from archerfish.server.limits import Admission, RateLimits
-from archerfish.server.tools import ToolFormat, choose_format, find_format
+from archerfish.server.tracing import RequestTrace, Tracing
 from archerfish.tokenizer import Tokenizer
 
 Clock = Callable[[], float]
@@ -59,16 +62,19 @@ class Service:
             on_peak=on_peak,
             on_death=self.metrics.engine_restarted,
             clock=clock,
+            log_json=server.log_json,
         )
+        endpoint = server.otlp_traces_endpoint
+        self.tracing = None if endpoint is None else Tracing(endpoint, clock)
         self.keys = Keys.load(server.api_key, None if server.key_file is None else Path(server.key_file))
         self._rates = RateLimits(clock)
         self._admission = Admission(server.max_queued_requests, server.max_queued_tokens)
         self._default_slo = _default_slo(server)
-        self._intake: Intake | None = None
+        self._model: ServedModel | None = None
         self.jobs = None if server.data_dir is None else JobStore(server.data_dir, max_file_bytes=server.max_file_bytes)
         self.runner: BatchRunner | None = None
         """Of batches, once there is an application to answer them."""
-        self.tool_format: ToolFormat | None = (
+        self._tool_format: ToolFormat | None = (
             None if server.tool_call_format is None else find_format(server.tool_call_format)
         )
         self._draining = False
@@ -88,11 +94,8 @@ class Service:
         """Each time an engine is ready, be ready too."""
         facts = await self.engine.wait_ready()
         intake = await asyncio.to_thread(_make_intake, facts, self.clock)
-        if self.tool_format is None and intake.tokenizer is not None:
-            template = intake.tokenizer.chat_template.text
-            special = {intake.tokenizer.token_text(token) for token in intake.tokenizer.special_token_ids}
-            self.tool_format = choose_format(facts.family, template, special)
-        self._intake = intake
+        tool_format = self._tool_format or usual_tool_format(facts.family, intake.tokenizer)
+        self._model = ServedModel(self.model_name, intake, facts.recommended, tool_format)
         self.metrics.model = self.model_name
         logger.info("%s is ready", self.model_name)
 
@@ -113,6 +116,8 @@ class Service:
         await self.engine.stop()
         if self.jobs is not None:
             self.jobs.close()
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
 
     def wake_batches(self) -> None:
         """There is news in the store."""
@@ -128,23 +133,18 @@ class Service:
         return self.engine.facts
 
     @property
-    def intake(self) -> Intake:
-        if self._intake is None:
+    def model(self) -> ServedModel:
+        if self._model is None:
             raise self._not_ready()
-        return self._intake
+        return self._model
 
     @property
-    def recommended(self) -> Mapping[str, Any]:
-        return self.facts.recommended
+    def intake(self) -> Intake:
+        return self.model.intake
 
     @property
     def model_name(self) -> str:
         return self.config.served_model_name or self.facts.model
-
-    def check_model(self, name: str | None) -> None:
-        if name is not None and name != self.model_name:
-            message = f"there is no model {name!r} here; this service has {self.model_name!r}"
-            raise ApiError(404, message, param="model", code="model_not_found")
 
     def health(self) -> dict[str, Any]:
         status = "draining" if self._draining else self.engine.status.value
@@ -152,7 +152,7 @@ class Service:
         stalled = self.engine.status is EngineStatus.READY and waiting > self.config.stall_timeout
         return {
             "live": not stalled and self.engine.status is not EngineStatus.ENDED,
-            "ready": status == EngineStatus.READY.value and self._intake is not None and not stalled,
+            "ready": status == EngineStatus.READY.value and self._model is not None and not stalled,
             "status": "stalled" if stalled else status,
             "loaded_percent": round(100 * self.engine.loaded_share, 1),
             "seconds_without_progress": round(waiting, 3),
@@ -164,45 +164,39 @@ class Service:
         self.metrics.status = str(self.health()["status"])
         return self.metrics.snapshot()
 
+    def usage(self, caller: Key) -> TenantUsage:
+        """What the ended requests of a key came to since the start."""
+        return self.metrics.usage.get(caller.name, TenantUsage())
+
     # -- requests -------------------------------------------------------------------------------------------------
 
-    def open(
-        self, http: HTTPConnection, prompt: Prompt, params: SamplingParams, body: GenerationBody, **more: Any
-    ) -> Answer:
-        """Start one answer, or raise the error that the client gets instead."""
-        return self.open_all(http, [prompt], params, body, **more)[0]
+    async def open(self, http: HTTPConnection, ask: Ask) -> Answer:
+        """Start the answer to a single prompt, or raise the error that the client gets instead."""
+        [answer] = await self.open_all(http, ask)
+        return answer
 
-    def open_all(
-        self,
-        http: HTTPConnection,
-        prompts: Sequence[Prompt],
-        params: SamplingParams,
-        body: GenerationBody,
-        *,
-        add_special_tokens: bool,
-    ) -> list[Answer]:
-        """All or none of them."""
+    async def open_all(self, http: HTTPConnection, ask: Ask) -> list[Answer]:
+        """Start the answers to all prompts, or to none of them."""
         self._check_open()
-        caller = http.state.caller
+        caller, trace = http.state.caller, http.state.trace
+        _check_priority(caller, ask.body.priority)
         if caller.name:
             http.state.log["key"] = caller.name
-        if body.user is not None:
-            http.state.log["user"] = body.user
-        base_id = body.request_id or http.state.request_id
-        requests = [
-            self.intake.request(
-                prompt,
-                params,
-                request_id=base_id if len(prompts) == 1 else f"{base_id}-{number}",
+        if ask.body.user is not None:
+            http.state.log["user"] = ask.body.user
+        requests = await in_time(
+            partial(
+                ask.requests,
+                self.intake,
+                http.state.request_id,
                 request_class=getattr(http.state, "request_class", RequestClass.ONLINE),
-                priority=body.priority,
-                cache_salt=body.cache_salt,
-                add_special_tokens=add_special_tokens,
-                slo=body.to_slo(self._default_slo),
+                slo=self._default_slo,
                 tenant=caller.name,
-            )
-            for number, prompt in enumerate(prompts)
-        ]
+            ),
+            # A form is tried in another process first, which is waited for.
+            is_long=ask.params.structured is not None or ask.size > LONG,
+        )
+        self._check_open()  # Much may have happened meanwhile; from here on nothing does.
         for request in requests:
             if self.engine.is_open(request.request_id):
                 raise RequestError(f"a request with id {request.request_id!r} is already open")
@@ -215,13 +209,15 @@ class Service:
             raise
         self._idle.clear()
         answers = []
-        for request, prompt in zip(requests, prompts, strict=True):
+        for request, prompt in zip(requests, ask.prompts, strict=True):
             text = prompt if isinstance(prompt, str) else None
-            finished = partial(self._finished, caller, http.state.log)
+            finished = partial(self._finished, caller, http.state.log, trace)
             answer = Answer(self.engine, request, text, self.intake.tokenizer, self.clock, finished)
             answer.headers = self._rates.headers(caller)
             answers.append(answer)
             self.metrics.request_started(request)
+        if trace is not None:
+            trace.opened(requests, self.model_name)
         return answers
 
     def _peak_measured(self, peak: Peak) -> None:
@@ -235,7 +231,7 @@ class Service:
     def _check_open(self) -> None:
         if self._draining:
             raise ApiError(503, "the service is stopping", code="draining", headers={"Retry-After": "10"})
-        if self.engine.status is not EngineStatus.READY or self._intake is None:
+        if self.engine.status is not EngineStatus.READY or self._model is None:
             raise self._not_ready()
 
     def _admit(self, num_requests: int, num_tokens: int) -> None:
@@ -252,7 +248,7 @@ class Service:
             headers = {"Retry-After": str(seconds), **self._rates.headers(caller)}
             raise ApiError(429, message, code="rate_limit_exceeded", headers=headers)
 
-    def _finished(self, caller: Key, log: dict[str, Any], answer: Answer) -> None:
+    def _finished(self, caller: Key, log: dict[str, Any], trace: RequestTrace | None, answer: Answer) -> None:
         usage, ttft = answer.usage, answer.output.metrics.ttft
         # Of several prompts the sums; never a word of what was said.
         log["prompt_tokens"] = log.get("prompt_tokens", 0) + usage.num_prompt_tokens
@@ -267,6 +263,8 @@ class Service:
         if self._admission.num_requests == 0:
             self._idle.set()
         self.metrics.request_finished(answer.request, answer.output.metrics, usage, answer.finish_reason)
+        if trace is not None:
+            trace.answered(answer.request, answer.output.metrics, usage, answer.finish_reason)
 
     def _not_ready(self) -> ApiError:
         percent = f", {100 * self.engine.loaded_share:.0f} % loaded" if self.engine.loaded_share < 1 else ""
@@ -277,6 +275,16 @@ class Service:
 def service_of(http: HTTPConnection) -> Service:
     service: Service = http.app.state.service
     return service
+
+
+def _check_priority(caller: Key, priority: int) -> None:
+    least = caller.min_priority
+    if least is not None and priority < least:
+        message = (
+            f"priority = {priority} is not for the key {caller.name!r}: lower goes first, and its requests may go down "
+            f"to {least}; leave priority out, or have min_priority = {priority} set for this key in the key file"
+        )
+        raise ApiError(403, message, param="priority", code="priority_not_allowed")
 
 
 def _most_tokens(request: Request) -> int:

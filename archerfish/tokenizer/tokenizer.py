@@ -17,6 +17,8 @@ _OLDER_FORMATS = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", 
 # Ordinary texts, tried in turn, because a small vocabulary may lack any one of them.
 _ORDINARY_TEXTS = ("a", "0", ".", " ")
 
+_LONG = 2048  # Characters. Tokenizing them takes about a millisecond.
+
 _TOKEN_OPTIONS = ("lstrip", "rstrip", "normalized", "single_word", "special")
 
 
@@ -96,6 +98,10 @@ class Tokenizer:
         if not isinstance(text, str):
             raise RequestError(f"only text can be tokenized, but this is a {type(text).__name__}")
         try:
+            if len(text) > _LONG:
+                # Only this one lets other threads of the interpreter go on meanwhile.
+                [encoded] = self._vocabulary.encode_batch([text], add_special_tokens=add_special_tokens)
+                return encoded.ids
             return self._vocabulary.encode(text, add_special_tokens=add_special_tokens).ids
         # The library raises plain exceptions: this text has characters that the vocabulary does not know, or
         # half of a surrogate pair.

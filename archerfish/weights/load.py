@@ -17,6 +17,8 @@ Progress = Callable[[float], None]
 """Called with the bytes filled so far."""
 
 _SHOWN = 5
+_NOISE_LENGTH = 1_048_573
+"""A prime: rows of any width begin at another place of the noise, so no two of a matrix are alike."""
 
 
 def load_weights(model: Decoder, family: Family, directory: Path, progress: Progress) -> None:
@@ -39,16 +41,34 @@ def load_weights(model: Decoder, family: Family, directory: Path, progress: Prog
 
 
 def random_weights(model: Decoder, seed: int) -> None:
-    """Small random numbers that keep activations in range; norms as a freshly made model has them."""
-    generator = torch.Generator(device=model.embedding.weight.device).manual_seed(seed)
+    """Random numbers that keep activations near 1 through any depth; norms as a freshly made model has them.
+
+    One stretch of noise is laid out again and again, because drawing billions of numbers takes minutes.
+    """
+    table = model.embedding.weight
+    noise = torch.empty(_NOISE_LENGTH, dtype=table.dtype, device=table.device)
+    noise.normal_(generator=torch.Generator(device=table.device).manual_seed(seed))
+    noise, first = noise.repeat(2), 0
     with torch.no_grad():
         for module in model.modules():
             for name, parameter in module.named_parameters(recurse=False):
                 if parameter.dim() > 1:
-                    parameter.normal_(0.0, 0.02, generator=generator)
+                    # Going on where the last one ended makes no two layers alike.
+                    period = noise[first : first + _NOISE_LENGTH]
+                    _lay_out(period, parameter.shape[-1] ** -0.5, parameter.view(-1))
+                    first = (first + parameter.numel()) % _NOISE_LENGTH
                 else:
                     unit = 1.0 - module.spec.weight_offset if isinstance(module, Norm) else 0.0
                     parameter.fill_(unit if name == "weight" else 0.0)
+
+
+def _lay_out(period: Tensor, scale: float, target: Tensor) -> None:
+    """Fill the target with the period, scaled, over and over."""
+    num_whole, num_left = divmod(len(target), len(period))
+    whole, left = target[: num_whole * len(period)], target[num_whole * len(period) :]
+    # Written straight to its place: a large model leaves no room for a copy.
+    torch.mul(period.expand(num_whole, -1), scale, out=whole.view(num_whole, len(period)))
+    torch.mul(period[:num_left], scale, out=left)
 
 
 def _stored(checkpoint: Checkpoint, place: Placement) -> Tensor:

@@ -1,6 +1,7 @@
 """Finds a model's files: a local directory, a model in the box, a hub name through huggingface_hub and its cache."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,16 @@ def locate(model: str | None, revision: str | None = None, *, weights: bool = Tr
     return _download(model, revision, _WANTED if weights else _ONLY_TOKENIZER)
 
 
+def locate_config(model: str | None, revision: str | None = None) -> Path:
+    """Like locate, where nothing but config.json is needed: a JSON file of any name will do, too."""
+    if model is not None and model.endswith(".json") and revision is None:
+        with suppress(OSError, RuntimeError):  # Locating it says what is wrong.
+            file = Path(model).expanduser()
+            if file.is_file():
+                return file
+    return locate(model, revision, weights=False)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file, or a ModelError that names the file and what is wrong with it."""
     value = read_json_object(path)
@@ -57,9 +68,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def read_config(directory: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """config.json with a user's overrides laid over it; an override of None is a null in config.json."""
-    return {**read_json(directory / "config.json"), **overrides}
+def read_config(place: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json of a directory, or a config file itself, with a user's overrides laid over it.
+
+    An override of None is a null in config.json.
+    """
+    return {**read_json(place if place.is_file() else place / "config.json"), **overrides}
 
 
 def _from_box(name: str, revision: str | None) -> Path:

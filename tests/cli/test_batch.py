@@ -95,7 +95,8 @@ def test_requests_in_answers_out(files: Files) -> None:
     for choice in choices:
         logprobs = choice["logprobs"]
         assert len(logprobs["tokens"]) == len(logprobs["token_logprobs"]) == len(logprobs["text_offset"]) == 3
-        assert all(len(top) == 1 for top in logprobs["top_logprobs"])
+        # The likeliest, and the one that was drawn if that is another.
+        assert all(len(top) in (1, 2) for top in logprobs["top_logprobs"])
     assert not files.partial.exists()
 
 
@@ -119,7 +120,7 @@ def test_a_line_that_is_refused_disturbs_no_other(files: Files) -> None:
     files.write(
         completion("a"),
         completion("b", tempratur=1),
-        line("c", {"input": "text"}, "/v1/embeddings"),
+        completion("c", stream=True),
         completion("d", model="gpt-4o"),
         completion("e", prompt=[100_000]),
         completion("f", prompt="long " * 3000),
@@ -129,10 +130,10 @@ def test_a_line_that_is_refused_disturbs_no_other(files: Files) -> None:
     assert result.exit_code == 2
     assert "5 of 7 requests were refused or failed" in result.stderr and "line 2, 'b': tempratur" in result.stderr
     records = files.answers()
-    assert [record["response"]["status_code"] for record in records] == [200, 400, 400, 400, 400, 400, 200]
+    assert [record["response"]["status_code"] for record in records] == [200, 400, 400, 404, 400, 400, 200]
     errors = [record["response"]["body"]["error"] for record in records[1:6]]
-    assert [error["param"] for error in errors] == ["tempratur", None, "model", "prompt", None]
-    assert "/v1/embeddings" in errors[1]["message"] and "tokens" in errors[4]["message"]
+    assert [error["param"] for error in errors] == ["tempratur", "stream", "model", "prompt", None]
+    assert "tokens" in errors[4]["message"]
 
 
 def test_what_was_answered_is_not_answered_again(

@@ -1,6 +1,7 @@
 """`archerfish generate`: where prompts come from, and what is written for them."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -184,3 +185,49 @@ def test_control_characters_stay_off_a_terminal(
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     answers.write("a\x1b[2Jb\té\n")
     assert capsys.readouterr().out == "a\x1b[2Jb\na\\x1b[2Jb\té\n"
+
+
+FORMED = ("--model", "minnow", "--threads", "1", "--max-num-seqs", "2", "--temperature", "1.5", "--max-tokens", "60")
+CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+
+
+@pytest.mark.parametrize(
+    ("flags", "content", "matches"),
+    [
+        (("--regex", "[0-9]{4}-[0-9]{2}"), None, r"\d{4}-\d{2}"),
+        (("--choice", "red", "--choice", "green"), None, "red|green"),
+        (("--json-schema",), json.dumps({**CITY, "additionalProperties": False}), r'\{"city": ?"(Rome|Oslo)"\}'),
+        (("--grammar",), 'start: "x" NUM "y"\nNUM: /[0-9]{2,3}/', r"x\d{2,3}y"),
+        (("--grammar",), 'root ::= "yes" | "no"', "yes|no"),
+        (("--json-object", "--max-tokens", "4"), None, r"\{.*"),
+    ],
+)
+def test_an_answer_has_the_form_that_was_asked_for(
+    tmp_path: Path, flags: tuple[str, ...], content: str | None, matches: str
+) -> None:
+    if content is not None:
+        (tmp_path / "form").write_text(content)
+        flags = (*flags, str(tmp_path / "form"))
+    result = archerfish("generate", "A", *FORMED, *flags)
+    assert result.exit_code == 0, result.stderr
+    assert re.fullmatch(matches, result.stdout.removesuffix("\n"), re.DOTALL), result.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "content", "says"),
+    [
+        (("--regex", "a", "--choice", "b"), None, "--regex and --choice are given"),
+        (("--regex", "("), None, "regex"),
+        (("--json-schema",), "{", "--json-schema: "),
+        (("--json-schema",), b"\xff", "is not UTF-8"),
+        (("--grammar",), " ", "is empty"),
+        (("--grammar", "nowhere"), None, "--grammar: cannot read nowhere"),
+    ],
+)
+def test_a_form_that_cannot_be_is_refused(
+    tmp_path: Path, flags: tuple[str, ...], content: str | bytes | None, says: str
+) -> None:
+    if content is not None:
+        (tmp_path / "form").write_bytes(content if isinstance(content, bytes) else content.encode())
+        flags = (*flags, str(tmp_path / "form"))
+    assert_refused(archerfish("generate", "A", *MODEL, *flags), says)

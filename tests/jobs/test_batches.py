@@ -2,9 +2,10 @@
 
 import pytest
 
+from archerfish.api.endpoints import ENDPOINTS
 from archerfish.errors import InvalidParameter, NotFound, WrongState
 from archerfish.jobs.batches import window_seconds
-from archerfish.jobs.records import ENDPOINTS, BatchStatus
+from archerfish.jobs.records import BatchStatus
 from archerfish.jobs.store import JobStore
 from tests.jobs.working import CHAT, Clock, again, echo, lines, new_batch, read, run_all, upload
 

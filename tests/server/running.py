@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -23,6 +24,8 @@ class RunningService:
     lines: list[str] = field(default_factory=list)
     """What it has written on standard error."""
     url: str = ""
+    verify: ssl.SSLContext | bool = True
+    """How to know it by its certificate, where it has one."""
 
     def wait_for_line(self, pattern: str) -> "re.Match[str]":
         """The first line that matches, once it is there."""
@@ -39,7 +42,7 @@ class RunningService:
 
     def wait_ready(self) -> None:
         end = time.monotonic() + _PATIENCE
-        with httpx.Client(base_url=self.url) as client:
+        with httpx.Client(base_url=self.url, verify=self.verify) as client:
             while not self._is_ready(client):
                 if self.process.poll() is not None:
                     self._reader.join()
@@ -72,7 +75,10 @@ class RunningService:
 
 @contextlib.contextmanager
 def running_service(
-    *options: str, wait: bool = True, environment: dict[str, str] | None = None
+    *options: str,
+    wait: bool = True,
+    environment: dict[str, str] | None = None,
+    verify: ssl.SSLContext | bool = True,
 ) -> Iterator[RunningService]:
     """`archerfish serve` with these options on a free port; killed at the end if it still runs."""
     arguments = ["serve", "--port", "0", "--threads", "1", *options]
@@ -82,10 +88,10 @@ def running_service(
         text=True,
         env={**os.environ, **(environment or {})},
     )
-    service = RunningService(process)
+    service = RunningService(process, verify=verify)
     service.listen()
     try:
-        service.url = service.wait_for_line(r"listening at (\S+)")[1]
+        service.url = service.wait_for_line(r'listening at ([^\s"]+)')[1]
         if wait:
             service.wait_ready()
         yield service

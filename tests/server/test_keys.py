@@ -83,12 +83,13 @@ def test_each_key_of_a_file_is_found_with_its_limits(tmp_path: Path) -> None:
     digest = hashlib.sha256(b"sk-b").hexdigest()
     path = key_file(
         tmp_path,
-        table("alice", "sk-a", "requests_per_minute = 60\ntokens_per_minute = 1000")
+        table("alice", "sk-a", "requests_per_minute = 60\ntokens_per_minute = 1000\nmin_priority = -3")
         + f'[[key]]\nname = "bob"\nsha256 = "{digest.upper()}"\n',
     )
     keys = Keys.load("sk-flag", path)
-    assert keys.find("Bearer sk-a") == Key(name="alice", requests_per_minute=60, tokens_per_minute=1000)
-    assert keys.find("Bearer sk-b") == Key(name="bob")
+    limits = {"requests_per_minute": 60, "tokens_per_minute": 1000, "min_priority": -3}
+    assert keys.find("Bearer sk-a") == Key(name="alice", **limits)
+    assert keys.find("Bearer sk-b") == Key(name="bob", min_priority=0), "others are not passed unless a file says so"
     assert keys.find("Bearer sk-flag") == Key(name="default")
     assert keys.find(f"Bearer {digest}") is None, "the digest is not the key"
 
@@ -216,6 +217,8 @@ def test_a_key_that_was_taken_out_is_refused(tmp_path: Path) -> None:
         (table("a", "sk-1", "requests_per_minute = 0"), "at least 1"),
         (table("a", "sk-1", "tokens_per_minute = 1.5"), "whole number"),
         (table("a", "sk-1", "tokens_per_minute = true"), "whole number"),
+        (table("a", "sk-1", "min_priority = -0.5"), "min_priority = -0.5 must be a whole number; lower goes first"),
+        (table("a", "sk-1", "min_priority = false"), "whole number"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, complaint: str) -> None:
@@ -254,7 +257,17 @@ def test_a_file_that_everyone_can_read_gets_a_warning(
 
 def test_a_key_tells_no_secret(tmp_path: Path) -> None:
     keys = Keys.load(None, key_file(tmp_path, table("alice", "sk-1")))
-    assert repr(keys.find("Bearer sk-1")) == "Key(name='alice', requests_per_minute=None, tokens_per_minute=None)"
+    assert "sk-1" not in repr(keys.find("Bearer sk-1"))
+    assert hashlib.sha256(b"sk-1").hexdigest() not in repr(keys.find("Bearer sk-1"))
+
+
+def test_whose_work_it_is_that_was_accepted_before(tmp_path: Path) -> None:
+    path = key_file(tmp_path, table("alice", "sk-a", "requests_per_minute = 60\nmin_priority = -3"))
+    keys = Keys.load("sk-flag", path)
+    assert keys.owner("alice") == Key(name="alice", min_priority=-3), "rates do not count for it"
+    assert keys.owner("default") == Key(name="default")
+    assert keys.owner("gone") == Key(name="gone", min_priority=0)
+    assert Keys.load(None, None).owner("") == Key(name="")
 
 
 # -- where the service listens ----------------------------------------------------------------------------------------

@@ -101,8 +101,17 @@ def test_a_limit_that_is_changed_holds_at_once_and_is_used_as_far_as_the_old_one
     larger = Key(name="a", tokens_per_minute=1000)
     assert rates.headers(larger)["x-ratelimit-remaining-tokens"] == "250"
     assert rates.admit(larger, 250) is None
+
+
+def test_work_without_limits_under_the_same_name_takes_nothing_and_gives_nothing_back() -> None:
+    rates, _ = limits()
+    key = Key(name="a", requests_per_minute=2, tokens_per_minute=100)
+    assert rates.admit(key, 60) is None
     assert rates.admit(Key(name="a"), 10**6) is None
-    assert rates.admit(larger, 1000) is None, "a limit that is taken away leaves nothing behind"
+    rates.settle(Key(name="a"), 10**6, 5)
+    assert rates.headers(Key(name="a")) == {}
+    assert rates.headers(key)["x-ratelimit-remaining-tokens"] == "40"
+    assert rates.admit(key, 40) is None and rates.admit(key, 0) is not None
 
 
 def test_a_clock_that_goes_back_gives_nothing() -> None:

@@ -20,6 +20,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
 
 import archerfish.server
 from tests.server.browser import CHROMIUM, NAMES, PATIENCE_S, Chromium, Tab
@@ -112,19 +113,30 @@ def piece(text: str, finish_reason: str | None = None) -> str:
     return event({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": finish_reason}]})
 
 
-async def answer(played: Played, question: str) -> AsyncIterator[str]:
-    try:
-        for i, text in enumerate(itertools.cycle(ANSWER) if "endless" in question else ANSWER):
-            await asyncio.sleep(0.05)
-            yield piece(text)
-            if "break" in question and i == 2:
-                yield event({"error": error("The engine stopped.")})
-                return
-        yield piece("", "length")
-        yield event({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 9, "total_tokens": 16}})
-        yield "data: [DONE]\n\n"
-    finally:
-        played.hung_up.set()
+async def answer(question: str) -> AsyncIterator[str]:
+    for i, text in enumerate(itertools.cycle(ANSWER) if "endless" in question else ANSWER):
+        await asyncio.sleep(0.05)
+        yield piece(text)
+        if "break" in question and i == 2:
+            yield event({"error": error("The engine stopped.")})
+            return
+    yield piece("", "length")
+    yield event({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 9, "total_tokens": 16}})
+    yield "data: [DONE]\n\n"
+
+
+class Streamed(StreamingResponse):
+    """Says when it is over, however it ended: a generator that nobody asks any more is closed whenever it may be."""
+
+    def __init__(self, played: Played, question: str) -> None:
+        super().__init__(answer(question), media_type="text/event-stream")
+        self.played = played
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.played.hung_up.set()
 
 
 def make_app(played: Played) -> FastAPI:
@@ -157,7 +169,7 @@ def make_app(played: Played) -> FastAPI:
         question = body["messages"][-1]["content"]
         if "fail" in question and len(played.asked) == 1:
             return refusal(400, "The prompt has 9000 tokens; <b>2048</b> fit.")
-        return StreamingResponse(answer(played, question), media_type="text/event-stream")
+        return Streamed(played, question)
 
     @app.get("/live")
     async def live(request: Request) -> Response:

@@ -198,7 +198,9 @@ def test_a_call_is_made_and_answered(client: openai.OpenAI, choice: Any) -> None
     reply = client.responses.create(input=ask, **request, **required)
     [call] = reply.output
     assert call.type == "function_call" and call.name == "GetWeather" and call.status == "completed"
-    assert set(json.loads(call.arguments)) == {"city"} and reply.status == "completed"
+    assert "city" in json.loads(call.arguments) and reply.status == "completed"
+    # What must be a call is held to the tool's schema; a call of its own accord is the model's own.
+    assert choice == "auto" or set(json.loads(call.arguments)) == {"city"}
 
     streamed = check_events(list(client.responses.create(input=ask, stream=True, **request, **required)))
     [same] = streamed.output

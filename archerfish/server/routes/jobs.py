@@ -8,8 +8,8 @@ from fastapi import APIRouter, Form, Query, Request, UploadFile
 from pydantic import Field
 from starlette.responses import Response, StreamingResponse
 
+from archerfish.api.bodies.common import Body
 from archerfish.jobs.store import JobStore
-from archerfish.server.bodies.common import Body
 from archerfish.server.errors import ApiError
 from archerfish.server.replies import json_reply
 from archerfish.server.requests import LimitedRoute

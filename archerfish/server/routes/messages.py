@@ -1,25 +1,30 @@
-"""/v1/messages and /v1/messages/count_tokens, in the shape of Anthropic's API, errors too."""
+"""/v1/messages and /v1/messages/count_tokens, in the shape of Anthropic's API."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from pydantic_core import from_json
 from starlette.responses import Response
 
+from archerfish.api.ask import Ask
+from archerfish.api.bodies.messages import CountTokensBody, MessagesBody
+from archerfish.api.conversation import Conversation
+from archerfish.api.model import ServedModel
+from archerfish.api.replies import new_id, request_metrics
+from archerfish.api.tool_use import AnswerReader
+from archerfish.api.tools import CallArguments, CallStart, Content
 from archerfish.engine.outputs import StreamOutput
 from archerfish.errors import InvalidParameter
 from archerfish.server.answers import Answer, unless_disconnected
-from archerfish.server.bodies.messages import CountTokensBody, MessagesBody
-from archerfish.server.conversation import Conversation
-from archerfish.server.errors import ApiError, as_api_error
-from archerfish.server.replies import json_reply, new_id, request_metrics
+from archerfish.server.beside import read_in_time
+from archerfish.server.errors import as_api_error
+from archerfish.server.replies import json_reply
 from archerfish.server.requests import LimitedRoute
-from archerfish.server.service import Service, service_of
+from archerfish.server.service import service_of
 from archerfish.server.sse import EventResponse, event
-from archerfish.server.tool_use import AnswerReader
-from archerfish.server.tools import CallArguments, CallStart, Content
 
 _BETWEEN_PINGS = 10.0
 """Seconds without a token after which a stream shows that it is alive."""
@@ -27,33 +32,17 @@ _BETWEEN_PINGS = 10.0
 _PING = event({"type": "ping"}, "ping")
 
 
-class MessagesRoute(LimitedRoute):
-    """Tells errors as Anthropic's API does, also those that are found before the endpoint is reached."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def with_errors(request: Request) -> Response:
-            try:
-                return await handle(request)
-            except Exception as error:
-                told = as_api_error(error)
-                return json_reply(_error(told), told.headers, told.status_code)
-
-        return with_errors
-
-
-router = APIRouter(route_class=MessagesRoute)
+router = APIRouter(route_class=LimitedRoute)
 
 
 @router.post("/v1/messages")
 async def create_message(body: MessagesBody, http: Request) -> Response:
     """Answer a conversation."""
     service = service_of(http)
-    conversation = _conversation(service, body)
+    conversation = await read_in_time(http, partial(_conversation, service.model, body))
     params = conversation.params(body, max_tokens=body.max_tokens, stop=body.stop_sequences)
-    answer = service.open(http, conversation.prompt, params, body, add_special_tokens=False)
-    writer = MessageWriter(service.model_name, answer, conversation.reader(), metrics=body.metrics)
+    answer = await service.open(http, Ask(prompts=[conversation.prompt], params=params, body=body))
+    writer = MessageWriter(service.model.name, answer, conversation.reader(), metrics=body.metrics)
     try:
         if body.stream:
             return EventResponse(_stream(writer, answer), answer.headers)
@@ -67,18 +56,21 @@ async def create_message(body: MessagesBody, http: Request) -> Response:
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(body: CountTokensBody, http: Request) -> Response:
     """How long a conversation is, as the model will see it."""
-    service = service_of(http)
-    prompt = _conversation(service, body).prompt
-    return json_reply({"input_tokens": len(service.intake.token_ids(prompt, add_special_tokens=False))})
+    model = service_of(http).model
+
+    def count() -> int:
+        return len(model.intake.token_ids(_conversation(model, body).prompt, add_special_tokens=False))
+
+    return json_reply({"input_tokens": await read_in_time(http, count)})
 
 
-def _conversation(service: Service, body: CountTokensBody) -> Conversation:
-    service.check_model(body.model)
+def _conversation(model: ServedModel, body: CountTokensBody) -> Conversation:
+    model.check_name(body.model)
     messages = body.chat_messages
     if body.continues_answer and "tool_calls" in messages[-1]:
         raise InvalidParameter("messages", "...", "the last one calls a tool; its tool_result must follow")
     return Conversation(
-        service,
+        model,
         messages,
         tools=body.chat_tools,
         tool_choice=body.chat_tool_choice,
@@ -103,7 +95,7 @@ async def _stream(writer: "MessageWriter", answer: Answer) -> AsyncIterator[byte
             if told is not None and told["type"] == "message_start":
                 yield _PING
     except Exception as error:
-        yield event(_error(as_api_error(error)), "error")
+        yield event(as_api_error(error).anthropic_body, "error")
     finally:
         answer.close()
 
@@ -183,7 +175,7 @@ class MessageWriter:
         elif isinstance(piece.stop_reason, str):
             reason, sequence = "stop_sequence", piece.stop_reason
         ending = {"stop_reason": reason, "stop_sequence": sequence}
-        more = {"metrics": request_metrics(self._answer)} if self._metrics else {}
+        more = {"metrics": request_metrics(self._answer.written)} if self._metrics else {}
         self.message |= {**ending, "usage": self._usage(), **more}
         yield {"type": "message_delta", "delta": ending, "usage": self._usage(), **more}
         yield {"type": "message_stop"}
@@ -224,9 +216,3 @@ def _input(arguments: str) -> dict[str, Any]:
         value = None
     # Not JSON: told the way Anthropic's documentation tells clients to send it back.
     return value if isinstance(value, dict) else {"INVALID_JSON": arguments}
-
-
-def _error(error: ApiError) -> dict[str, Any]:
-    told = error.body["error"]
-    kind = "api_error" if told["type"] == "server_error" else told["type"]
-    return {"type": "error", "error": {"type": kind, "message": told["message"]}}

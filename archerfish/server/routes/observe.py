@@ -1,4 +1,4 @@
-"""What can be watched: metrics for Prometheus, the live page and what feeds it."""
+"""What can be watched: metrics for Prometheus, what a key has used, the live page and what feeds it."""
 
 import asyncio
 import base64
@@ -10,6 +10,7 @@ from starlette.responses import FileResponse, Response
 
 from archerfish.metrics.service import CONTENT_TYPE
 from archerfish.server.errors import ApiError
+from archerfish.server.replies import json_reply
 from archerfish.server.service import Service, service_of
 from archerfish.server.sse import EventResponse, event
 
@@ -31,6 +32,20 @@ _BETWEEN_SNAPSHOTS = 1.0
 async def metrics(http: Request) -> Response:
     """All metrics, in Prometheus' text format."""
     return Response(service_of(http).metrics.prometheus(), media_type=CONTENT_TYPE)
+
+
+@router.get("/usage")
+async def usage(http: Request) -> Response:
+    """What the caller's requests came to since the service was started, those still running left out."""
+    service, caller = service_of(http), http.state.caller
+    used = service.usage(caller)
+    counts = {
+        "requests": used.num_requests,
+        "input_tokens": used.num_prompt_tokens,
+        "cached_tokens": used.num_cached_tokens,
+        "output_tokens": used.num_generated_tokens,
+    }
+    return json_reply({"object": "usage", "key": caller.name or None, "since": service.started_at, **counts})
 
 
 @router.get("/live")

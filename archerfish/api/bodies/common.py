@@ -1,0 +1,143 @@
+"""Fields that several endpoints share, and what they come to."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from archerfish.errors import InvalidParameter
+from archerfish.request import SLO, SamplingParams
+
+MOST_ANSWERS = 128
+MOST_STOPS = 16
+MOST_PROMPTS = 2048
+
+Text = Annotated[str, Field(max_length=10_000_000)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+Prompts = Text | TokenIds | Annotated[list[Text | TokenIds], Field(min_length=1, max_length=MOST_PROMPTS)]
+"""One prompt or several, each a text or token ids."""
+
+
+def each_prompt(prompts: Prompts) -> list[str | list[int]]:
+    """The prompts one by one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    # Of token ids all are numbers, else none is.
+    return [prompts] if isinstance(prompts[0], int) else prompts
+
+
+class Body(BaseModel):
+    """Nothing is converted and nothing is ignored."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(Body):
+    include_usage: bool = False
+    """Send the counts of tokens in a last event."""
+
+
+class SLOBody(Body):
+    """What this request must meet to count as goodput."""
+
+    ttft_ms: Annotated[float, Field(gt=0)] | None = None
+    tpot_ms: Annotated[float, Field(gt=0)] | None = None
+
+
+class JsonSchema(Body):
+    name: Annotated[str, Field(max_length=64)]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextFormat(Body):
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Body):
+    type: Literal["json_object"]
+
+
+class JsonSchemaFormat(Body):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+class RegexFormat(Body):
+    type: Literal["regex"]
+    regex: str
+
+
+class ChoiceFormat(Body):
+    type: Literal["choice"]
+    choice: Annotated[list[str], Field(min_length=1)]
+
+
+class GrammarFormat(Body):
+    type: Literal["grammar"]
+    grammar: str
+
+
+ResponseFormat = Annotated[
+    TextFormat | JsonObjectFormat | JsonSchemaFormat | RegexFormat | ChoiceFormat | GrammarFormat,
+    Field(discriminator="type"),
+]
+
+
+class GenerationBody(Body):
+    """How an answer is written, as far as all endpoints agree."""
+
+    model: str | None = None
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=MOST_STOPS)] | None = None
+    stop_token_ids: list[int] | None = None
+    seed: int | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    response_format: ResponseFormat | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: int = 0
+    """Lower goes first."""
+    cache_salt: str = ""
+    """Prefixes are shared only with requests of the same salt."""
+    request_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    slo: SLOBody | None = None
+    metrics: bool = False
+    """Tell in the answer how long each part took."""
+    user: Annotated[str, Field(max_length=256)] | None = None
+    """Whom this is for: stands in the log line of the request."""
+
+    @property
+    def wants_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampling_params(self, recommended: Mapping[str, Any], **more: Any) -> SamplingParams:
+        """What was sent, over what the model's makers recommend. `more` are fields that an endpoint has by itself."""
+        if self.stream_options is not None and not self.stream:
+            raise InvalidParameter("stream_options", {}, "they need stream = true")
+        given = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
+        more = {name: value for name, value in more.items() if value is not None}
+        return SamplingParams.from_dict({**recommended, **given, **more})
+
+    def to_slo(self, default: SLO | None) -> SLO | None:
+        return default if self.slo is None else SLO(ttft_ms=self.slo.ttft_ms, tpot_ms=self.slo.tpot_ms)
+
+
+_SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "n", "stop", "stop_token_ids", "seed", "presence_penalty"),
+    *("frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "min_tokens", "ignore_eos"),
+    *("include_stop_str_in_output", "skip_special_tokens"),
+)

@@ -1,0 +1,152 @@
+"""Chat completions: what a body asks, and how answers are told, at once or chunk by chunk. Knows no HTTP."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from archerfish.api.ask import Ask
+from archerfish.api.bodies.chat import ChatBody, ToolChoice
+from archerfish.api.conversation import Conversation
+from archerfish.api.model import ServedModel
+from archerfish.api.replies import new_id, request_metrics, seconds_now, token_logprobs, usage
+from archerfish.api.structure import structured
+from archerfish.api.tool_use import AnswerReader
+from archerfish.api.tools import Answer, CallArguments, CallStart, Content, Delta
+from archerfish.api.writing import Writing
+from archerfish.engine.outputs import CompletionOutput, Logprobs, StreamOutput
+from archerfish.errors import InvalidParameter
+
+_FIELDS_OF_THEIR_OWN = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
+
+Chunk = dict[str, Any]
+
+
+class Chat:
+    """One conversation: the prompt it comes to, and how the answer is told."""
+
+    def __init__(self, model: ServedModel, body: ChatBody) -> None:
+        self._model = model
+        self._body = body
+        model.check_name(body.model)
+        _check(body)
+        self._conversation = Conversation(
+            model,
+            [message.model_dump(exclude_none=True) for message in body.messages],
+            tools=body.tools,
+            tool_choice=body.tool_choice.model_dump() if isinstance(body.tool_choice, ToolChoice) else body.tool_choice,
+            parallel=body.parallel_tool_calls is not False,
+            form=structured(body.response_format),
+            template={
+                "add_generation_prompt": body.add_generation_prompt and not body.continue_final_message,
+                "continue_final_message": body.continue_final_message,
+                **body.chat_template_kwargs,
+            },
+        )
+        params = self._conversation.params(
+            body,
+            max_tokens=body.max_completion_tokens or body.max_tokens,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        )
+        self.ask = Ask(prompts=[self._conversation.prompt], params=params, body=body)
+        self._readers = [self._conversation.reader() for _ in range(params.n)]
+        self._id = new_id("chatcmpl")
+        self._created = seconds_now()
+
+    def reply(self, written: Sequence[Writing]) -> dict[str, Any]:
+        [one] = written
+        return {
+            **self._head("chat.completion"),
+            "choices": [self._choice(answer) for answer in one.output.outputs],
+            "usage": usage(written),
+            **({"metrics": request_metrics(one)} if self._body.metrics else {}),
+        }
+
+    # -- chunk by chunk -------------------------------------------------------------------------------------------
+
+    def begin(self) -> Iterator[Chunk]:
+        for index in range(self.ask.params.n):
+            delta = {"role": "assistant", "content": ""}
+            yield self._chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})
+
+    def add(self, piece: StreamOutput) -> Iterator[Chunk]:
+        """What one step added: text, pieces of tool calls, and at last why it ended."""
+        reader = self._readers[piece.index]
+        read = reader.feed(piece.text)
+        if piece.finish_reason is not None:
+            read += reader.finish()
+        deltas = [_delta(one) for one in read]
+        logprobs = self._logprobs(piece.token_ids, piece.logprobs)
+        for place, delta in enumerate(deltas or ([{}] if logprobs else [])):
+            told = logprobs if not place else None
+            yield self._chunk({"index": piece.index, "delta": delta, "logprobs": told, "finish_reason": None})
+        if piece.finish_reason is not None:
+            reason = self._finish_reason(piece.finish_reason, reader)
+            end = {"index": piece.index, "delta": {}, "logprobs": None, "finish_reason": reason}
+            yield self._chunk({**end, "stop_reason": piece.stop_reason})
+
+    def end(self, written: Writing) -> Iterator[Chunk]:
+        """What is told after the last token, if that was asked for."""
+        with_usage = self._body.wants_usage
+        if with_usage or self._body.metrics:
+            more = {"metrics": request_metrics(written)} if self._body.metrics else {}
+            counts = usage([written]) if with_usage else None
+            yield {**self._head("chat.completion.chunk"), "choices": [], "usage": counts, **more}
+
+    def _chunk(self, choice: dict[str, Any]) -> Chunk:
+        nothing: dict[str, Any] = {"usage": None} if self._body.wants_usage else {}
+        return {**self._head("chat.completion.chunk"), "choices": [choice], **nothing}
+
+    # -- both -----------------------------------------------------------------------------------------------------
+
+    def _choice(self, one: CompletionOutput) -> dict[str, Any]:
+        reader = self._readers[one.index]
+        return {
+            "index": one.index,
+            "message": _message(reader.read(one.text)),
+            "logprobs": self._logprobs(one.token_ids, one.logprobs),
+            "finish_reason": self._finish_reason(one.finish_reason, reader),
+            "stop_reason": one.stop_reason,
+        }
+
+    def _logprobs(self, token_ids: list[int], entries: list[Logprobs] | None) -> dict[str, Any] | None:
+        if entries is None:
+            return None
+        return {"content": token_logprobs(token_ids, entries, self._body.top_logprobs or 0)}
+
+    def _finish_reason(self, reason: str | None, reader: AnswerReader) -> str | None:
+        # Calling the function that the request named is no reason to end. As in OpenAI's API.
+        called = reader.has_calls and not self._conversation.names_function
+        return "tool_calls" if called and reason == "stop" else reason
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self._id, "object": kind, "created": self._created, "model": self._model.name}
+
+
+def _check(body: ChatBody) -> None:
+    """What fields say about one another."""
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidParameter("top_logprobs", body.top_logprobs, "it needs logprobs = true")
+    if body.max_tokens is not None and body.max_completion_tokens is not None:
+        raise InvalidParameter("max_tokens", body.max_tokens, "give it or max_completion_tokens, not both")
+    for name in _FIELDS_OF_THEIR_OWN & body.chat_template_kwargs.keys():
+        raise InvalidParameter(f"chat_template_kwargs.{name}", "...", f"give it as {name}")
+
+
+def _message(answer: Answer) -> dict[str, Any]:
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in answer.calls
+    ]
+    if not calls:
+        return {"role": "assistant", "content": answer.content}
+    return {"role": "assistant", "content": answer.content or None, "tool_calls": calls}
+
+
+def _delta(delta: Delta) -> dict[str, Any]:
+    match delta:
+        case Content(text):
+            return {"content": text}
+        case CallStart(index, call_id, name):
+            function = {"name": name, "arguments": ""}
+            return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
+        case CallArguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}

@@ -1,0 +1,145 @@
+"""Completions: what a body asks, and how continuations are told, at once or chunk by chunk. Knows no HTTP."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from archerfish.api.ask import Ask
+from archerfish.api.bodies.common import each_prompt
+from archerfish.api.bodies.completions import CompletionBody
+from archerfish.api.model import ServedModel
+from archerfish.api.replies import finite, new_id, request_metrics, seconds_now, usage
+from archerfish.api.structure import structured
+from archerfish.api.writing import Writing
+from archerfish.engine.outputs import CompletionOutput, Logprobs, RequestOutput, StreamOutput
+from archerfish.errors import InvalidParameter
+from archerfish.request import SamplingParams
+
+
+class Completion:
+    """Prompts and how their continuations are told. A choice's index counts through all prompts' answers."""
+
+    def __init__(self, model: ServedModel, body: CompletionBody) -> None:
+        self._model = model
+        self._body = body
+        model.check_name(body.model)
+        if body.echo and body.stream:
+            raise InvalidParameter("echo", True, "it does not go with stream")
+        # One token is the least that can be asked for; with max_tokens = 0 it is left out of the reply.
+        self._shows_answer = body.max_tokens != 0
+        if not self._shows_answer and not body.echo:
+            raise InvalidParameter("max_tokens", 0, "with nothing to write there must be an echo")
+        self.ask = Ask(
+            prompts=each_prompt(body.prompt),
+            params=self._params(),
+            body=body,
+            add_special_tokens=body.add_special_tokens,
+        )
+        self._offsets = [[0] * self.ask.params.n for _ in self.ask.prompts]
+        """How far into each answer log-probabilities were told."""
+        self._id = new_id("cmpl")
+        self._created = seconds_now()
+
+    def reply(self, written: Sequence[Writing]) -> dict[str, Any]:
+        choices = [
+            self._choice(place * self.ask.params.n + answer.index, one.output, answer)
+            for place, one in enumerate(written)
+            for answer in one.output.outputs
+        ]
+        counted = usage(written)
+        if not self._shows_answer:
+            counted |= {"completion_tokens": 0, "total_tokens": counted["prompt_tokens"]}
+        more = {"metrics": request_metrics(written[0])} if self._body.metrics else {}
+        return {**self._head(), "choices": choices, "usage": counted, **more}
+
+    def add(self, place: int, piece: StreamOutput) -> dict[str, Any]:
+        """The chunk that tells what a step added to an answer of the prompt at this place."""
+        logprobs = None
+        if piece.logprobs is not None:
+            told = _Told(self._text_of, self._offsets[place][piece.index])
+            told.add(piece.token_ids, piece.logprobs)
+            self._offsets[place][piece.index] = told.offset
+            logprobs = told.value
+        choice = {
+            "index": place * self.ask.params.n + piece.index,
+            "text": piece.text,
+            "logprobs": logprobs,
+            "finish_reason": piece.finish_reason,
+            "stop_reason": piece.stop_reason,
+        }
+        nothing: dict[str, Any] = {"usage": None} if self._body.wants_usage else {}
+        return {**self._head(), "choices": [choice], **nothing}
+
+    def end(self, written: Sequence[Writing]) -> Iterator[dict[str, Any]]:
+        """What is told after the last token, if that was asked for."""
+        if self._body.wants_usage or self._body.metrics:
+            more = {"metrics": request_metrics(written[0])} if self._body.metrics else {}
+            counts = usage(written) if self._body.wants_usage else None
+            yield {**self._head(), "choices": [], "usage": counts, **more}
+
+    def _params(self) -> SamplingParams:
+        body = self._body
+        params = body.sampling_params(
+            {"max_tokens": 16, **self._model.recommended},
+            max_tokens=max(1, body.max_tokens) if body.max_tokens is not None else None,
+            logprobs=body.logprobs,
+            prompt_logprobs=body.logprobs if body.echo else None,
+            structured=structured(body.response_format),
+        )
+        return params if self._shows_answer else replace(params, min_tokens=0)
+
+    def _choice(self, index: int, output: RequestOutput, one: CompletionOutput) -> dict[str, Any]:
+        text, logprobs = one.text if self._shows_answer else "", None
+        if self._body.echo:
+            prompt = output.prompt
+            text = (self._decoded(output.prompt_token_ids) if prompt is None else prompt) + text
+        if self._body.logprobs is not None:
+            told = _Told(self._text_of, 0)
+            if self._body.echo:
+                told.add(output.prompt_token_ids, output.prompt_logprobs or [])
+            if self._shows_answer:
+                told.add(one.token_ids, one.logprobs or [])
+            logprobs = told.value
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": one.finish_reason if self._shows_answer else "length",
+            "stop_reason": one.stop_reason,
+        }
+
+    def _decoded(self, token_ids: list[int]) -> str:
+        tokenizer = self._model.intake.tokenizer
+        return "" if tokenizer is None else tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    def _text_of(self, token_id: int) -> str:
+        tokenizer = self._model.intake.tokenizer
+        return str(token_id) if tokenizer is None else tokenizer.token_text(token_id)
+
+    def _head(self) -> dict[str, Any]:
+        return {"id": self._id, "object": "text_completion", "created": self._created, "model": self._model.name}
+
+
+class _Told:
+    """Log-probabilities in the four lists of this endpoint."""
+
+    def __init__(self, text_of: Callable[[int], str], offset: int) -> None:
+        self.value: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        self.offset = offset
+        self._text_of = text_of
+
+    def add(self, token_ids: Sequence[int], entries: Sequence[Logprobs | None]) -> None:
+        for token, candidates in zip(token_ids, entries, strict=True):
+            text = self._text_of(token) if candidates is None else candidates[token].decoded_token
+            self.value["tokens"].append(text)
+            self.value["text_offset"].append(self.offset)
+            self.offset += len(text)
+            if candidates is None:
+                self.value["token_logprobs"].append(None)
+                self.value["top_logprobs"].append(None)
+                continue
+            self.value["token_logprobs"].append(finite(candidates[token].logprob))
+            top: dict[str, float] = {}
+            for one in sorted(candidates.values(), key=lambda one: one.rank):
+                top.setdefault(one.decoded_token, finite(one.logprob))  # Several tokens may have one text.
+            self.value["top_logprobs"].append(top)

@@ -1,0 +1,39 @@
+"""Embeddings: what a body asks, and how they are told. Knows no HTTP."""
+
+import array
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+from archerfish.api.ask import Ask
+from archerfish.api.bodies.common import GenerationBody, each_prompt
+from archerfish.api.bodies.embeddings import EmbeddingBody
+from archerfish.api.model import ServedModel
+from archerfish.api.writing import Writing
+from archerfish.request import SamplingParams
+
+_PARAMS = SamplingParams(temperature=0.0, max_tokens=1, prompt_embedding=True)
+
+
+class Embedding:
+    """The mean of the model's last states over each input."""
+
+    def __init__(self, model: ServedModel, body: EmbeddingBody) -> None:
+        self._model = model
+        self._encoding = body.encoding_format
+        model.check_name(body.model)
+        self.ask = Ask(prompts=each_prompt(body.input), params=_PARAMS, body=GenerationBody(user=body.user))
+
+    def reply(self, written: Sequence[Writing]) -> dict[str, Any]:
+        data = [
+            {"object": "embedding", "index": index, "embedding": self._encoded(one)}
+            for index, one in enumerate(written)
+        ]
+        num_tokens = sum(one.usage.num_prompt_tokens for one in written)
+        used = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+        return {"object": "list", "data": data, "model": self._model.name, "usage": used}
+
+    def _encoded(self, written: Writing) -> list[float] | str:
+        values = written.output.prompt_embedding
+        assert values is not None, "every prompt that was computed has one"
+        return values if self._encoding == "float" else base64.b64encode(array.array("f", values).tobytes()).decode()

@@ -1,0 +1,102 @@
+"""Errors as OpenAI's clients expect them: a status and {"error": {message, type, param, code}}. Knows no HTTP."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from archerfish.errors import (
+    FileTooLarge,
+    InvalidParameter,
+    NotFound,
+    RequestError,
+    StorageFull,
+    UserError,
+    WrongState,
+)
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+_STATUSES: dict[type[UserError], int] = {NotFound: 404, WrongState: 409, FileTooLarge: 413, StorageFull: 507}
+_ABSENT = object()
+_LONGEST_MESSAGE = 2000  # A refused value may be a whole document.
+
+
+class UnknownModel(RequestError):
+    """A body names another model than the one that answers."""
+
+    def __init__(self, name: str, served: str) -> None:
+        super().__init__(f"there is no model {name!r} here; there is {served!r}")
+
+
+class ErrorReply(NamedTuple):
+    """What is answered instead of what was asked for."""
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+
+    @property
+    def body(self) -> dict[str, Any]:
+        message = self.message
+        if len(message) > _LONGEST_MESSAGE:
+            message = message[:_LONGEST_MESSAGE] + "..."
+        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
+
+
+MISTAKE = ErrorReply(500, "the service made a mistake; its log has the details", code="internal_error")
+
+
+def failed_reply(reason: str | None) -> ErrorReply:
+    """An answer was begun and could not be finished."""
+    return ErrorReply(500, reason or "the answer could not be finished", code="generation_failed")
+
+
+def error_reply(error: UserError | ValidationError, body: object = None) -> ErrorReply:
+    """What a client is told of an error that it can fix. `body` is what was validated, if it was."""
+    match error:
+        case ValidationError():
+            return validation_reply(error.errors(), body)
+        case InvalidParameter():
+            return ErrorReply(400, str(error), error.name)
+        case UnknownModel():
+            return ErrorReply(404, str(error), "model", "model_not_found")
+    return ErrorReply(_STATUSES.get(type(error), 400), str(error))
+
+
+def validation_reply(errors: Sequence[Mapping[str, Any]], body: object) -> ErrorReply:
+    """The first thing that is wrong, by the name of its field."""
+    first = errors[0]
+    param = _field(first["loc"], body, is_missing=first["type"] == "missing")
+    if first["type"] == "extra_forbidden":
+        return ErrorReply(400, f"{param} is not a field that is known here; leave it out", param, "unknown_field")
+    return ErrorReply(400, f"{param}: {first['msg']}" if param else first["msg"], param)
+
+
+def _field(location: tuple[int | str, ...], body: Any, *, is_missing: bool) -> str | None:
+    """The path of a field as the client wrote it: locations also name the kinds that a value could have been."""
+    parts = []
+    for part in location[1:] if location[:1] == ("body",) else location:
+        found = _within(body, part)
+        if found is not _ABSENT:
+            body = found
+            parts.append(str(part))
+    if is_missing:
+        parts.append(str(location[-1]))
+    return ".".join(parts) or None
+
+
+def _within(value: Any, part: int | str) -> Any:
+    if isinstance(value, Mapping):
+        return value.get(part, _ABSENT)
+    return value[part] if isinstance(value, list) and isinstance(part, int) and part < len(value) else _ABSENT

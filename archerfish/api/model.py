@@ -1,0 +1,34 @@
+"""What must be known of a model to read bodies for it and to tell its answers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from archerfish.api.errors import UnknownModel
+from archerfish.api.tools import ToolFormat, choose_format
+from archerfish.engine.intake import Intake
+from archerfish.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    name: str
+    """What bodies may call it."""
+    intake: Intake
+    recommended: Mapping[str, Any]
+    """Sampling parameters that its makers recommend, by name."""
+    tool_format: ToolFormat | None = None
+    """How it writes calls; None if its template knows no tools."""
+
+    def check_name(self, name: str | None) -> None:
+        """A body need not name the model, but must not name another."""
+        if name is not None and name != self.name:
+            raise UnknownModel(name, self.name)
+
+
+def usual_tool_format(family: str, tokenizer: Tokenizer | None) -> ToolFormat | None:
+    """How a model writes calls, as its chat template says."""
+    if tokenizer is None:
+        return None
+    special = {tokenizer.token_text(token) for token in tokenizer.special_token_ids}
+    return choose_format(family, tokenizer.chat_template.text, special)

@@ -1,0 +1,70 @@
+"""Parts of replies that several endpoints share. Knows no HTTP."""
+
+import time
+import uuid
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+from archerfish.api.writing import Writing
+from archerfish.engine.outputs import Logprob, Logprobs
+
+
+def finite(logprob: float) -> float:
+    """JSON has no infinity; OpenAI's clients know this number."""
+    return max(logprob, -9999.0)
+
+
+def new_id(prefix: str, separator: str = "-") -> str:
+    return f"{prefix}{separator}{uuid.uuid4().hex}"
+
+
+def seconds_now() -> int:
+    return int(time.time())
+
+
+def usage(written: Sequence[Writing]) -> dict[str, Any]:
+    used = [one.usage for one in written]
+    num_read = sum(one.num_prompt_tokens for one in used)
+    num_written = sum(one.num_generated_tokens for one in used)
+    return {
+        "prompt_tokens": num_read,
+        "completion_tokens": num_written,
+        "total_tokens": num_read + num_written,
+        "prompt_tokens_details": {"cached_tokens": sum(one.num_cached_tokens for one in used)},
+    }
+
+
+def token_logprobs(token_ids: Sequence[int], entries: Sequence[Logprobs], num_top: int) -> list[dict[str, Any]]:
+    """How likely each token was, and the likeliest ones at its place: as many as were asked for."""
+    told = []
+    for token, candidates in zip(token_ids, entries, strict=True):
+        # They come likeliest first; the chosen one follows if it is none of them.
+        top = [_candidate(one) for one in islice(candidates.values(), num_top)]
+        told.append({**_candidate(candidates[token]), "top_logprobs": top})
+    return told
+
+
+def request_metrics(written: Writing) -> dict[str, Any]:
+    """How long each part of a request took, in milliseconds."""
+    timing = written.output.metrics
+    gaps = sorted(written.gaps)
+    return {
+        "queue_ms": _ms(timing.queue_time),
+        "ttft_ms": _ms(timing.ttft),
+        "tpot_ms": _ms(timing.tpot),
+        "itl_ms": {
+            "p50": _ms(gaps[len(gaps) // 2]) if gaps else None,
+            "p99": _ms(gaps[min(len(gaps) - 1, len(gaps) * 99 // 100)]) if gaps else None,
+        },
+        "accepted_drafts": 0,
+    }
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)
+
+
+def _candidate(one: Logprob) -> dict[str, Any]:
+    text = one.decoded_token
+    return {"token": text, "logprob": finite(one.logprob), "bytes": list(text.encode("utf-8", "replace"))}

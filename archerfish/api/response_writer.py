@@ -1,0 +1,135 @@
+"""A response in the making: its items grow here, and each change is told as an event. Knows no engine and no HTTP."""
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from archerfish.api.replies import new_id, request_metrics, seconds_now, token_logprobs
+from archerfish.api.tool_use import AnswerReader
+from archerfish.api.tools import CallArguments, CallStart, Content
+from archerfish.api.writing import Writing
+from archerfish.engine.outputs import StreamOutput
+from archerfish.request import FinishReason
+
+Event = dict[str, Any]
+"""Holds the response's own parts, which go on changing: write it down at once."""
+
+Ending = Literal["completed", "incomplete", "failed", "cancelled"]
+
+
+class ResponseWriter:
+    """One response. Events come while it changes, so they must be read for anything to happen."""
+
+    def __init__(self, response: dict[str, Any], reader: AnswerReader, *, metrics: bool) -> None:
+        """`response` is all that is known of it before the first token. `metrics`: its end tells how long it took."""
+        self.response = response
+        self._output: list[dict[str, Any]] = response["output"]
+        self._reader = reader
+        self._metrics = metrics
+        self._is_open = False
+        """Whether the last item is still being written."""
+        self._logprobs: list[dict[str, Any]] = []
+        """Of tokens whose text has not come yet."""
+        self._num_events = 0
+
+    def begin(self) -> Iterator[Event]:
+        yield self._event("response.created", response=self.response)
+        yield self._event("response.in_progress", response=self.response)
+
+    def add(self, piece: StreamOutput) -> Iterator[Event]:
+        if piece.logprobs is not None:
+            self._logprobs += token_logprobs(piece.token_ids, piece.logprobs, self.response["top_logprobs"])
+        deltas = self._reader.feed(piece.text)
+        if piece.finish_reason is not None:
+            deltas += self._reader.finish()
+        for delta in deltas:
+            match delta:
+                case Content(text):
+                    yield from self._add_text(text)
+                case CallStart(_, call_id, name):
+                    yield from self._close_item("completed")
+                    item = {"id": new_id("fc", "_"), "type": "function_call", "status": "in_progress"}
+                    yield self._open_item({**item, "call_id": call_id, "name": name, "arguments": ""})
+                case CallArguments(_, text):
+                    self._output[-1]["arguments"] += text
+                    yield self._of_item("response.function_call_arguments.delta", delta=text)
+
+    def end(self, written: Writing, failure: str | None = None) -> Iterator[Event]:
+        """The last events. `failure` is why it could not be finished."""
+        reason = written.output.outputs[0].finish_reason
+        more: dict[str, Any] = {"metrics": request_metrics(written)} if self._metrics else {}
+        if failure is not None:
+            more["error"] = {"code": "server_error", "message": failure}
+            ending: Ending = "failed"
+        elif reason == FinishReason.LENGTH.value:
+            more["incomplete_details"] = {"reason": "max_output_tokens"}
+            ending = "incomplete"
+        else:
+            ending = "completed" if reason == FinishReason.STOP.value else "cancelled"
+        yield from self._end(ending, _usage(written), more)
+
+    def _end(self, ending: Ending, usage: dict[str, Any], more: dict[str, Any]) -> Iterator[Event]:
+        """`more` are fields that only a response that has ended has."""
+        yield from self._close_item("completed" if ending == "completed" else "incomplete")
+        self.response |= {"status": ending, "usage": usage, **more}
+        if ending == "completed":
+            self.response["completed_at"] = seconds_now()
+        # There is no event of its own for a response that was cancelled.
+        kind = "incomplete" if ending == "cancelled" else ending
+        yield self._event(f"response.{kind}", response=self.response)
+
+    def _add_text(self, text: str) -> Iterator[Event]:
+        if not self._is_open or self._output[-1]["type"] != "message":
+            yield from self._close_item("completed")
+            item = {"id": new_id("msg", "_"), "type": "message", "status": "in_progress", "role": "assistant"}
+            yield self._open_item({**item, "content": []})
+            part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            self._output[-1]["content"].append(part)
+            yield self._of_item("response.content_part.added", content_index=0, part=part)
+        part = self._output[-1]["content"][0]
+        part["text"] += text
+        logprobs, self._logprobs = self._logprobs, []
+        part["logprobs"] += logprobs
+        yield self._of_item("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
+
+    def _open_item(self, item: dict[str, Any]) -> Event:
+        self._output.append(item)
+        self._is_open = True
+        return self._event("response.output_item.added", output_index=len(self._output) - 1, item=item)
+
+    def _close_item(self, status: str) -> Iterator[Event]:
+        if not self._is_open:
+            return
+        self._is_open = False
+        item = self._output[-1]
+        item["status"] = status
+        if item["type"] == "message":
+            part = item["content"][0]
+            part["logprobs"] += self._logprobs
+            self._logprobs = []
+            text, logprobs = part["text"], part["logprobs"]
+            yield self._of_item("response.output_text.done", content_index=0, text=text, logprobs=logprobs)
+            yield self._of_item("response.content_part.done", content_index=0, part=part)
+        else:
+            arguments = {"name": item["name"], "arguments": item["arguments"]}
+            yield self._of_item("response.function_call_arguments.done", **arguments)
+        yield self._event("response.output_item.done", output_index=len(self._output) - 1, item=item)
+
+    def _of_item(self, kind: str, **fields: Any) -> Event:
+        place = {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
+        return self._event(kind, **place, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> Event:
+        told = {"type": kind, "sequence_number": self._num_events, **fields}
+        self._num_events += 1
+        return told
+
+
+def _usage(written: Writing) -> dict[str, Any]:
+    used = written.usage
+    return {
+        "input_tokens": used.num_prompt_tokens,
+        "input_tokens_details": {"cached_tokens": used.num_cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": used.num_generated_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": used.num_prompt_tokens + used.num_generated_tokens,
+    }

@@ -1,0 +1,105 @@
+"""Responses: what a body asks, and the response before and after its answer. Knows no HTTP, and keeps nothing."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from archerfish.api.ask import Ask
+from archerfish.api.bodies.responses import LOGPROBS, ResponsesBody
+from archerfish.api.conversation import Conversation
+from archerfish.api.model import ServedModel
+from archerfish.api.replies import new_id, seconds_now
+from archerfish.api.response_writer import ResponseWriter
+from archerfish.api.structure import structured
+from archerfish.api.writing import Writing
+from archerfish.engine.outputs import StreamOutput
+from archerfish.errors import InvalidParameter
+
+
+class Turn:
+    """One turn of a conversation: what is asked of the engine, and the response that comes of it."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        body: ResponsesBody,
+        *,
+        before: Sequence[Mapping[str, Any]] = (),
+        is_kept: bool,
+    ) -> None:
+        """`before` are the messages of turns that this one continues. `is_kept`: it can be continued itself."""
+        self._model = model
+        self._body = body
+        self._is_kept = is_kept
+        model.check_name(body.model)
+        if body.background and not is_kept:
+            raise InvalidParameter("store", body.store, "what is written in the background must be kept to be read")
+        if body.top_logprobs is not None and not body.include:
+            raise InvalidParameter("top_logprobs", body.top_logprobs, f'it needs include = ["{LOGPROBS}"]')
+        instructions = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
+        self._conversation = Conversation(
+            model,
+            [*instructions, *before, *body.messages],
+            tools=body.chat_tools,
+            tool_choice=body.chat_tool_choice,
+            parallel=body.parallel_tool_calls is not False,
+            form=None if body.text is None else structured(body.text.response_format),
+        )
+        if body.include and self._conversation.may_call:
+            raise InvalidParameter("include", LOGPROBS, "they are told of words only; leave out the tools")
+        params = self._conversation.params(
+            body, max_tokens=body.max_output_tokens, logprobs=(body.top_logprobs or 0) if body.include else None
+        )
+        self.ask = Ask(prompts=[self._conversation.prompt], params=params, body=body)
+
+    def writer(self) -> ResponseWriter:
+        """For the response, before its first token."""
+        return ResponseWriter(self._head(), self._conversation.reader(), metrics=self._body.metrics)
+
+    def reply(self, written: Sequence[Writing]) -> dict[str, Any]:
+        """The whole response at once: as if all of it had come in one piece."""
+        [one] = written
+        [answer] = one.output.outputs
+        piece = StreamOutput(
+            0, answer.text, answer.token_ids, answer.logprobs, answer.finish_reason, answer.stop_reason
+        )
+        writer = self.writer()
+        for events in (writer.begin(), writer.add(piece), writer.end(one)):
+            for _ in events:  # Nobody listens.
+                pass
+        return writer.response
+
+    def _head(self) -> dict[str, Any]:
+        body, params = self._body, self.ask.params
+        form = None if body.text is None else body.text.format
+        choice = body.tool_choice or "auto"
+        return {
+            "id": new_id("resp", "_"),
+            "object": "response",
+            "created_at": seconds_now(),
+            "completed_at": None,
+            "status": "in_progress",
+            "background": bool(body.background),
+            "error": None,
+            "incomplete_details": None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
+            "model": self._model.name,
+            "output": [],
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": body.previous_response_id,
+            "prompt_cache_key": body.prompt_cache_key,
+            "reasoning": {"effort": None, "summary": None},
+            "safety_identifier": body.safety_identifier,
+            "service_tier": "default",
+            "store": self._is_kept,
+            "temperature": params.temperature,
+            "text": {"format": {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)},
+            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+            "tools": [tool.model_dump() for tool in body.tools or ()],
+            "top_logprobs": body.top_logprobs or 0,
+            "top_p": params.top_p,
+            "truncation": "disabled",
+            "usage": None,
+            "user": body.user,
+        }

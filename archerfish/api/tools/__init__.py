@@ -1,0 +1,35 @@
+"""Tool calling as text: what a request may ask for, what a model must write, and what it wrote. Knows no HTTP."""
+
+from archerfish.api.tools.checks import ToolChoice, check_tools
+from archerfish.api.tools.formats import FORMATS, ToolFormat, choose_format, find_format
+from archerfish.api.tools.grammar import grammar_for
+from archerfish.api.tools.messages import template_messages
+from archerfish.api.tools.reader import (
+    Answer,
+    CallArguments,
+    CallStart,
+    Content,
+    Delta,
+    ToolCall,
+    ToolCallReader,
+    read_answer,
+)
+
+__all__ = [
+    "FORMATS",
+    "Answer",
+    "CallArguments",
+    "CallStart",
+    "Content",
+    "Delta",
+    "ToolCall",
+    "ToolCallReader",
+    "ToolChoice",
+    "ToolFormat",
+    "check_tools",
+    "choose_format",
+    "find_format",
+    "grammar_for",
+    "read_answer",
+    "template_messages",
+]

@@ -1,0 +1,53 @@
+"""One request's answers as they grow. Knows no engine: events are given to it."""
+
+from collections.abc import Iterable
+
+from archerfish.engine.outputs import Collector, RequestOutput, StopSequence, StreamOutput
+from archerfish.metrics.requests import Usage
+from archerfish.request import FinishReason, Request, TokenEvent
+from archerfish.tokenizer import Tokenizer
+
+
+class Writing:
+    """The answers of a request, and when their tokens came."""
+
+    def __init__(self, request: Request, prompt: str | None, tokenizer: Tokenizer | None, stop: StopSequence) -> None:
+        """`stop` is called for an answer that is complete although the engine does not know it yet."""
+        self.request = request
+        self._collector = Collector(request, prompt, tokenizer, stop)
+        self.gaps: list[float] = []
+        """Seconds between arrivals of tokens."""
+        self._last_arrival: float | None = None
+
+    @property
+    def output(self) -> RequestOutput:
+        """As far as it has come."""
+        return self._collector.output
+
+    @property
+    def finished(self) -> bool:
+        return self._collector.finished
+
+    @property
+    def has_failed(self) -> bool:
+        return any(answer.finish_reason == FinishReason.ERROR.value for answer in self.output.outputs)
+
+    @property
+    def error(self) -> str | None:
+        """Why it failed, if that is known."""
+        return next((answer.error for answer in self.output.outputs if answer.error is not None), None)
+
+    @property
+    def usage(self) -> Usage:
+        output = self.output
+        num_written = sum(len(answer.token_ids) for answer in output.outputs)
+        return Usage(len(output.prompt_token_ids), num_written, output.num_cached_tokens)
+
+    def add(self, events: Iterable[TokenEvent], now: float) -> list[StreamOutput]:
+        """Take in events that came together; what they add."""
+        pieces = [piece for event in events if (piece := self._collector.add(event, now)) is not None]
+        if pieces:
+            if self._last_arrival is not None:
+                self.gaps.append(now - self._last_arrival)
+            self._last_arrival = now
+        return pieces

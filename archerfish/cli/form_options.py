@@ -1,0 +1,75 @@
+"""Gives a command options that say what answers must look like. Knows no grammar."""
+
+import json
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from archerfish.cli.field_options import CommandFunction, SectionOption, take_given
+from archerfish.cli.prompts import decode_utf8
+from archerfish.config.settings import flag_name
+from archerfish.errors import ConfigError
+from archerfish.request import Structured
+
+_SECTION = "Form of the answer (one of these)"
+_FILE: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "json_schema": {**_FILE, "help": "File with a JSON schema that the answer must match."},
+    "json_object": {"is_flag": True, "default": None, "help": "The answer must be a JSON object."},
+    "regex": {"metavar": "TEXT", "help": "Regular expression that the whole answer must match."},
+    "choice": {
+        "metavar": "TEXT",
+        "multiple": True,
+        "help": "The answer must be this text, or another of those given. May be given several times.",
+    },
+    "grammar": {**_FILE, "help": "File with a grammar of the answer, as Lark or llama.cpp (GBNF) write them."},
+}
+_PREFIX = "form_"
+
+
+def form_options(command: CommandFunction) -> CommandFunction:
+    """The command is called with `form`: a Structured, or None if answers are free."""
+
+    @wraps(command)
+    def with_form(**parameters: Any) -> None:
+        given = take_given(parameters, _PREFIX)
+        if len(given) > 1:
+            flags = " and ".join(map(flag_name, given))
+            raise ConfigError(f"{flags} are given, but an answer has one form: leave all but one out")
+        command(form=_form(given), **parameters)
+
+    # The option that is given to a function last comes first in its help.
+    decorated: CommandFunction = with_form
+    for name, shape in reversed(_OPTIONS.items()):
+        option: Callable[[CommandFunction], CommandFunction] = click.option(
+            flag_name(name), _PREFIX + name, cls=SectionOption, section=_SECTION, **shape
+        )
+        decorated = option(decorated)
+    return decorated
+
+
+def _form(given: dict[str, Any]) -> Structured | None:
+    if not given:
+        return None
+    read: dict[str, Any] = {
+        name: _read(name, value) if isinstance(value, Path) else value for name, value in given.items()
+    }
+    return Structured(**read)
+
+
+def _read(name: str, path: Path) -> str:
+    try:
+        text = decode_utf8(path.read_bytes(), str(path))
+    except OSError as error:
+        raise ConfigError(f"{flag_name(name)}: cannot read {path}: {error.strerror}") from error
+    if name == "json_schema":
+        try:
+            json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{flag_name(name)}: {path} is not valid JSON: {error}") from error
+    if not text.strip():
+        raise ConfigError(f"{flag_name(name)}: {path} is empty")
+    return text

@@ -1,0 +1,67 @@
+"""What computing costs at a price per hour. Plain arithmetic: knows no machine and no model."""
+
+from dataclasses import dataclass
+
+_SECONDS_PER_HOUR = 3600
+_MILLION = 1e6
+
+
+def dollars(seconds: float, dollars_per_hour: float) -> float:
+    """What a machine costs for so long."""
+    return seconds * dollars_per_hour / _SECONDS_PER_HOUR
+
+
+def dollars_per_million(per_second: float, dollars_per_hour: float) -> float:
+    """What a million of something cost where so many of them are made in a second."""
+    return dollars(_MILLION / per_second, dollars_per_hour)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """In dollars. What nobody can tell is None."""
+
+    total: float
+    per_request: float | None
+    per_thousand_requests: float | None
+    per_million_tokens: float | None
+    """Input and output alike."""
+    per_million_output_tokens_in_all: float | None
+    """As if the output alone had to pay for everything."""
+    per_million_input_tokens: float | None
+    """For prefill's share of the time."""
+    per_million_output_tokens: float | None
+    """For decode's share of the time."""
+
+
+def costs(
+    seconds: float,
+    dollars_per_hour: float,
+    *,
+    num_requests: int,
+    num_input_tokens: int,
+    num_output_tokens: int,
+    prefill_share: float | None,
+) -> Costs:
+    """Of a run of so many seconds. Without prefill's share of the time, input and output cannot be told apart."""
+    total = dollars(seconds, dollars_per_hour)
+    per_request = _each(total, num_requests)
+    return Costs(
+        total=total,
+        per_request=per_request,
+        per_thousand_requests=None if per_request is None else per_request * 1000,
+        per_million_tokens=_million(total, num_input_tokens + num_output_tokens),
+        per_million_output_tokens_in_all=_million(total, num_output_tokens),
+        per_million_input_tokens=None if prefill_share is None else _million(total * prefill_share, num_input_tokens),
+        per_million_output_tokens=(
+            None if prefill_share is None else _million(total * (1 - prefill_share), num_output_tokens)
+        ),
+    )
+
+
+def _each(total: float, count: int) -> float | None:
+    return total / count if count else None
+
+
+def _million(total: float, count: int) -> float | None:
+    each = _each(total, count)
+    return None if each is None else each * _MILLION

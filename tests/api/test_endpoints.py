@@ -1,0 +1,147 @@
+"""Bodies of lines: what they ask of the engine, and the name of what they should not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from archerfish.api.ask import Ask
+from archerfish.api.endpoints import ENDPOINTS, check_line, understand_line
+from archerfish.api.errors import ErrorReply
+from archerfish.api.model import ServedModel, usual_tool_format
+from archerfish.box import models_in_box
+from archerfish.engine.intake import Intake
+from archerfish.request import SLO, RequestClass, SamplingParams, Structured
+from archerfish.tokenizer import Tokenizer
+
+CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES = ENDPOINTS
+MESSAGES = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture(scope="module")
+def model() -> ServedModel:
+    tokenizer = Tokenizer.load(Path(models_in_box()["perch"]))
+    intake = Intake(tokenizer, tokenizer.vocab_size, 1024, lambda: 7.0)
+    recommended = {"temperature": 0.6, "top_p": 0.9}
+    return ServedModel("perch", intake, recommended, usual_tool_format("llama", tokenizer))
+
+
+def asked(model: ServedModel, endpoint: str, body: dict[str, Any]) -> Ask:
+    call = understand_line(model, endpoint, body)
+    assert not isinstance(call, ErrorReply), call
+    return call.ask
+
+
+def test_a_chat(model: ServedModel) -> None:
+    body = {
+        "model": "perch",
+        "messages": MESSAGES,
+        "max_completion_tokens": 7,
+        "temperature": 0.5,
+        "stop": "end",
+        "logit_bias": {"5": -1},
+        "logprobs": True,
+        "top_logprobs": 3,
+        "seed": None,
+        "stream": False,
+    }
+    ask = asked(model, CHAT, body)
+    assert ask.prompts == [model.intake.chat_text(MESSAGES, add_generation_prompt=True)]
+    assert ask.params == SamplingParams(
+        max_tokens=7, temperature=0.5, top_p=0.9, stop=("end",), logit_bias={5: -1}, logprobs=3
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("text", ["text"]),
+        ([1, 2], [[1, 2]]),
+        (["a", "b"], ["a", "b"]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+        (["a", [1]], ["a", [1]]),
+    ],
+)
+def test_prompts(model: ServedModel, prompt: Any, prompts: list[Any]) -> None:
+    assert asked(model, COMPLETIONS, {"prompt": prompt}).prompts == prompts
+    assert asked(model, EMBEDDINGS, {"input": prompt}).prompts == prompts
+
+
+def test_defaults_lie_under_what_the_model_recommends_and_that_under_the_body(model: ServedModel) -> None:
+    assert asked(model, CHAT, {"messages": MESSAGES, "top_p": 0.5}).params == SamplingParams(
+        max_tokens=None, temperature=0.6, top_p=0.5
+    )
+    assert asked(model, COMPLETIONS, {"prompt": "a"}).params.max_tokens == 16
+    assert asked(model, RESPONSES, {"input": "a"}).params.max_tokens is None
+
+
+def test_a_response_with_a_form(model: ServedModel) -> None:
+    body = {"input": "Hello", "text": {"format": {"type": "regex", "regex": "a+"}}, "max_output_tokens": 5}
+    ask = asked(model, RESPONSES, body)
+    assert ask.prompts == asked(model, CHAT, {"messages": MESSAGES}).prompts
+    assert (ask.params.structured, ask.params.max_tokens) == (Structured(regex="a+"), 5)
+
+
+def test_requests_carry_what_the_body_says_of_them(model: ServedModel) -> None:
+    body = {"prompt": ["a", "b"], "priority": 2, "cache_salt": "me", "slo": {"ttft_ms": 5}}
+    requests = asked(model, COMPLETIONS, body).requests(
+        model.intake, "given", request_class=RequestClass.BATCH, tenant="t"
+    )
+    assert [one.request_id for one in requests] == ["given-0", "given-1"]
+    for one in requests:
+        assert (one.priority, one.cache_salt, one.slo, one.tenant) == (2, "me", SLO(ttft_ms=5), "t")
+        assert (one.request_class, one.arrival_time) == (RequestClass.BATCH, 7.0)
+    [named] = asked(model, CHAT, {"messages": MESSAGES, "request_id": "mine"}).requests(model.intake, "given")
+    assert named.request_id == "mine"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "name"),
+    [
+        (CHAT, {}, "messages"),
+        (CHAT, {"messages": "hello"}, "messages"),
+        (CHAT, {"messages": MESSAGES, "temprature": 1}, "temprature"),
+        (CHAT, {"messages": MESSAGES, "unknown": None}, "unknown"),
+        (CHAT, {"messages": MESSAGES, "stream": True}, "stream"),
+        (CHAT, {"messages": MESSAGES, "stream": 0}, "stream"),
+        (CHAT, {"messages": MESSAGES, "logprobs": 2}, "logprobs"),
+        (CHAT, {"messages": MESSAGES, "temperature": -1}, "temperature"),
+        (COMPLETIONS, {"prompt": "", "messages": MESSAGES}, "messages"),
+        (COMPLETIONS, {"prompt": 7}, "prompt"),
+        (COMPLETIONS, {"prompt": []}, "prompt"),
+        (COMPLETIONS, {"prompt": [1, "a"]}, "prompt"),
+        (COMPLETIONS, {"prompt": [True]}, "prompt"),
+        (COMPLETIONS, {"prompt": [[]]}, "prompt"),
+        (COMPLETIONS, {"prompt": ["a"] * 2049}, "prompt"),
+        (COMPLETIONS, {"prompt": "a", "stream": True}, "stream"),
+        (EMBEDDINGS, {"input": "a", "dimensions": 3}, "dimensions"),
+        (RESPONSES, {"input": "a", "stream": True}, "stream"),
+        (RESPONSES, {"input": "a", "background": True}, "background"),
+    ],
+)
+def test_what_no_line_can_be_is_seen_without_a_model(
+    model: ServedModel, endpoint: str, body: dict[str, Any], name: str
+) -> None:
+    refusal = understand_line(model, endpoint, body)
+    assert isinstance(refusal, ErrorReply) and refusal.status == 400
+    assert refusal.param is not None and refusal.param.split(".")[0] == name
+    assert check_line(endpoint, body) == refusal.message
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "name"),
+    [
+        (CHAT, {"messages": MESSAGES, "top_logprobs": 2}, "top_logprobs"),
+        (CHAT, {"messages": MESSAGES, "max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
+        (CHAT, {"messages": MESSAGES, "model": "gpt-4o"}, "model"),
+        (CHAT, {"messages": MESSAGES, "tools": []}, "tools"),
+        (RESPONSES, {"input": "a", "store": True}, "store"),
+        (RESPONSES, {"input": "a", "previous_response_id": "resp_1"}, "previous_response_id"),
+    ],
+)
+def test_what_this_model_and_place_cannot_do(
+    model: ServedModel, endpoint: str, body: dict[str, Any], name: str
+) -> None:
+    assert check_line(endpoint, body) is None
+    refusal = understand_line(model, endpoint, body)
+    assert isinstance(refusal, ErrorReply) and refusal.param == name

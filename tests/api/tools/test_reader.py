@@ -1,0 +1,442 @@
+"""Calls and words are told apart, however the answer is cut into pieces."""
+
+import itertools
+import json
+import time
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from archerfish.api.tools import (
+    FORMATS,
+    CallArguments,
+    CallStart,
+    Content,
+    Delta,
+    ToolCallReader,
+    ToolFormat,
+    read_answer,
+)
+
+WEATHER = '{"city": "Bergen", "days": [1, 2, {"unit": "°C"}]}'
+TRICKY = (
+    r'{"code": "if (a) { b[\"}\"] = \"\\\\\"; }", "text": "]}\u00e5 å 好 🇳🇴 </tool_call> [ARGS] <|end|>\\", '
+    r'"n": {"m": [{}, []]}}'
+)
+EMPTY = "{}"
+
+
+def write(tool_format: ToolFormat, *calls: tuple[str, str]) -> str:
+    """Calls as the model was trained to write them."""
+    written = [tool_format.call.replace("$name", name).replace("$arguments", arguments) for name, arguments in calls]
+    return tool_format.openings[0] + tool_format.between.join(written) + tool_format.ending
+
+
+def numbered() -> Iterable[str]:
+    return (f"id{number}" for number in itertools.count())
+
+
+def read(
+    name: str, pieces: Iterable[str], known: tuple[str, ...] | None = None
+) -> tuple[str, list[tuple[str, str, str]]]:
+    """Content, and each call's id, name and arguments. Deltas must come in an order that a client can follow."""
+    ids = iter(numbered())
+    reader = ToolCallReader(FORMATS[name], known=known, new_id=lambda: next(ids))
+    deltas = [delta for piece in pieces for delta in reader.feed(piece)] + reader.finish()
+    content, calls = "", []
+    for delta in deltas:
+        match delta:
+            case Content(text):
+                assert text
+                content += text
+            case CallStart(index, call_id, function):
+                assert index == len(calls)
+                calls.append((call_id, function, ""))
+            case CallArguments(index, text):
+                assert text
+                assert index == len(calls) - 1
+                call_id, function, arguments = calls[index]
+                calls[index] = (call_id, function, arguments + text)
+    assert reader.num_calls == len(calls)
+    return content, calls
+
+
+def content_and_calls(name: str, text: str, known: tuple[str, ...] | None = None) -> tuple[str, list[tuple[str, str]]]:
+    """Read in one piece, by single characters, and cut in two at every place: always the same."""
+    whole = read(name, [text], known)
+    assert read(name, text, known) == whole
+    for cut in range(len(text) + 1):
+        assert read(name, [text[:cut], text[cut:]], known) == whole, (text[:cut], text[cut:])
+    content, calls = whole
+    return content, [(function, arguments) for _, function, arguments in calls]
+
+
+every_format = pytest.mark.parametrize("name", FORMATS)
+
+
+@every_format
+@pytest.mark.parametrize("arguments", [WEATHER, TRICKY, EMPTY, '{ "a" :\n\t1e-3 , "b":null}'])
+def test_one_call(name: str, arguments: str) -> None:
+    text = write(FORMATS[name], ("get_weather", arguments))
+    assert content_and_calls(name, text) == ("", [("get_weather", arguments)])
+
+
+@every_format
+def test_several_calls(name: str) -> None:
+    text = write(FORMATS[name], ("get_weather", WEATHER), ("run-code", TRICKY), ("now", EMPTY))
+    assert content_and_calls(name, text) == ("", [("get_weather", WEATHER), ("run-code", TRICKY), ("now", EMPTY)])
+
+
+@every_format
+def test_words_before_calls_and_the_end_of_the_turn_behind(name: str) -> None:
+    tool_format = FORMATS[name]
+    calls = write(tool_format, ("get_weather", WEATHER), ("now", EMPTY))
+    # Without a marker, a call can only stand at the beginning.
+    opened = calls if tool_format.start in calls else tool_format.start + calls
+    text = f"Let me see.\n\n{opened}\n{tool_format.closers[-1]}\n"
+    assert content_and_calls(name, text) == ("Let me see.", [("get_weather", WEATHER), ("now", EMPTY)])
+
+
+@every_format
+@pytest.mark.parametrize(
+    "text", ["", " ", "Hello.\n", "\n\nHello 好", 'a {"name": "f", "arguments": {}} b', "[1, 2]", "{}"]
+)
+def test_answers_without_calls_come_whole(name: str, text: str) -> None:
+    assert content_and_calls(name, text) == (text, [])
+
+
+@every_format
+def test_marker_look_alikes_come_whole(name: str) -> None:
+    start = FORMATS[name].start
+    text = f"{start[:-1]} {start[:3]}{start[:-2]} \n {start} {start}{start[1:]} \n{start[:-1]}"
+    assert content_and_calls(name, text) == (text, [])
+
+
+@every_format
+def test_space_is_kept_where_no_call_is(name: str) -> None:
+    text = f" \n a \n {FORMATS[name].start[:4]} \n b \n "
+    assert content_and_calls(name, text) == (text, [])
+
+
+@every_format
+def test_call_that_breaks_before_its_arguments_is_content(name: str) -> None:
+    call = write(FORMATS[name], ("get_weather", "{"))
+    # Everything up to what follows the arguments' first bracket.
+    end = call.index("{", call.index("get_weather"))
+    for cut in range(end + 2):
+        text = call[:cut]
+        assert content_and_calls(name, text) == (text, []), text
+
+
+@every_format
+@pytest.mark.parametrize("arguments", ["", "[1]", "{'a': 1}", "3", "{a: 1}", '"no json"', r'"{\"a\": \"\ud800\"}"'])
+def test_arguments_that_do_not_begin_as_an_object_are_content(name: str, arguments: str) -> None:
+    text = "Well: " + FORMATS[name].start + write(FORMATS[name], ("get_weather", arguments))
+    assert content_and_calls(name, text) == (text, [])
+
+
+@every_format
+def test_unknown_functions_are_content(name: str) -> None:
+    known = ("get_weather", "now")
+    text = write(FORMATS[name], ("delete_all", WEATHER))
+    assert content_and_calls(name, text, known) == (text, [])
+    assert content_and_calls(name, text) == ("", [("delete_all", WEATHER)])
+    text = write(FORMATS[name], ("now", EMPTY), ("delete_all", EMPTY))
+    content, calls = content_and_calls(name, text, known)
+    assert calls == [("now", EMPTY)]
+    assert "delete_all" in content
+
+
+@every_format
+@pytest.mark.parametrize("function", ["", "get weather", "get.weather", "x" * 65, "{}"])
+def test_what_no_function_can_be_called_is_content(name: str, function: str) -> None:
+    text = write(FORMATS[name], (function, WEATHER))
+    assert content_and_calls(name, text) == (text, [])
+
+
+@every_format
+def test_arguments_that_break_off_are_left_as_they_are(name: str) -> None:
+    call = write(FORMATS[name], ("run", TRICKY))
+    begin = call.index(TRICKY)
+    for cut in range(begin + 2, begin + len(TRICKY) + 1):
+        text = call[:cut]
+        whole = read(name, [text])
+        assert whole == ("", [("id0", "run", text[begin:])])
+        assert read(name, text) == whole
+
+
+@every_format
+def test_brackets_that_do_not_match_break_a_call_off(name: str) -> None:
+    text = write(FORMATS[name], ("run", '{"a": [1}'))
+    content, calls = content_and_calls(name, text)
+    assert calls == [("run", '{"a": [1')]
+    assert content.startswith("}")
+
+
+def test_nearly_json_is_given_as_it_was_written() -> None:
+    text = write(FORMATS["hermes"], ("run", '{"a": True, "b": None,}'))
+    assert content_and_calls("hermes", text) == ("", [("run", '{"a": True, "b": None,}')])
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ('<tool_call>\n{"name": "f", "arguments": {"a": 1}\n</tool_call>', ""),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1}', ""),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1}}', ""),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1}, oops}</tool_call>', ", oops}</tool_call>"),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1}}}</tool_call> bye', "}</tool_call> bye"),
+    ],
+)
+def test_a_call_that_is_not_closed_as_it_should_be(text: str, content: str) -> None:
+    assert content_and_calls("hermes", text) == (content, [("f", '{"a": 1}')])
+
+
+def test_a_call_in_another_that_is_none() -> None:
+    inner = write(FORMATS["hermes"], ("f", WEATHER))
+    text = f'<tool_call>{{"name": "{inner}'
+    assert content_and_calls("hermes", text) == ('<tool_call>{"name": "', [("f", WEATHER)])
+
+
+def test_words_between_and_behind_calls() -> None:
+    call = write(FORMATS["hermes"], ("f", EMPTY))
+    text = f"First\n{call}\n\n then \n{call}\n and.\n"
+    assert content_and_calls("hermes", text) == ("First\n\n then\n and.\n", [("f", EMPTY), ("f", EMPTY)])
+
+
+def test_arguments_may_come_before_the_name_and_be_quoted_or_left_out() -> None:
+    quoted = json.dumps(TRICKY)
+    forms = [
+        (f'{{"arguments": {TRICKY}, "name": "f"}}', TRICKY),
+        (f'{{"id": "x1", "type": "function", "name": "f", "parameters": {TRICKY}, "more": [{{}}, "}}"]}}', TRICKY),
+        (f'{{"name": "f", "arguments": {quoted}}}', TRICKY),
+        ('{"name": "f", "arguments": null}', EMPTY),
+        ('{ "name" : "f" }', EMPTY),
+        (r'{"na\u006de": "\u0066", "arguments": {}}', EMPTY),
+    ]
+    for written, arguments in forms:
+        for name in ("hermes", "perch", "mistral", "llama3"):
+            text = FORMATS[name].start + written
+            assert content_and_calls(name, text) == ("", [("f", arguments)]), text
+
+
+def test_no_arguments_are_given_out_before_the_name_is_known() -> None:
+    reader = ToolCallReader(FORMATS["perch"], known=("f",))
+    assert reader.feed('<|tool_call|>{"arguments": {"a": 1}, "name": "g"') == [
+        Content('<|tool_call|>{"arguments": {"a": 1}, "name": "g"')
+    ]
+    assert reader.feed("}") == [Content("}")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}',
+        '<|python_tag|>{"name": "f", "parameters": {"a": 1}};{"name": "g", "parameters": {}}<|eom_id|>',
+        '[{"name": "f", "parameters": {"a": 1}}, {"name": "g", "parameters": {}}]',
+        ' \n{"name": "f", "parameters": {"a": 1}}\n{"name": "g", "parameters": {}}<|eot_id|>',
+        '{"type": "function", "name": "f", "parameters": {"a": 1}}, {"name": "g", "arguments": {}}',
+        '{"name": "f", "parameters": {"a": 1}} <|python_tag|> {"name": "g", "parameters": {}}',
+    ],
+)
+def test_llama_separates_calls_in_many_ways(text: str) -> None:
+    assert content_and_calls("llama3", text) == ("", [("f", '{"a": 1}'), ("g", "{}")])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "Ada", "age": 36}',
+        '{"name": "Ada"}',
+        '{"name": "get_weather"}',
+        '[{"name": "Ada"}, {"name": "Grace"}]',
+        '["name"]',
+        '{"name": {"first": "Ada"}, "parameters": {}}',
+        '<|python_tag|>print("hello")',
+        '; {"name": "f", "parameters": {}}',
+    ],
+)
+def test_llama_may_answer_in_json(text: str) -> None:
+    assert content_and_calls("llama3", text) == (text, [])
+
+
+def test_an_answer_in_json_is_given_out_as_soon_as_it_is_no_call() -> None:
+    reader = ToolCallReader(FORMATS["llama3"])
+    assert reader.feed('{"items": [') == [Content('{"items": [')]
+
+
+@pytest.mark.parametrize("name", ["mistral", "mistral-args"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]</s>',
+        '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}, "id": "123456789"}, {"name": "g", "arguments": {}}]',
+        '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}</s>',
+        '[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{"a": 1}[TOOL_CALLS]g[CALL_ID]abcdefghi[ARGS]{}',
+        '[TOOL_CALLS]f{"a": 1}\n[TOOL_CALLS] g {}',
+        '[TOOL_CALLS] {"name": "f", "arguments": {"a": 1}} [TOOL_CALLS] {"name": "g", "arguments": {}}',
+    ],
+)
+def test_mistral_has_old_and_new_forms(name: str, text: str) -> None:
+    assert content_and_calls(name, text) == ("", [("f", '{"a": 1}'), ("g", "{}")])
+
+
+def test_bad_call_in_a_list_is_content() -> None:
+    text = '[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"name": 3}]'
+    assert content_and_calls("mistral", text) == (', {"name": 3}]', [("f", "{}")])
+
+
+def test_deltas_come_as_soon_as_they_are_certain() -> None:
+    reader = ToolCallReader(FORMATS["hermes"], new_id=lambda: "id")
+    fed: list[tuple[str, list[Delta]]] = [
+        ("Hi", [Content("Hi")]),
+        (" ", []),
+        ("you ", [Content(" you")]),
+        ("<tool", []),
+        ("_call>\n{", []),
+        ('"name": "f', []),
+        ('", "arguments": {', []),
+        ('"ci', [CallStart(0, "id", "f"), CallArguments(0, '{"ci')]),
+        ("ty", [CallArguments(0, "ty")]),
+        ('": "Ber\\', [CallArguments(0, '": "Ber\\')]),
+        ('"gen"}}\n</tool_call', [CallArguments(0, '"gen"}')]),
+        (">\n", []),
+        ("Bye", [Content("\nBye")]),
+    ]
+    for text, deltas in fed:
+        assert reader.feed(text) == deltas
+    assert reader.finish() == []
+    assert reader.num_calls == 1
+
+
+def test_ids_are_new_and_as_templates_take_them() -> None:
+    for name, length in (("hermes", None), ("mistral", 9), ("mistral-args", 9)):
+        text = write(FORMATS[name], *[("f", EMPTY)] * 20)
+        ids = [call.id for call in read_answer(text, FORMATS[name]).calls]
+        assert len(set(ids)) == 20
+        assert all(call_id.isalnum() and len(call_id) == length for call_id in ids if length)
+        assert all(call_id.startswith("call_") for call_id in ids if not length)
+
+
+def test_whole_answer() -> None:
+    answer = read_answer("Hm. " + write(FORMATS["perch"], ("f", WEATHER)), FORMATS["perch"], new_id=lambda: "id")
+    assert answer.content == "Hm."
+    assert answer.calls == [("id", "f", WEATHER)]
+
+
+def test_no_marker_is_the_beginning_of_another() -> None:
+    for tool_format in FORMATS.values():
+        for one, other in itertools.permutations(tool_format.markers, 2):
+            assert not other.startswith(one)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+call_lists = st.lists(
+    st.tuples(
+        st.from_regex(r"[A-Za-z0-9_-]{1,8}", fullmatch=True),
+        st.builds(
+            lambda value, ascii_only, indent: json.dumps(value, ensure_ascii=ascii_only, indent=indent),
+            st.dictionaries(st.text(max_size=6), json_values, max_size=3),
+            st.booleans(),
+            st.sampled_from([None, 0, 2]),
+        ),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+def cut(text: str, places: list[float]) -> list[str]:
+    ends = sorted(round(place * len(text)) for place in places)
+    return [text[begin:end] for begin, end in itertools.pairwise([0, *ends, len(text)])]
+
+
+places = st.lists(st.floats(0, 1), max_size=12)
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(name=st.sampled_from(list(FORMATS)), calls=call_lists, places=places)
+def test_any_calls_are_read_exactly(name: str, calls: list[tuple[str, str]], places: list[float]) -> None:
+    text = write(FORMATS[name], *calls)
+    content, found = read(name, cut(text, places))
+    assert content == ""
+    assert [(function, arguments) for _, function, arguments in found] == calls
+
+
+fragments = st.sampled_from(
+    [marker for tool_format in FORMATS.values() for marker in tool_format.markers]
+    + [
+        '{"name": "f", ',
+        '"arguments": ',
+        '{"a": "',
+        "{}",
+        "}",
+        '"',
+        "\\",
+        "[",
+        "]",
+        ", ",
+        "; ",
+        "\n",
+        " ",
+        "f",
+        "å",
+        "<",
+    ]
+    + [write(tool_format, ("f", WEATHER)) for tool_format in FORMATS.values()]
+)
+
+
+@settings(derandomize=True, deadline=None, max_examples=1000)
+@given(name=st.sampled_from(list(FORMATS)), parts=st.lists(fragments, max_size=12), places=places)
+def test_how_an_answer_is_cut_makes_no_difference(name: str, parts: list[str], places: list[float]) -> None:
+    text = "".join(parts)
+    whole = read(name, [text])
+    assert read(name, cut(text, places)) == whole
+    assert read(name, text) == whole
+    content, calls = whole
+    if not calls:
+        assert content == text
+
+
+@settings(derandomize=True, deadline=None, max_examples=500)
+@given(name=st.sampled_from(list(FORMATS)), parts=st.lists(fragments, max_size=12))
+def test_only_what_writes_a_call_is_left_out(name: str, parts: list[str]) -> None:
+    """What is given out is part of the text, in its order."""
+    text = "".join(parts)
+    reader = ToolCallReader(FORMATS[name])
+    at = 0
+    for delta in reader.feed(text) + reader.finish():
+        given_out = delta.name if isinstance(delta, CallStart) else delta.text
+        # An object without arguments has them written for it.
+        if given_out == "{}" and given_out not in text[at:]:
+            continue
+        at = text.index(given_out, at) + (0 if isinstance(delta, CallStart) else len(given_out))
+
+
+@every_format
+def test_long_answers_are_read_in_time(name: str) -> None:
+    tool_format = FORMATS[name]
+    size = 30_000
+    long = f'{{"text": "{"x" * size}"}}'
+    for text in (
+        tool_format.start[:-1] * (size // 10),
+        tool_format.start * (size // 10),
+        " " * size,
+        "[{" * size,
+        write(tool_format, ("f", long)),
+        tool_format.start + '{"arguments": ' + long,
+        tool_format.start + '{"a":' * (size // 5),
+        write(tool_format, *[("f", '{"a": [[[[]]]]}')] * (size // 50)),
+        tool_format.start + '{"arguments": ' + "[" * size + "]" * size + ', "name": "f"}',
+    ):
+        begin = time.perf_counter()
+        content, calls = read(name, text)
+        assert time.perf_counter() - begin < 5
+        assert calls or content == text
