@@ -3,65 +3,34 @@
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
-from typing import NamedTuple
 
 import click
 
 from archerfish import __version__
+from archerfish.cli.lazy import CONTEXT_SETTINGS, Entry, LazyGroup
 from archerfish.errors import ArcherfishError, DoesNotFit, UserError
 
 _INTERRUPTED = 128 + 2  # As shells number the end of a process by SIGINT.
 
 
-class _Entry(NamedTuple):
-    module: str
-    summary: str
-
-
-# Kept by hand, so that --help imports no command: those bring torch with them.
 _COMMANDS = {
-    "generate": _Entry("generate", "Continue prompts: from arguments, standard input or a file."),
-    "serve": _Entry("serve", "Serve a model to clients of OpenAI's API."),
-    "chat": _Entry("chat", "Talk with a model, turn by turn."),
-    "batch": _Entry("batch", "Answer a file of requests in OpenAI's batch format."),
-    "models": _Entry("models", "List the models in the box and in the hub cache."),
-    "doctor": _Entry("doctor", "Show what this machine offers and which kernels will run on it."),
+    "generate": Entry("generate", "Continue prompts: from arguments, standard input or a file."),
+    "serve": Entry("serve", "Serve a model to clients of OpenAI's API."),
+    "chat": Entry("chat", "Talk with a model, turn by turn."),
+    "batch": Entry("batch", "Answer a file of requests in OpenAI's batch format."),
+    "bench": Entry("bench", "Measure speed: of the engine, its kernels, or any server."),
+    "models": Entry("models", "List the models in the box and in the hub cache."),
+    "doctor": Entry("doctor", "Show what this machine offers and which kernels will run on it."),
 }
 
 
-class _LazyGroup(click.Group):
-    """Imports a command's file when the command is called or its own help is asked for."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
-            return None
-        command = import_module(f"archerfish.cli.{_COMMANDS[cmd_name].module}").command
-        assert isinstance(command, click.Command)
-        return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        name = args[0]
-        # click would offer the commands it has imported, which are none.
-        if name not in _COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
-            ctx.fail(f"there is no command {name!r}; there are {', '.join(_COMMANDS)}")
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.summary) for name, entry in _COMMANDS.items()])
-
-
 @click.group(
-    cls=_LazyGroup,
+    cls=LazyGroup,
+    package="archerfish.cli",
+    entries=_COMMANDS,
     invoke_without_command=True,
     epilog="Each command has its own --help.",
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    context_settings=CONTEXT_SETTINGS,
 )
 @click.version_option(__version__, message="archerfish %(version)s")
 @click.pass_context

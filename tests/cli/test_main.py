@@ -20,7 +20,16 @@ _HEAVY = ("torch", "numpy", "rich", "jinja2", "tokenizers", "huggingface_hub", "
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], [], ["generate", "--help"], ["chat", "-h"], ["models", "-h"]]
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        [],
+        ["generate", "--help"],
+        ["chat", "-h"],
+        ["models", "-h"],
+        ["bench", "ladder", "-h"],
+    ],
 )
 def test_help_and_version_import_nothing_heavy(arguments: list[str]) -> None:
     script = (

@@ -1,0 +1,144 @@
+"""What is compared of runs, and how each is resampled. The figures themselves are those of summary.py."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from archerfish.bench.report.series import flow
+from archerfish.bench.serve.records import Run
+from archerfish.bench.serve.summary import Summary
+from archerfish.metrics.distribution import Distribution
+from archerfish.metrics.objectives import Objectives
+
+_NUM_SLICES = 20
+"""Long enough that what happens in one says little about the next."""
+
+_MOST_AT_ONCE = 2_000_000
+"""Numbers in memory."""
+
+Values = NDArray[np.float64]
+Family = Literal["requests", "output", "tokens", "good", "good_share", "ttft", "tpot", "itl", "e2el"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    name: str
+    unit: str
+    is_more_better: bool
+    family: Family
+    """What it is taken from."""
+    percent: float | None = None
+    """Which percentile; None is the mean."""
+    read: Callable[[Summary], float | None]
+
+    @property
+    def needs_objectives(self) -> bool:
+        return self.family in ("good", "good_share")
+
+
+def _latency(family: Literal["ttft", "tpot", "itl", "e2el"], name: str, percent: float | None) -> Measure:
+    def read(summary: Summary) -> float | None:
+        found: Distribution | None = getattr(summary.latencies, family)
+        if found is None:
+            return None
+        return (found.mean if percent is None else found.percentile(percent)) * 1000
+
+    kind = "mean" if percent is None else f"p{percent:g}"
+    return Measure(name=f"{name} {kind}", unit="ms", is_more_better=False, family=family, percent=percent, read=read)
+
+
+MEASURES: tuple[Measure, ...] = (
+    Measure(
+        name="Requests",
+        unit="/s",
+        is_more_better=True,
+        family="requests",
+        read=lambda summary: summary.throughput.requests,
+    ),
+    Measure(
+        name="Output tokens",
+        unit="/s",
+        is_more_better=True,
+        family="output",
+        read=lambda summary: summary.throughput.output_tokens,
+    ),
+    Measure(
+        name="All tokens",
+        unit="/s",
+        is_more_better=True,
+        family="tokens",
+        read=lambda summary: summary.throughput.tokens,
+    ),
+    Measure(
+        name="Good requests",
+        unit="/s",
+        is_more_better=True,
+        family="good",
+        read=lambda summary: None if summary.goodput is None else summary.goodput.requests,
+    ),
+    Measure(
+        name="Good requests",
+        unit="%",
+        is_more_better=True,
+        family="good_share",
+        read=lambda summary: None if summary.goodput is None else summary.goodput.share * 100,
+    ),
+    *(_latency("ttft", "TTFT", percent) for percent in (None, 50, 90, 99)),
+    *(_latency("tpot", "TPOT", percent) for percent in (None, 50, 90, 99)),
+    *(_latency("itl", "ITL", percent) for percent in (50, 99)),
+    *(_latency("e2el", "End to end", percent) for percent in (None, 50, 99)),
+)
+
+
+class Resampler:
+    """A run, and what it might as well have been."""
+
+    def __init__(self, run: Run, objectives: Objectives | None) -> None:
+        found = flow(run, objectives, _NUM_SLICES)
+        timings = [request.timing for request in run.succeeded]
+        asked = objectives or Objectives()
+        good = [asked.met_by(request.timing, request.outcome) for request in run.requests]
+        self._units: dict[Family, Values] = {
+            "requests": found.ended_requests,
+            "output": found.output_tokens,
+            "tokens": found.input_tokens + found.output_tokens,
+            "good": found.good_requests,
+            "good_share": np.asarray(good, np.float64) * 100,
+            "ttft": _milliseconds([timing.ttft for timing in timings]),
+            "tpot": _milliseconds([timing.tpot for timing in timings]),
+            "e2el": _milliseconds([timing.total for timing in timings]),
+        }
+        # Gaps of one answer are alike: only whole answers may be left out or taken twice.
+        self._gaps = [np.asarray(request.gaps) * 1000 for request in run.succeeded if request.gaps]
+
+    def replicates(self, measure: Measure, count: int, rng: np.random.Generator) -> Values:
+        """The measure, of so many resamples."""
+        if measure.family == "itl":
+            return np.concatenate([_reduce(measure, self._resample_gaps(rng)) for _ in range(count)])
+        units = self._units[measure.family]
+        # Many resamples at once, as far as memory goes: one by one the calls would cost more than the arithmetic.
+        num_at_once = max(1, _MOST_AT_ONCE // len(units))
+        parts = []
+        for first in range(0, count, num_at_once):
+            num_rows = min(num_at_once, count - first)
+            parts.append(_reduce(measure, units[rng.integers(len(units), size=(num_rows, len(units)))]))
+        return np.concatenate(parts)
+
+    def _resample_gaps(self, rng: np.random.Generator) -> Values:
+        chosen = rng.integers(len(self._gaps), size=len(self._gaps))
+        return np.concatenate([self._gaps[index] for index in chosen])[np.newaxis]
+
+
+def _reduce(measure: Measure, resamples: Values) -> Values:
+    """One value for each row."""
+    found: Values = (
+        resamples.mean(axis=1) if measure.percent is None else np.percentile(resamples, measure.percent, axis=1)
+    )
+    return found
+
+
+def _milliseconds(values: list[float | None]) -> Values:
+    return np.asarray([value * 1000 for value in values if value is not None], np.float64)

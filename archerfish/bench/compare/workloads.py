@@ -1,0 +1,56 @@
+"""Whether runs were asked for the same. Knows nothing of how they did."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from archerfish.bench.serve.records import RequestRecord, Run, Workload
+
+_SAME_LENGTH, _BY_CHANCE = 0.05, 4.0
+"""Mean lengths within this share of each other, or so many standard errors, may be of the same load drawn again."""
+_FREE = ("seed",)
+"""Fields that repeats may differ in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    field: str
+    values: tuple[str, ...]
+    """In the order in which they first appear."""
+
+
+def differences(runs: Sequence[Run]) -> tuple[Difference, ...]:
+    """Everything that makes a comparison one of loads, and not of servers."""
+    found = []
+    for field in fields(Workload):
+        if field.name not in _FREE:
+            found += _differing(field.name, [str(getattr(run.workload, field.name)) for run in runs])
+    found += _differing("endpoint", [run.target.endpoint for run in runs])
+    found += _lengths("mean input tokens asked", runs, lambda request: request.num_prompt_tokens_asked)
+    found += _lengths("mean output tokens asked", runs, lambda request: request.num_output_tokens_asked)
+    if not all(run.is_valid for run in runs):
+        told = ["valid" if run.is_valid else f"INVALID ({_reasons(run)})" for run in runs]
+        found.append(Difference("validity", tuple(dict.fromkeys(told))))
+    return tuple(found)
+
+
+def _differing(name: str, values: Sequence[str]) -> list[Difference]:
+    distinct = tuple(dict.fromkeys(values))
+    return [Difference(name, distinct)] if len(distinct) > 1 else []
+
+
+def _lengths(name: str, runs: Sequence[Run], read: Callable[[RequestRecord], int | None]) -> list[Difference]:
+    means, errors = [], []
+    for run in runs:
+        lengths = [length for request in run.requests if (length := read(request)) is not None] or [0]
+        means.append(float(np.mean(lengths)))
+        errors.append(float(np.std(lengths)) / len(lengths) ** 0.5)
+    by_chance = _BY_CHANCE * 2**0.5 * max(errors)
+    if max(means) - min(means) <= max(_SAME_LENGTH * max(means), by_chance):
+        return []
+    return _differing(name, [f"{mean:,.1f}" for mean in means])
+
+
+def _reasons(run: Run) -> str:
+    return ", ".join(finding.name for finding in run.findings if finding.is_fatal)

@@ -1,0 +1,1 @@
+"""Each operation against the roofline of the machine."""

@@ -1,0 +1,272 @@
+"""What a model asks of each operation: inputs of its shapes, and the work in them. Times nothing.
+
+Work is what cannot be avoided: each input read once, each output written once, and the operations of matrix products
+and attention. Arithmetic of the others is left out, because memory bounds them everywhere.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from archerfish.arch.arch import Arch, AttentionSpec, ExpertsSpec, MlpSpec
+from archerfish.arch.cost import keys_read, keys_seen
+from archerfish.ops.signatures import Chunks
+
+_NOISE_LENGTH = 1 << 20
+_INDEX_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelCase:
+    """One operation at one shape."""
+
+    operation: str
+    shape: str
+    """In words."""
+    make: Callable[[], tuple[Any, ...]]
+    """Fresh arguments."""
+    num_bytes: float
+    flops: float = 0.0
+    """0 where only memory counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """For what steps cases are made."""
+
+    arch: Arch
+    batch_sizes: Sequence[int]
+    """Tokens of a step."""
+    context: int
+    """Tokens that each sequence attends to."""
+    block_size: int
+    device: str
+    dtype: torch.dtype
+
+
+def kernel_cases(asked: Asked) -> Iterator[KernelCase]:
+    """Every case once, however many layers have it. An operation that the model does not use has none."""
+    for num_tokens in asked.batch_sizes:
+        maker = _Maker(asked, num_tokens)
+        yield from maker.linears()
+        yield maker.embed()
+        yield maker.norm()
+        yield from maker.rotations()
+        yield from maker.feed_forwards()
+        for spec in _distinct(layer.attention for layer in asked.arch.layers):
+            yield maker.attend(spec, num_tokens, 1, f"{num_tokens} x 1 token, context {asked.context}")
+        yield maker.write_kv()
+        yield maker.copy_blocks()
+    whole = _Maker(asked, asked.context)
+    for spec in _distinct(layer.attention for layer in asked.arch.layers):
+        yield whole.attend(spec, 1, asked.context, f"prompt of {asked.context} tokens")
+
+
+def _distinct(specs: Iterator[AttentionSpec]) -> list[AttentionSpec]:
+    """One spec for each way to attend."""
+    return list({(s.num_heads, s.num_kv_heads, s.head_dim, s.window, s.softcap): s for s in specs}.values())
+
+
+class _Maker:
+    """Cases of steps with so many tokens."""
+
+    def __init__(self, asked: Asked, num_tokens: int) -> None:
+        self._arch = asked.arch
+        self._asked = asked
+        self._num_tokens = num_tokens
+        self._attention = asked.arch.layers[0].attention
+
+    # -- inputs ---------------------------------------------------------------------------------------------------
+
+    def _noise(self, *shape: int) -> Tensor:
+        """One stretch of random numbers, laid out until the shape is full."""
+        count = int(np.prod(shape))
+        noise = torch.randn(min(count, _NOISE_LENGTH), dtype=self._asked.dtype, device=self._asked.device)
+        return noise.expand(-(-count // len(noise)), -1).reshape(-1)[:count].view(shape)
+
+    def _below(self, limit: int, *shape: int) -> Tensor:
+        return torch.randint(limit, shape, device=self._asked.device)
+
+    def _bytes(self, *counts: int) -> float:
+        return float(sum(counts)) * self._asked.dtype.itemsize
+
+    # -- everything but attention ---------------------------------------------------------------------------------
+
+    def linears(self) -> Iterator[KernelCase]:
+        arch, wanted = self._arch, dict[tuple[int, int], str]()
+        for layer in arch.layers:
+            spec, part = layer.attention, layer.feed_forward
+            wanted.setdefault((spec.qkv_width, arch.hidden_size), "qkv")
+            wanted.setdefault((arch.hidden_size, spec.q_width), "output")
+            if isinstance(part, MlpSpec):
+                wanted.setdefault((part.size * (2 if part.gated else 1), arch.hidden_size), "up")
+                wanted.setdefault((arch.hidden_size, part.size), "down")
+            else:
+                wanted.setdefault((part.num_experts, arch.hidden_size), "router")
+        wanted.setdefault((arch.vocab_size, arch.hidden_size), "head")
+        for (out, into), name in wanted.items():
+            yield self._linear(name, out, into)
+
+    def _linear(self, name: str, out: int, into: int) -> KernelCase:
+        tokens = self._num_tokens
+        return KernelCase(
+            operation="linear",
+            shape=f"{name}: {tokens} x {into} -> {out}",
+            make=lambda: (self._noise(tokens, into), self._noise(out, into), None),
+            flops=2.0 * tokens * out * into,
+            num_bytes=self._bytes(out * into, tokens * into, tokens * out),
+        )
+
+    def embed(self) -> KernelCase:
+        tokens, width, rows = self._num_tokens, self._arch.hidden_size, self._arch.vocab_size
+        return KernelCase(
+            operation="embed",
+            shape=f"{tokens} of {rows} rows x {width}",
+            make=lambda: (self._below(rows, tokens), self._noise(rows, width)),
+            num_bytes=self._bytes(2 * tokens * width) + tokens * _INDEX_BYTES,
+        )
+
+    def norm(self) -> KernelCase:
+        tokens, width, spec = self._num_tokens, self._arch.hidden_size, self._arch.norm
+        shape = f"{tokens} x {width}"
+        if spec.kind == "rms":
+            return KernelCase(
+                operation="rms_norm",
+                shape=shape,
+                make=lambda: (self._noise(tokens, width), self._noise(width), spec.eps, spec.weight_offset),
+                num_bytes=self._bytes(2 * tokens * width, width),
+            )
+        return KernelCase(
+            operation="layer_norm",
+            shape=shape,
+            make=lambda: (self._noise(tokens, width), self._noise(width), self._noise(width), spec.eps),
+            num_bytes=self._bytes(2 * tokens * width, 2 * width),
+        )
+
+    def rotations(self) -> Iterator[KernelCase]:
+        ropes = [layer.attention for layer in self._arch.layers if layer.attention.rope is not None]
+        if not ropes or ropes[0].rope is None:
+            return
+        tokens, heads, dim = self._num_tokens, ropes[0].num_heads, ropes[0].head_dim
+        half = len(ropes[0].rope.rotation(2).frequencies)
+
+        def make() -> tuple[Any, ...]:
+            angles = torch.rand(tokens, half, device=self._asked.device)
+            return self._noise(tokens, heads, dim), angles.cos(), angles.sin()
+
+        yield KernelCase(
+            operation="rotate",
+            shape=f"{tokens} x {heads} heads x {dim}",
+            make=make,
+            num_bytes=self._bytes(2 * tokens * heads * dim) + 2 * 4 * tokens * half,
+        )
+
+    def feed_forwards(self) -> Iterator[KernelCase]:
+        for part in dict.fromkeys(layer.feed_forward for layer in self._arch.layers):
+            yield self._experts(part) if isinstance(part, ExpertsSpec) else self._activate(part)
+
+    def _activate(self, spec: MlpSpec) -> KernelCase:
+        tokens, width = self._num_tokens, spec.size * (2 if spec.gated else 1)
+        return KernelCase(
+            operation="activate",
+            shape=f"{tokens} x {width} -> {spec.size}, {spec.activation}",
+            make=lambda: (self._noise(tokens, width), spec.activation, spec.gated),
+            num_bytes=self._bytes(tokens * width, tokens * spec.size),
+        )
+
+    def _experts(self, spec: ExpertsSpec) -> KernelCase:
+        tokens, width, count = self._num_tokens, self._arch.hidden_size, spec.num_experts_per_token
+        num_chosen = min(spec.num_experts, tokens * count)
+
+        def make() -> tuple[Any, ...]:
+            chosen = torch.arange(tokens * count, device=self._asked.device).view(tokens, count) % spec.num_experts
+            weights = torch.full((tokens, count), 1 / count, device=self._asked.device)
+            up = self._noise(spec.num_experts, 2 * spec.size, width)
+            down = self._noise(spec.num_experts, width, spec.size)
+            return self._noise(tokens, width), up, down, chosen, weights, spec.activation
+
+        return KernelCase(
+            operation="experts",
+            shape=f"{tokens} x {width}, {count} of {spec.num_experts} experts of {spec.size}",
+            make=make,
+            flops=2.0 * tokens * count * 3 * width * spec.size,
+            num_bytes=self._bytes(num_chosen * 3 * width * spec.size, 2 * tokens * width),
+        )
+
+    # -- attention and its cache ----------------------------------------------------------------------------------
+
+    def attend(self, spec: AttentionSpec, num_chunks: int, length: int, shape: str) -> KernelCase:
+        """Chunks of `length` tokens at the end of a context each."""
+        start, tokens = self._asked.context - length, num_chunks * length
+        window = "" if spec.window is None else f", window {spec.window}"
+        seen, read = (count(start, length, spec.window) for count in (keys_seen, keys_read))
+        blocks = -(-self._asked.context // self._asked.block_size)
+
+        def make() -> tuple[Any, ...]:
+            keys, values = (self._cache(num_chunks * blocks) for _ in range(2))
+            q, chunks = self._noise(tokens, spec.num_heads, spec.head_dim), self._chunks(num_chunks, length, blocks)
+            return q, keys, values, chunks, 0, spec.scale, spec.window, spec.softcap
+
+        return KernelCase(
+            operation="attend",
+            shape=shape + window,
+            make=make,
+            flops=4.0 * spec.q_width * seen * num_chunks,
+            num_bytes=self._bytes(2 * spec.kv_width * read * num_chunks, 2 * tokens * spec.q_width),
+        )
+
+    def write_kv(self) -> KernelCase:
+        tokens, spec = self._num_tokens, self._attention
+        blocks = -(-tokens // self._asked.block_size)
+
+        def make() -> tuple[Any, ...]:
+            k, v = (self._noise(tokens, spec.num_kv_heads, spec.head_dim) for _ in range(2))
+            slots = torch.randperm(blocks * self._asked.block_size, device=self._asked.device)[:tokens]
+            return k, v, self._cache(blocks), self._cache(blocks), slots
+
+        return KernelCase(
+            operation="write_kv",
+            shape=f"{tokens} x {spec.num_kv_heads} heads x {spec.head_dim}",
+            make=make,
+            num_bytes=self._bytes(4 * tokens * spec.kv_width) + tokens * _INDEX_BYTES,
+        )
+
+    def copy_blocks(self) -> KernelCase:
+        count, spec, block_size = self._num_tokens, self._attention, self._asked.block_size
+
+        def make() -> tuple[Any, ...]:
+            order = torch.randperm(2 * count, device=self._asked.device)
+            return self._cache(2 * count), order[:count], order[count:]
+
+        return KernelCase(
+            operation="copy_blocks",
+            shape=f"{count} blocks of {block_size} tokens",
+            make=make,
+            num_bytes=self._bytes(2 * count * block_size * spec.kv_width) + 2 * count * _INDEX_BYTES,
+        )
+
+    def _cache(self, num_blocks: int) -> Tensor:
+        return self._noise(num_blocks, self._asked.block_size, self._attention.num_kv_heads, self._attention.head_dim)
+
+    def _chunks(self, num_chunks: int, length: int, blocks: int) -> Chunks:
+        """Every chunk has blocks of its own, in no order."""
+        device, end = self._asked.device, self._asked.context
+        lengths, ends = np.full(num_chunks, length, np.int64), np.full(num_chunks, end, np.int64)
+
+        def on_device(values: Any) -> Tensor:
+            return torch.as_tensor(values, dtype=torch.int32, device=device)
+
+        table = torch.randperm(num_chunks * blocks, device=device).view(num_chunks, blocks)
+        return Chunks(
+            query_starts=on_device(np.arange(num_chunks + 1) * length),
+            lengths=on_device(lengths),
+            ends=on_device(ends),
+            tables=(table.int(),),
+            slots=(torch.arange(num_chunks * length, device=device),),
+            host_lengths=lengths,
+            host_ends=ends,
+        )

@@ -1,0 +1,161 @@
+"""Times every implementation of every operation against the machine's roofline. Knows no shapes and prints nothing."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+
+from archerfish.bench.kernels.cases import KernelCase
+from archerfish.metrics.state import Peak
+from archerfish.ops.choose import Implementation, Target
+from archerfish.ops.signatures import Ops
+
+_ROTATED_BYTES = 256 << 20
+"""Inputs of up to so many bytes take turns: in a model each layer reads its own, not what the last call left behind."""
+_LEAST_TIMED = 1e-3
+"""Seconds: shorter calls are timed several together."""
+
+Progress = Callable[[float], None]
+"""Called with the cases done so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTiming:
+    """One implementation at one shape."""
+
+    operation: str
+    shape: str
+    kernel: str
+    seconds: float
+    """The best of many calls: what others do on the machine only adds."""
+    flops_per_second: float | None
+    """None where only memory counts."""
+    bytes_per_second: float
+    roof_share: float
+    """Time at the measured peak / time. Above 1 where inputs stay in the caches."""
+    limit: str
+    """What the roof is made of at this shape: compute or bandwidth."""
+    ratio: float = 1.0
+    """Time / that of the fastest implementation."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRefusal:
+    """An implementation that does not run here, and why."""
+
+    operation: str
+    kernel: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelReport:
+    timings: tuple[KernelTiming, ...]
+    refusals: tuple[KernelRefusal, ...]
+    unused: tuple[str, ...]
+    """Operations that were not timed, because the model has no use for them or they were left out."""
+
+
+class Stopwatch:
+    """Times calls on one device, for about so many seconds each."""
+
+    def __init__(self, device: str, seconds: float) -> None:
+        self._device = device
+        self._seconds = seconds
+
+    def best(self, function: Callable[..., Any], inputs: Sequence[tuple[Any, ...]]) -> float:
+        """Seconds of one call, at best; the inputs take turns."""
+        for arguments in inputs:  # Libraries are loaded, kernels compiled, memory touched.
+            function(*arguments)
+        once = self._time(function, inputs, 1)
+        count = max(1, round(_LEAST_TIMED / max(once, 1e-9)))
+        found, ends = once, time.perf_counter() + self._seconds
+        while time.perf_counter() < ends:
+            found = min(found, self._time(function, inputs, count))
+        return found
+
+    def _time(self, function: Callable[..., Any], inputs: Sequence[tuple[Any, ...]], count: int) -> float:
+        """Seconds of one call, the mean of so many rounds over all inputs."""
+        self._wait()
+        started = time.perf_counter()
+        for _ in range(count):
+            for arguments in inputs:
+                function(*arguments)
+        self._wait()
+        return (time.perf_counter() - started) / (count * len(inputs))
+
+    def _wait(self) -> None:
+        if self._device != "cpu":
+            torch.cuda.synchronize()
+
+
+@torch.inference_mode()
+def measure_kernels(
+    cases: Sequence[KernelCase],
+    implementations: Iterable[Implementation],
+    target: Target,
+    peak: Peak,
+    stopwatch: Stopwatch,
+    most_inputs: int,
+    progress: Progress = lambda _: None,
+) -> KernelReport:
+    """Time every case with every implementation that supports the target.
+
+    `most_inputs` is how many inputs of a case take turns at most, as layers do in a model.
+    """
+    supported, refusals = _sort_out(implementations, target)
+    timings: list[KernelTiming] = []
+    for done, case in enumerate(cases, 1):
+        inputs = _make_inputs(case, most_inputs)  # The same for every implementation.
+        timings += _compare(
+            [
+                _timing(case, kernel.name, stopwatch.best(kernel.function, inputs), peak)
+                for kernel in supported
+                if kernel.operation == case.operation
+            ]
+        )
+        progress(done)
+    used = {case.operation for case in cases}
+    unused = tuple(field.name for field in fields(Ops) if field.name not in used)
+    return KernelReport(timings=tuple(timings), refusals=tuple(refusals), unused=unused)
+
+
+def _make_inputs(case: KernelCase, most: int) -> list[tuple[Any, ...]]:
+    first = case.make()
+    num_bytes = sum(argument.nbytes for argument in first if isinstance(argument, torch.Tensor))
+    return [first, *(case.make() for _ in range(min(most, _ROTATED_BYTES // num_bytes) - 1))]
+
+
+def _sort_out(
+    implementations: Iterable[Implementation], target: Target
+) -> tuple[list[Implementation], list[KernelRefusal]]:
+    supported, refusals = [], []
+    for kernel in implementations:
+        reason = kernel.supports(target)
+        if reason is None:
+            supported.append(kernel)
+        else:
+            refusals.append(KernelRefusal(kernel.operation, kernel.name, reason))
+    return supported, refusals
+
+
+def _timing(case: KernelCase, kernel: str, seconds: float, peak: Peak) -> KernelTiming:
+    computing, reading = case.flops / peak.flops, case.num_bytes / peak.bandwidth
+    return KernelTiming(
+        operation=case.operation,
+        shape=case.shape,
+        kernel=kernel,
+        seconds=seconds,
+        flops_per_second=case.flops / seconds if case.flops else None,
+        bytes_per_second=case.num_bytes / seconds,
+        roof_share=max(computing, reading) / seconds,
+        limit="compute" if computing > reading else "bandwidth",
+    )
+
+
+def _compare(timings: list[KernelTiming]) -> list[KernelTiming]:
+    """Fastest first, each with its ratio to that."""
+    ordered = sorted(timings, key=lambda timing: timing.seconds)
+    return [replace(timing, ratio=timing.seconds / ordered[0].seconds) for timing in ordered]

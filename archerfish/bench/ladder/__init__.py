@@ -1,0 +1,1 @@
+"""What each optimization brought, one line above the other."""

@@ -1,0 +1,267 @@
+"""The charts of one run: latencies, flow, the server's state, its roofline. Computes no metric; needs plotly."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from archerfish.bench.report.series import Flow, Point, RooflinePoints, bars, flow, roofline_points, thinned
+from archerfish.bench.report.style import (
+    BAD,
+    DECODE,
+    GOOD,
+    INK,
+    LOGARITHMIC,
+    P50,
+    P90,
+    P99,
+    PREFILL,
+    QUIET,
+    RUNNING,
+    WAITING,
+    Chart,
+    apply_style,
+    new_figure,
+)
+from archerfish.bench.serve.records import RequestRecord, Run
+from archerfish.metrics.distribution import distribution
+from archerfish.metrics.objectives import Objectives
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+_MS = 1000.0
+_MARKS = ((50, P50, "solid"), (90, P90, "dash"), (99, P99, "dot"))
+_SECONDS = "seconds since the run began"
+
+
+def run_charts(run: Run, objectives: Objectives | None) -> list[Chart]:
+    """Those for which the run has numbers."""
+    begun = [request for request in run.succeeded if request.token_times]
+    points = roofline_points(run.samples)
+    charts = [_latencies(begun), _first_tokens(begun, objectives)] if begun else []
+    if points is not None:
+        charts.append(_roofline(points))
+    charts.append(_flow(flow(run, objectives), objectives))
+    if len(run.samples) > 1:
+        charts += [_state(run), _fullness(run)]
+    return charts
+
+
+# -- latencies --------------------------------------------------------------------------------------------------------
+
+
+def _latencies(requests: Sequence[RequestRecord]) -> Chart:
+    from plotly.subplots import make_subplots
+
+    timings = [request.timing for request in requests]
+    families: tuple[tuple[str, Sequence[float | None]], ...] = (
+        ("Time to first token", [timing.ttft for timing in timings]),
+        ("Time per output token", [timing.tpot for timing in timings]),
+        ("Gaps between tokens", [gap for request in requests for gap in request.gaps]),
+        ("End to end", [timing.total for timing in timings]),
+    )
+    figure = make_subplots(rows=2, cols=2, subplot_titles=[name for name, _ in families], vertical_spacing=0.2)
+    apply_style(figure, 560)
+    for index, (_, found) in enumerate(families):
+        values = [value * _MS for value in found if value is not None]
+        if values:
+            _add_histogram(figure, values, row=index // 2 + 1, col=index % 2 + 1)
+    figure.update_xaxes(title_text="ms")
+    figure.update_yaxes(tickformat=".0%")
+    figure.update_annotations(font={"size": 14, "color": INK})
+    for percent, colour, dash in _MARKS:
+        line = {"color": colour, "width": 2, "dash": dash}
+        figure.add_scatter(x=[None], y=[None], mode="lines", line=line, name=f"p{percent}", row=1, col=1)
+    figure.update_layout(legend={"y": 1.09}, margin={"t": 72})
+    return Chart(
+        name="latencies",
+        title="Latency",
+        caption="Share of requests (of gaps: of gaps) in each bar. The axis is logarithmic where the tail is long.",
+        figure=figure,
+        is_wide=True,
+    )
+
+
+def _add_histogram(figure: "Figure", values: Sequence[float], *, row: int, col: int) -> None:
+    found, summary = bars(values), distribution(values)
+    assert summary is not None
+    edges = found.edges
+    # A staircase looks the same on both kinds of axis, which bars do not.
+    figure.add_scatter(
+        x=np.repeat(edges, 2),
+        y=np.concatenate([[0.0], np.repeat(found.shares, 2), [0.0]]),
+        mode="lines",
+        line={"color": DECODE, "width": 1},
+        fill="tozeroy",
+        showlegend=False,
+        hovertemplate="%{x:.4g} ms: %{y:.1%}<extra></extra>",
+        row=row,
+        col=col,
+    )
+    top = float(found.shares.max()) * 1.05
+    for percent, colour, dash in _MARKS:
+        value = summary.percentile(percent)
+        figure.add_scatter(
+            x=[value, value],
+            y=[0, top],
+            mode="lines",
+            line={"color": colour, "width": 2, "dash": dash},
+            showlegend=False,
+            hovertemplate=f"p{percent} = {value:,.4g} ms<extra></extra>",
+            row=row,
+            col=col,
+        )
+    if found.is_logarithmic:
+        figure.update_xaxes(**LOGARITHMIC, row=row, col=col)
+
+
+def _first_tokens(requests: Sequence[RequestRecord], objectives: Objectives | None) -> Chart:
+    figure = new_figure(x="input tokens", y="time to first token, ms", height=400)
+    shown = requests[thinned(len(requests))]
+    asked = objectives or Objectives()
+    good = [asked.met_by(request.timing, request.outcome) for request in shown]
+    named = (("good", GOOD, "circle", True), ("missed its objectives", BAD, "x", False))
+    for name, colour, symbol, wanted in named:
+        chosen = [request for request, is_good in zip(shown, good, strict=True) if is_good is wanted]
+        if chosen:
+            figure.add_scatter(
+                x=[request.num_input_tokens for request in chosen],
+                y=[(request.timing.ttft or 0.0) * _MS for request in chosen],
+                mode="markers",
+                marker={"color": colour if objectives else DECODE, "symbol": symbol, "size": 6, "opacity": 0.6},
+                name=name if objectives else "request",
+                hovertemplate="%{x:,} tokens: %{y:,.1f} ms<extra></extra>",
+            )
+    if objectives is not None and objectives.ttft_ms is not None:
+        figure.add_hline(objectives.ttft_ms, line={"color": QUIET, "dash": "dash", "width": 1})
+    few = "" if len(shown) == len(requests) else f" {len(shown):,} of {len(requests):,} requests are shown."
+    return Chart(
+        name="first-tokens",
+        title="Time to first token against input length",
+        caption=f"A slope is prefill; height at the same length is queueing.{few}",
+        figure=figure,
+    )
+
+
+# -- over time --------------------------------------------------------------------------------------------------------
+
+
+def _flow(found: Flow, objectives: Objectives | None) -> Chart:
+    from plotly.subplots import make_subplots
+
+    # Each has a scale of its own: there may be a hundred tokens of input for one of output.
+    figure = make_subplots(rows=3, cols=1, shared_xaxes=True, vertical_spacing=0.06)
+    apply_style(figure, 520)
+    lines = [
+        ("output tokens", found.output_tokens, DECODE, "solid", 1),
+        ("input tokens", found.input_tokens, PREFILL, "solid", 2),
+        ("requests ended", found.ended_requests, RUNNING, "dot", 3),
+    ]
+    if objectives is not None:
+        lines.append(("good requests", found.good_requests, GOOD, "solid", 3))
+    for name, values, colour, dash, row in lines:
+        line = {"color": colour, "dash": dash, "width": 2, "shape": "hvh"}
+        figure.add_scatter(x=found.times, y=values, mode="lines", name=name, line=line, row=row, col=1)
+    figure.update_layout(hovermode="x unified")
+    for row, unit in enumerate(("tokens/s", "tokens/s", "requests/s"), 1):
+        figure.update_yaxes(title_text=unit, row=row, col=1)
+    figure.update_xaxes(title_text=_SECONDS, row=3, col=1)
+    return Chart(
+        name="flow",
+        title="Throughput and goodput over time",
+        caption="Input counts when its answer begins, a request when it ends."
+        + ("" if objectives else " Without objectives every request that ends is good."),
+        figure=figure,
+        is_wide=True,
+    )
+
+
+def _state(run: Run) -> Chart:
+    figure = new_figure(x=_SECONDS, y="sequences")
+    times = [sample.time for sample in run.samples]
+    for name, values, colour, dash in (
+        ("running", [sample.num_running for sample in run.samples], RUNNING, "solid"),
+        ("waiting", [sample.num_waiting for sample in run.samples], WAITING, "dash"),
+    ):
+        line = {"color": colour, "dash": dash, "width": 2, "shape": "vh"}
+        figure.add_scatter(x=times, y=values, mode="lines", name=name, line=line)
+    figure.update_layout(hovermode="x unified")
+    return Chart(
+        name="state",
+        title="Running and waiting",
+        caption="As the server told it. A line of waiting that only rises is a load that cannot be served.",
+        figure=figure,
+    )
+
+
+def _fullness(run: Run) -> Chart:
+    figure = new_figure(x=_SECONDS, y="share")
+    times = [sample.time for sample in run.samples]
+    for name, values, colour, dash in (
+        ("KV cache in use", [sample.kv_cache_usage for sample in run.samples], DECODE, "solid"),
+        ("batch occupancy, last 60 s", [sample.batch_occupancy for sample in run.samples], PREFILL, "dash"),
+    ):
+        line = {"color": colour, "dash": dash, "width": 2}
+        figure.add_scatter(x=times, y=values, mode="lines", name=name, line=line)
+    figure.update_yaxes(range=[0, 1.02], tickformat=".0%")
+    figure.update_layout(hovermode="x unified")
+    return Chart(
+        name="fullness",
+        title="Batch occupancy and KV cache",
+        caption="Rows taken of all there are, and blocks in use of all there are.",
+        figure=figure,
+    )
+
+
+# -- the roofline -----------------------------------------------------------------------------------------------------
+
+
+def _roofline(points: RooflinePoints) -> Chart:
+    figure = new_figure(x="operations / byte", y="operations / s", height=400)
+    peak = points.peak
+    ridge = peak.flops / peak.bandwidth
+    every = [*points.prefill_moments, *points.decode_moments]
+    low = min([ridge, *(point.intensity for point in every)]) / 4
+    high = max([ridge, *(point.intensity for point in every)]) * 4
+    roof = {"color": QUIET, "width": 2}
+    figure.add_scatter(
+        x=[low, ridge, high],
+        y=[low * peak.bandwidth, peak.flops, peak.flops],
+        mode="lines",
+        line=roof,
+        name=f"roof: {peak.bandwidth / 1e9:,.1f} GB/s, {peak.flops / 1e9:,.1f} GFLOP/s",
+        hoverinfo="skip",
+    )
+    for name, whole, moments, colour, symbol in (
+        ("prefill", points.prefill, points.prefill_moments, PREFILL, "diamond"),
+        ("decode", points.decode, points.decode_moments, DECODE, "circle"),
+    ):
+        _add_points(
+            figure, f"{name}, moments", moments, {"color": colour, "symbol": symbol, "size": 5, "opacity": 0.35}
+        )
+        if whole is not None:
+            line = {"color": INK, "width": 1}
+            _add_points(figure, name, [whole], {"color": colour, "symbol": symbol, "size": 14, "line": line})
+    figure.update_traces(showlegend=False, selector={"marker.size": 5})
+    figure.update_xaxes(type="log", showgrid=True, dtick=1)
+    figure.update_yaxes(type="log", exponentformat="SI", dtick=1)
+    return Chart(
+        name="roofline",
+        title="Roofline",
+        caption="Left of the bend reading sets the pace, right of it arithmetic; the distance to the roof is what is "
+        "lost otherwise. Above it lies work whose weights stayed in the caches. Large marks are the whole run, small "
+        "ones moments of it.",
+        figure=figure,
+    )
+
+
+def _add_points(figure: "Figure", name: str, points: Sequence[Point], marker: dict[str, object]) -> None:
+    figure.add_scatter(
+        x=[point.intensity for point in points],
+        y=[point.flops for point in points],
+        mode="markers",
+        marker=marker,
+        name=name,
+        hovertemplate="%{x:.3g} operations/byte, %{y:.3s} operations/s<extra>" + name + "</extra>",
+    )

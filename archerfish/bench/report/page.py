@@ -1,0 +1,110 @@
+"""Writes a page of words, tables and charts as one HTML file that needs nothing else. Knows no benchmark."""
+
+import json
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from archerfish.bench.report.style import DARK
+from archerfish.errors import ConfigError
+
+if TYPE_CHECKING:
+    from archerfish.bench.report.style import Chart
+
+_ASSETS = files("archerfish.bench.report") / "assets"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """Something to know before any number."""
+
+    name: str
+    text: str
+    is_alarm: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A number with its name, shown large."""
+
+    name: str
+    value: str
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    heading: str
+    columns: tuple[str, ...]
+    """The first names the rows."""
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+    is_wide: bool = False
+    """Whether it takes the page's whole width."""
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    name: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conclusion:
+    """What it all comes to, in words."""
+
+    headline: str
+    sentence: str
+    evidence: tuple[Term, ...] = ()
+    suggestions: tuple[Term, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    title: str
+    subtitle: str
+    alarm: str = ""
+    """In red above everything; empty where all is well."""
+    notices: tuple[Notice, ...] = ()
+    conclusion: Conclusion
+    figures: tuple[Figure, ...] = ()
+    tables: tuple[Table, ...] = ()
+    charts: "tuple[Chart, ...]" = ()
+    version: str
+    """Of the package that measured."""
+
+
+def render(page: Page) -> str:
+    from jinja2 import Environment
+    from markupsafe import Markup
+    from plotly.offline import get_plotlyjs
+
+    template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(_asset("page.html.jinja"))
+    figures = {chart.name: json.loads(chart.figure.to_json()) for chart in page.charts}
+    return template.render(
+        page=page,
+        style=Markup(_asset("page.css")),
+        script=Markup(_asset("page.js")),
+        plotly=Markup(get_plotlyjs()),
+        data=Markup(_for_script({"figures": figures, "dark": DARK})),
+    )
+
+
+def save_page(page: Page, path: Path) -> None:
+    """Written whole or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_text(render(page), encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise ConfigError(f"the report cannot be written to {path}: {error.strerror}") from error
+
+
+def _asset(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8")
+
+
+def _for_script(value: object) -> str:
+    """JSON that cannot end the element it stands in, whatever texts are in it."""
+    return json.dumps(value).replace("<", "\\u003c")

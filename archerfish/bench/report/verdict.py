@@ -1,0 +1,209 @@
+"""Says what held a run back, by which figures, and what to try next. Knows no chart."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from archerfish.bench.report.facts import Facts, Roof, read_facts
+from archerfish.bench.serve.records import Run, Workload
+from archerfish.bench.serve.summary import Summary
+
+_MOST = 0.5
+"""A cause holds a run back when it takes at least this share of the time in question."""
+_ROWS_FULL = 0.9
+_CROWDED = 0.1
+"""Share of the time with the KV cache full and someone waiting, from which on room is what is missing."""
+
+
+class Limit(StrEnum):
+    """What a run was held back by."""
+
+    COMPUTE = "compute-bound"
+    BANDWIDTH = "bandwidth-bound"
+    CAPACITY = "capacity-bound"
+    HOST = "host-bound"
+    """By what happens between steps."""
+    OVERHEAD = "overhead-bound"
+    """By what no peak explains within them: kernels that are slow, or too small for the machine."""
+    QUEUE = "queue-bound"
+    LOAD = "load-bound"
+    """By the client: the server could have done more."""
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A setting worth trying."""
+
+    setting: str
+    change: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    limit: Limit
+    reason: str
+    """A sentence."""
+    evidence: tuple[Evidence, ...]
+    advice: tuple[Advice, Advice]
+    """The two settings most worth trying, the better one first."""
+
+
+def judge_run(run: Run, summary: Summary) -> Verdict:
+    facts = read_facts(run, summary)
+    if facts is None:
+        return Verdict(
+            limit=Limit.UNKNOWN,
+            reason="the server told nothing of itself while it was measured",
+            evidence=(),
+            advice=_ADVICE_TO_LOOK,
+        )
+    limit, reason = _find(facts)
+    return Verdict(limit=limit, reason=reason, evidence=_evidence(facts), advice=_advice(limit, facts, run.workload))
+
+
+# -- what it was ------------------------------------------------------------------------------------------------------
+
+
+def _find(facts: Facts) -> tuple[Limit, str]:
+    """The first cause that holds. What lies before the steps goes first: it makes the steps what they are."""
+    if facts.engine.num_preemptions > 0 or facts.crowded_share >= _CROWDED:
+        return Limit.CAPACITY, _capacity_reason(facts)
+    if facts.active_share < _MOST:
+        return Limit.LOAD, f"the server had nothing to do for {1 - facts.active_share:.0%} of the time"
+    if facts.engine.busy_share < _MOST * facts.active_share:
+        between = facts.active_share - facts.engine.busy_share
+        return Limit.HOST, f"for {between:.0%} of the time there were requests, but no step was running"
+    return _find_in_steps(facts, facts.roof)
+
+
+def _find_in_steps(facts: Facts, roof: Roof | None) -> tuple[Limit, str]:
+    near_roof = roof is not None and roof.share >= _MOST
+    compute = roof is not None and roof.compute_seconds >= roof.bandwidth_seconds
+    if roof is not None and near_roof and compute:
+        return Limit.COMPUTE, f"operations at the machine's peak rate fill {_of(roof.compute_seconds, roof)}"
+    if _is_queueing(facts):
+        return Limit.QUEUE, _queue_reason(facts)
+    if roof is not None and near_roof:
+        return Limit.BANDWIDTH, f"reading at the machine's peak rate fills {_of(roof.bandwidth_seconds, roof)}"
+    if roof is not None:
+        return Limit.OVERHEAD, (
+            f"a perfect machine would need {roof.share:.0%} of the time in steps: the rest is neither arithmetic nor "
+            "memory, but kernels that are slow or too small, and everything around them"
+        )
+    return Limit.UNKNOWN, "steps fill the time, but the machine's peak is not known"
+
+
+def _is_queueing(facts: Facts) -> bool:
+    """Requests wait most of the time, and those that wait are not let in at the very next step."""
+    waits_often = facts.waiting_share >= _MOST * facts.active_share
+    return waits_often and (facts.queue_share is None or facts.queue_share >= _MOST)
+
+
+def _of(seconds: float, roof: Roof) -> str:
+    return f"{seconds / roof.busy_seconds:.0%} of the time in steps"
+
+
+def _capacity_reason(facts: Facts) -> str:
+    if facts.engine.num_preemptions > 0:
+        num_preemptions = facts.engine.num_preemptions
+        return f"the KV cache ran out of room: {num_preemptions:,} times a sequence had to make way and start again"
+    return f"the KV cache was full while requests waited, {facts.crowded_share:.0%} of the time"
+
+
+def _queue_reason(facts: Facts) -> str:
+    waiting = f"requests waited for a place {facts.waiting_share:.0%} of the time"
+    if facts.occupancy >= _ROWS_FULL:
+        return f"{waiting}, because every row of the batch was taken"
+    return f"{waiting}, though rows and KV cache had room: prompts come faster than steps take them in"
+
+
+# -- by which figures -------------------------------------------------------------------------------------------------
+
+
+def _evidence(facts: Facts) -> tuple[Evidence, ...]:
+    found = [
+        Evidence("Time in steps", f"{facts.engine.busy_share:.0%}"),
+        Evidence("Time with requests", f"{facts.active_share:.0%}"),
+        Evidence("Time with requests waiting", f"{facts.waiting_share:.0%}"),
+        Evidence("Batch occupancy, highest", f"{facts.occupancy:.0%}"),
+        Evidence("KV cache in use, highest", f"{facts.engine.largest_kv_cache_usage:.0%}"),
+        Evidence("Preemptions", f"{facts.engine.num_preemptions:,}"),
+    ]
+    if facts.queue_share is not None:
+        found.append(Evidence("Queueing, share of TTFT", f"{facts.queue_share:.0%}"))
+    if facts.engine.prefix_hit_share is not None:
+        found.append(Evidence("Prefix cache hits", f"{facts.engine.prefix_hit_share:.0%}"))
+    if facts.engine.utilization is not None:
+        used = facts.engine.utilization
+        found += [Evidence("MFU in steps", f"{used.mfu:.1%}"), Evidence("MBU in steps", f"{used.mbu:.1%}")]
+    if facts.roof is not None:
+        found.append(Evidence("A perfect machine's share of steps", f"{facts.roof.share:.0%}"))
+    return tuple(found)
+
+
+# -- what to try ------------------------------------------------------------------------------------------------------
+
+_ADVICE_TO_LOOK = (
+    Advice("--url", "leave it out", "a server started for the run is watched while it works"),
+    Advice("--request-rate", "sweep it", "archerfish bench sweep finds where latency begins to rise"),
+)
+_ONE_READING = "more sequences share one reading of the weights"
+_ONE_STEP = "more sequences share what a step costs whatever is in it"
+_LEAVE_A_CORE = "one fewer than the cores, so that the process that talks to clients never waits for one"
+_SHORTER_CHUNKS = "prompts hold up running answers less: a lower ITL tail for a later first token"
+_MORE_TOKENS = Advice("--max-num-batched-tokens", "raise it", "more of the waiting prompts enter each step")
+_SMALLER_NUMBERS = Advice("--dtype", "bfloat16", "lower precision, where the model is in float32: half the bytes")
+
+
+def _advice(limit: Limit, facts: Facts, workload: Workload) -> tuple[Advice, Advice]:
+    if limit is Limit.COMPUTE:
+        return (
+            Advice("--dtype", "bfloat16", "lower precision, where the model is in float32: twice the operations"),
+            Advice("--max-num-batched-tokens", "lower it", _SHORTER_CHUNKS),
+        )
+    if limit is Limit.BANDWIDTH:
+        return _more_at_once(facts, workload, _ONE_READING), _SMALLER_NUMBERS
+    if limit is Limit.CAPACITY:
+        more = Advice("--gpu-memory-utilization", "raise it", "more blocks: sequences keep their place")
+        fewer = Advice("--max-num-seqs", "lower it", "fewer at once, none computed twice")
+        return more, (fewer if facts.engine.num_preemptions > 0 else _SMALLER_NUMBERS)
+    if limit is Limit.HOST:
+        return Advice("--threads", "lower it", _LEAVE_A_CORE), _more_at_once(facts, workload, _ONE_STEP)
+    if limit is Limit.OVERHEAD:
+        longer = Advice("--max-num-batched-tokens", "raise it", "longer chunks make larger kernels")
+        return _more_at_once(facts, workload, _ONE_STEP), longer
+    if limit is Limit.QUEUE:
+        rows_full = facts.occupancy >= _ROWS_FULL
+        less = _load(workload, raised=False, why="or share it with another server: requests only wait")
+        return (_more_at_once(facts, workload, _ONE_READING) if rows_full else _MORE_TOKENS), less
+    if limit is Limit.LOAD:
+        return (
+            _load(workload, raised=True, why="the server has time for more"),
+            Advice("archerfish bench sweep", "run it", "it finds the most that is served in time"),
+        )
+    peaks = "with both, steps can be held against what the machine can do"
+    return Advice("--peak-flops", "set it", peaks), Advice("--peak-bandwidth", "set it", peaks)
+
+
+def _more_at_once(facts: Facts, workload: Workload, why: str) -> Advice:
+    """By the server where its rows are full, or else by the client."""
+    if facts.occupancy >= _ROWS_FULL:
+        return Advice("--max-num-seqs", "raise it", why)
+    return _load(workload, raised=True, why=why)
+
+
+def _load(workload: Workload, *, raised: bool, why: str) -> Advice:
+    """By whatever this load is set with."""
+    if workload.arrivals == "trace":
+        return Advice("--time-scale", "lower it" if raised else "raise it", why)
+    flag = "--request-rate"
+    if workload.arrivals == "closed":
+        flag = "--num-prompts" if workload.max_concurrency is None else "--max-concurrency"
+    return Advice(flag, "raise it" if raised else "lower it", why)

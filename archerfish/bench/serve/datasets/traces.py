@@ -1,0 +1,138 @@
+"""Recorded arrivals: Azure's CSV and Mooncake's JSONL, with texts made to their lengths and shared prefixes."""
+
+import csv
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from archerfish.bench.serve.datasets.files import needed_path, parsed_objects, read_text
+from archerfish.bench.serve.datasets.options import DatasetOptions
+from archerfish.bench.serve.datasets.sample import Sample
+from archerfish.bench.serve.datasets.words import MadeText, Words
+from archerfish.errors import ConfigError
+
+_AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_MOONCAKE_BLOCK = 512
+"""Tokens that one of Mooncake's hashes stands for."""
+
+
+class _Row(NamedTuple):
+    time: float
+    num_in: int
+    num_out: int
+    hashes: tuple[int, ...]
+    """Of its blocks; none where the trace does not tell."""
+
+
+def azure(options: DatasetOptions, words: Words, num_samples: int, seed: int) -> list[Sample]:
+    """Times and lengths of Azure's services; the texts have nothing in common."""
+    path = needed_path(options)
+    rows = csv.DictReader(read_text(path).splitlines())
+    if tuple(rows.fieldnames or ()) != _AZURE_COLUMNS:
+        raise ConfigError(f"{path} must have the columns {', '.join(_AZURE_COLUMNS)}, but has {rows.fieldnames}")
+    found = []
+    for number, row in enumerate(rows, 2):
+        try:
+            time = datetime.fromisoformat(row["TIMESTAMP"]).timestamp()
+            found.append(_Row(time, int(row["ContextTokens"]), int(row["GeneratedTokens"]), ()))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{path}, line {number}: {error}") from error
+        if len(found) == num_samples:
+            break
+    rng = np.random.default_rng(seed)
+    samples = []
+    for one in _enough(found, num_samples, path):
+        made = words.make(rng, _scaled(one.num_in, options))
+        samples.append(_sample(one, made, 0, options))
+    return samples
+
+
+def mooncake(options: DatasetOptions, words: Words, num_samples: int, seed: int) -> list[Sample]:
+    """Times, lengths and shared prefixes: equal hashes at the beginning of two requests are equal texts."""
+    path = needed_path(options)
+    found = []
+    for where, value in parsed_objects(path):
+        try:
+            hashes = tuple(int(one) for one in value["hash_ids"])
+            found.append(
+                _Row(value["timestamp"] / 1000, int(value["input_length"]), int(value["output_length"]), hashes)
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{where}: timestamp, input_length, output_length and hash_ids are needed ({error!r})"
+            ) from error
+        if len(found) == num_samples:
+            break
+    rows = _enough(found, num_samples, path)
+    blocks = _Blocks(words, max(1, round(_MOONCAKE_BLOCK * options.length_scale)), seed)
+    shared = _shared_blocks(rows)
+    return [
+        _sample(row, blocks.prompt(row.hashes, _scaled(row.num_in, options)), count * blocks.size, options)
+        for row, count in zip(rows, shared, strict=True)
+    ]
+
+
+class _Blocks:
+    """Texts of blocks, each made once: the same hash is the same text in every prompt."""
+
+    def __init__(self, words: Words, size: int, seed: int) -> None:
+        self._words = words
+        self._seed = seed
+        self._made: dict[int, MadeText] = {}
+        self.size = size
+
+    def prompt(self, hashes: tuple[int, ...], length: int) -> MadeText:
+        whole = [self._block(one) for one in hashes[: length // self.size]]
+        rest = length - len(whole) * self.size
+        if rest or not whole:
+            # What does not fill a block is nobody else's, unless the hash says otherwise.
+            whole.append(self._tail(hashes, len(whole), max(1, rest)))
+        counts = [one.num_tokens for one in whole]
+        known = [count for count in counts if count is not None]
+        return MadeText("".join(one.text for one in whole), sum(known) if len(known) == len(counts) else None)
+
+    def _block(self, one: int) -> MadeText:
+        if one not in self._made:
+            self._made[one] = self._words.make(np.random.default_rng((self._seed, one)), self.size)
+        return self._made[one]
+
+    def _tail(self, hashes: tuple[int, ...], place: int, length: int) -> MadeText:
+        last = hashes[place] if place < len(hashes) else len(hashes)
+        return self._words.make(np.random.default_rng((self._seed, last, length)), length)
+
+
+def _shared_blocks(rows: list[_Row]) -> list[int]:
+    """How many of each request's first blocks an earlier one has, too."""
+    nodes: dict[tuple[int, int], int] = {}
+    counts = []
+    for row in rows:
+        parent, count = -1, 0
+        for one in row.hashes:
+            known = (parent, one) in nodes
+            parent = nodes.setdefault((parent, one), len(nodes))
+            count += known
+        counts.append(count)
+    return counts
+
+
+def _sample(row: _Row, made: MadeText, num_shared: int, options: DatasetOptions) -> Sample:
+    return Sample(
+        prompt=made.text,
+        num_prompt_tokens=made.num_tokens,
+        num_output_tokens=_scaled(row.num_out, options),
+        must_write_all=True,
+        num_shared_tokens=num_shared,
+        time=row.time,
+    )
+
+
+def _scaled(length: int, options: DatasetOptions) -> int:
+    return max(1, round(length * options.length_scale))
+
+
+def _enough(rows: list[_Row], num_samples: int, path: Path) -> list[_Row]:
+    if len(rows) < num_samples:
+        raise ConfigError(f"{path} has {len(rows)} requests: give --num-prompts {len(rows)} or fewer")
+    return rows

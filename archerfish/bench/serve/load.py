@@ -1,0 +1,49 @@
+"""Sends a load as planned: each request at its time, no more at once than allowed. Knows no metric."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from archerfish.bench.serve.client import BenchClient
+from archerfish.bench.serve.datasets.sample import Sample
+from archerfish.bench.serve.records import RequestRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedLoad:
+    samples: Sequence[Sample]
+    times: Sequence[float]
+    """When each is to be sent, rising."""
+    is_closed: bool
+    """Whether a request comes as soon as there is room for it, and not at a time of its own."""
+    max_concurrency: int | None = None
+
+
+async def send_load(
+    client: BenchClient, load: PlannedLoad, on_end: Callable[[RequestRecord], None]
+) -> list[RequestRecord]:
+    """All records, in the order of the plan. The client's time starts here."""
+    bodies = [client.body(sample) for sample in load.samples]
+    room = None if load.max_concurrency is None else asyncio.Semaphore(load.max_concurrency)
+    waits_for_room = load.is_closed and room is not None
+
+    async def ask(index: int, planned: float | None) -> RequestRecord:
+        try:
+            record = await client.ask(index, load.samples[index], bodies[index], planned)
+        finally:
+            if room is not None:
+                room.release()
+        on_end(record)
+        return record
+
+    client.start()
+    async with asyncio.TaskGroup() as group:
+        tasks = []
+        for index, planned in enumerate(load.times):
+            wait = planned - client.now()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            if room is not None:
+                await room.acquire()
+            tasks.append(group.create_task(ask(index, None if waits_for_room else float(planned))))
+    return [task.result() for task in tasks]

@@ -1,0 +1,110 @@
+"""What can be chosen of a load test, beside what is asked. Knows no server."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from archerfish.bench.serve.client import CHAT, COMPLETIONS
+from archerfish.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """Whom to ask, and when. Checked when made."""
+
+    model: str | None = None
+    """Model to ask for, by default the first that the server lists. Without --url, the model to serve, by default \
+perch."""
+    backend: Literal["openai", "vllm", "openai-chat"] = "openai"
+    """What --endpoint is where it is not given: openai and vllm complete texts, openai-chat answers chats."""
+    endpoint: str | None = None
+    """Path to send requests to: /v1/completions or /v1/chat/completions."""
+    tokenizer: str | None = None
+    """Directory, model in the box or hub name whose tokenizer measures prompts. By default the model's own where it \
+is served here; without one a word counts as a token, and the server's counts are reported."""
+    server_args: str | None = None
+    """Without --url: arguments for archerfish serve, as one text, such as '--max-num-seqs 64'."""
+    num_prompts: int = 100
+    """Requests to send."""
+    request_rate: str = "inf"
+    """Requests per second; inf sends all at once, or as --max-concurrency lets them."""
+    burstiness: float = 1.0
+    """Shape of the gamma distribution of the gaps: 1 is a Poisson process, less comes in bursts, more evenly."""
+    arrivals: Literal["gamma", "constant", "trace"] | None = None
+    """How requests come: gamma by --burstiness, constant equally far apart, trace as recorded. By default trace for \
+a trace without --request-rate, or else gamma."""
+    time_scale: float = 1.0
+    """By which the times of a trace are multiplied: 2 sends it at half its speed."""
+    ramp_up_strategy: Literal["linear", "exponential"] | None = None
+    """Let the rate grow from --ramp-up-start-rps to --ramp-up-end-rps."""
+    ramp_up_start_rps: float | None = None
+    """Requests per second at the start of a ramp."""
+    ramp_up_end_rps: float | None = None
+    """Requests per second at its end."""
+    max_concurrency: int | None = None
+    """Most requests that are open at once."""
+    num_warmups: int = 1
+    """Small requests to send before measuring."""
+    seed: int = 0
+    """The same seed makes the same prompts at the same times."""
+    ignore_eos: bool | None = None
+    """Ask for answers that go on to their full length. By default on where the load has lengths of its own: random, \
+prefix_repetition and traces."""
+    temperature: float | None = 0.0
+    """Sampling temperature to ask for; none leaves it to the server."""
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    """JSON object laid over the body of every request; a null leaves a field out."""
+    header: tuple[str, ...] = ()
+    """Header of every request, as NAME=VALUE. OPENAI_API_KEY in the environment is sent as a key."""
+    timeout: float = 600.0
+    """Seconds after which a request counts as failed."""
+    label: str | None = None
+    """Name of the run in its result, by default model and rate."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_prompts", "burstiness", "time_scale", "timeout", "max_concurrency", "rate"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"--{name.replace('rate', 'request_rate').replace('_', '-')} must be more than 0")
+        if self.num_warmups < 0 or self.seed < 0:
+            raise ConfigError("--num-warmups and --seed must not be negative")
+        ends = (self.ramp_up_start_rps, self.ramp_up_end_rps)
+        if any(end is None or not end > 0 for end in ends) if self.ramp_up_strategy else any(ends):
+            raise ConfigError(
+                "a ramp needs --ramp-up-strategy, --ramp-up-start-rps and --ramp-up-end-rps, both more than 0"
+            )
+        if self.ramp_up_strategy and (self.rate is not None or self.arrivals in ("constant", "trace")):
+            raise ConfigError("a ramp has rates and gaps of its own: leave out --request-rate and --arrivals")
+        if self.arrivals == "constant" and self.rate is None:
+            raise ConfigError("--arrivals constant needs a --request-rate")
+        if self.arrivals == "trace" and self.rate is not None:
+            raise ConfigError("a trace has times of its own: leave out --request-rate, or --arrivals trace")
+        if not self.path.endswith((COMPLETIONS, CHAT)):
+            raise ConfigError(f"--endpoint: {self.path!r} must end with {COMPLETIONS} or {CHAT}")
+
+    @property
+    def rate(self) -> float | None:
+        """Requests per second; None without a bound."""
+        try:
+            rate = float(self.request_rate)
+        except ValueError:
+            rate = math.nan
+        if math.isnan(rate):
+            raise ConfigError(f"--request-rate: {self.request_rate!r} is neither a number nor inf")
+        return None if math.isinf(rate) and rate > 0 else rate
+
+    @property
+    def path(self) -> str:
+        """Where requests go."""
+        return self.endpoint or (CHAT if self.backend == "openai-chat" else COMPLETIONS)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        found = {}
+        for text in self.header:
+            name, equals, value = text.partition("=")
+            if not name or not equals:
+                raise ConfigError(f"--header: {text!r} must look like NAME=VALUE")
+            found[name] = value
+        return found

@@ -1,0 +1,1 @@
+"""Load after load, up to what a server can bear."""

@@ -1,0 +1,94 @@
+"""What can be chosen of a sweep, beside the load itself. Measures nothing."""
+
+from dataclasses import dataclass
+
+from archerfish.bench.sweep.search import SearchPlan
+from archerfish.bench.sweep.sweep import Axis, SweepPlan
+from archerfish.errors import ConfigError
+from archerfish.metrics.objectives import Objectives
+
+_AUTO = "auto"
+_REQUESTS_PER_PLACE = 4
+"""At a concurrency, so many requests for each that is open: fewer would be only a beginning and an end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepOptions:
+    """Checked when made."""
+
+    request_rates: str | None = None
+    """Requests per second to measure, such as 1,2,4,8. auto, the default, starts at --start and doubles while that is \
+held."""
+    concurrencies: str | None = None
+    """Keep so many requests open instead, such as 1,8,64, or auto."""
+    start: float = 1.0
+    """Where auto starts. If that is not held, it is halved."""
+    goodput_share: float = 0.95
+    """Share of the requests that must be good for a load to be held."""
+    num_prompts: int = 100
+    """Fewest requests of a measurement."""
+    seconds: float = 10.0
+    """At a rate, requests come for at least so long."""
+    repeats: int = 3
+    """Most measurements of a load; they end as soon as the majority is certain."""
+    tolerance: float = 0.05
+    """How close to the limit to come, as a share of it."""
+    max_points: int = 16
+    """Most loads to measure, where they are not all named."""
+
+    def __post_init__(self) -> None:
+        if self.request_rates is not None and self.concurrencies is not None:
+            raise ConfigError(
+                "--request-rates and --concurrencies are two ways to load a server: leave out one of them"
+            )
+        for name in ("start", "num_prompts", "repeats", "tolerance", "max_points"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"--{name.replace('_', '-')} must be more than 0")
+        if not 0 < self.goodput_share <= 1:
+            raise ConfigError("--goodput-share must be more than 0 and at most 1")
+        if self.seconds < 0:
+            raise ConfigError("--seconds must not be negative")
+        loads = (self.start, *self.loads)
+        if self.axis == "concurrency" and any(load != int(load) for load in loads):
+            raise ConfigError("a concurrency is a whole number of requests: see --concurrencies and --start")
+
+    @property
+    def axis(self) -> Axis:
+        return "request rate" if self.concurrencies is None else "concurrency"
+
+    @property
+    def loads(self) -> tuple[float, ...]:
+        """Those that were named."""
+        flag, text = (
+            ("--concurrencies", self.concurrencies) if self.concurrencies else ("--request-rates", self.request_rates)
+        )
+        if text is None or text == _AUTO:
+            return ()
+        try:
+            loads = tuple(float(part) for part in text.split(","))
+        except ValueError:
+            loads = (0.0,)
+        if not all(0 < load < float("inf") for load in loads):
+            raise ConfigError(f"{flag}: {text!r} must be auto, or numbers above 0 with commas between them")
+        return tuple(sorted(set(loads)))
+
+    def num_requests(self, load: float) -> int:
+        """Of a measurement at a load."""
+        enough = load * (self.seconds if self.axis == "request rate" else _REQUESTS_PER_PLACE)
+        return max(self.num_prompts, round(enough))
+
+    def plan(self, objectives: Objectives | None, dollars_per_hour: float | None) -> SweepPlan:
+        return SweepPlan(
+            axis=self.axis,
+            objectives=objectives,
+            goodput_share=self.goodput_share,
+            dollars_per_hour=dollars_per_hour,
+            search=SearchPlan(
+                loads=self.loads,
+                start=self.start,
+                is_whole=self.axis == "concurrency",
+                num_repeats=self.repeats,
+                tolerance=self.tolerance,
+                most_points=self.max_points,
+            ),
+        )

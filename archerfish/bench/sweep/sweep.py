@@ -1,0 +1,181 @@
+"""Measures a server at many loads, and finds the highest that keeps its objectives. Knows neither HTTP nor charts."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Final, Literal
+
+from archerfish.bench.serve.records import Run
+from archerfish.bench.serve.summary import Summary, summarize
+from archerfish.bench.sweep.search import Ending, Found, Outcome, Point, SearchPlan, Trial, search
+from archerfish.metrics.cost import Costs
+from archerfish.metrics.distribution import Distribution
+from archerfish.metrics.objectives import Objectives
+
+FORMAT: Final = 1
+"""Raised whenever files of before can no longer be read as they are."""
+
+SERVER_GAVE_WAY = frozenset(("over-saturated", "throttled", "errors", "held-back"))
+"""Findings that make a run no measurement of latency, but an answer to whether the load was held. All others that are
+fatal are the client's or the load's own fault, and such a run says nothing."""
+
+Axis = Literal["request rate", "concurrency"]
+LatencyName = Literal["ttft", "tpot"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPlan:
+    """What a load must keep to count as held, and how loads are tried."""
+
+    axis: Axis
+    objectives: Objectives | None
+    """Without any, a load is held that the server keeps up with."""
+    goodput_share: float
+    """Of the requests that must meet them."""
+    dollars_per_hour: float | None = None
+    search: SearchPlan = field(default_factory=SearchPlan)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRecord:
+    outcome: Outcome
+    reasons: tuple[str, ...]
+    """Why it missed or was not counted."""
+    seed: int
+    summary: Summary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointRecord:
+    load: float
+    """Requests per second, or requests at once."""
+    outcome: Outcome
+    trials: tuple[TrialRecord, ...]
+
+    @property
+    def counted(self) -> list[Summary]:
+        return [trial.summary for trial in self.trials if trial.outcome != "not counted"]
+
+    def mean(self, read: Callable[[Summary], float | None]) -> float | None:
+        """Of the trials that count and have it."""
+        found = [value for summary in self.counted if (value := read(summary)) is not None]
+        return fmean(found) if found else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """Everything a sweep found."""
+
+    format: Literal[1] = FORMAT
+    kind: Literal["archerfish-bench-sweep"] = "archerfish-bench-sweep"
+    version: str
+    label: str
+    axis: Axis
+    objectives: Objectives | None
+    goodput_share: float
+    points: tuple[PointRecord, ...]
+    """By load."""
+    best: float | None
+    """The highest load that held; None where none did."""
+    ending: Ending
+    costs: Costs | None
+    """At the best load, in the trial of median throughput; None without a price."""
+
+    @property
+    def best_point(self) -> PointRecord | None:
+        return next((point for point in self.points if point.load == self.best), None)
+
+
+def sweep(measure: Callable[[float, int], Run], plan: SweepPlan) -> Sweep:
+    """`measure` is given a load, and a number that no other trial has: a cache must not see the same prompts twice."""
+    label = version = ""
+    num_trials = 0
+
+    def attempt(load: float) -> Trial[TrialRecord]:
+        nonlocal label, version, num_trials
+        run = measure(load, num_trials)
+        num_trials += 1
+        label, version = run.target.model, run.version
+        return _judge(run, plan)
+
+    found = search(attempt, plan.search)
+    return Sweep(
+        version=version,
+        label=label,
+        axis=plan.axis,
+        objectives=plan.objectives,
+        goodput_share=plan.goodput_share,
+        points=tuple(_record(point) for point in found.points),
+        best=None if found.best is None else found.best.load,
+        ending=found.ending,
+        costs=_costs(found),
+    )
+
+
+def _judge(run: Run, plan: SweepPlan) -> Trial[TrialRecord]:
+    summary = summarize(run, objectives=plan.objectives, dollars_per_hour=plan.dollars_per_hour)
+    fatal = [finding.name for finding in run.findings if finding.is_fatal]
+    outcome: Outcome = "held"
+    reasons: list[str] = []
+    if any(name not in SERVER_GAVE_WAY for name in fatal):
+        outcome, reasons = "not counted", [name for name in fatal if name not in SERVER_GAVE_WAY]
+    elif fatal:
+        outcome, reasons = "missed", fatal
+    elif summary.goodput is not None and summary.goodput.share < plan.goodput_share:
+        outcome, reasons = "missed", [f"{summary.goodput.share:.1%} good"]
+    record = TrialRecord(outcome=outcome, reasons=tuple(reasons), seed=run.workload.seed, summary=summary)
+    return Trial(outcome=outcome, throughput=summary.throughput.output_tokens, detail=record)
+
+
+def _record(point: Point[TrialRecord]) -> PointRecord:
+    return PointRecord(load=point.load, outcome=point.outcome, trials=tuple(trial.detail for trial in point.trials))
+
+
+def _costs(found: Found[TrialRecord]) -> Costs | None:
+    if found.best is None:
+        return None
+    held = sorted((trial for trial in found.best.trials if trial.outcome == "held"), key=lambda trial: trial.throughput)
+    return held[len(held) // 2].detail.summary.costs
+
+
+# -- in words ---------------------------------------------------------------------------------------------------------
+
+_ENDINGS: dict[Ending, str] = {
+    "missed": "a little more does not hold",
+    "saturated": "twice as much brings hardly more throughput",
+    "not counted": "more could not be measured: the client or the load itself is the limit",
+    "all held": "every load that was asked for holds; name higher ones",
+    "budget": "it may be higher, but no measurements were left; raise --max-points",
+    "nothing held": "not even the lowest load that was tried",
+}
+
+
+def verdict_text(sweep: Sweep) -> str:
+    """One sentence: what holds, and why not more."""
+    if sweep.best is None:
+        return f"No load holds: {_ENDINGS[sweep.ending]}."
+    return f"{load_text(sweep.best, sweep.axis)} holds; {_ENDINGS[sweep.ending]}."
+
+
+def load_text(load: float, axis: Axis) -> str:
+    return f"{load:,.4g} requests/s" if axis == "request rate" else f"{load:,.0f} requests at once"
+
+
+def percentile_of(name: LatencyName, percent: float) -> Callable[[Summary], float | None]:
+    """Reads a percentile in milliseconds."""
+
+    def read(summary: Summary) -> float | None:
+        found: Distribution | None = getattr(summary.latencies, name)
+        return None if found is None else found.percentile(percent) * 1000
+
+    return read
+
+
+def uncounted_reasons(points: Sequence[PointRecord]) -> list[str]:
+    """One line for each trial that was not counted."""
+    return [
+        f"{point.load:,.4g}: not counted ({', '.join(trial.reasons)})"
+        for point in points
+        for trial in point.trials
+        if trial.outcome == "not counted"
+    ]

@@ -1,0 +1,108 @@
+"""`archerfish bench compare`: saved runs side by side, with intervals of what differs."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from archerfish.cli.bench.load_options import GoodputCommand, goodput_option
+from archerfish.metrics.objectives import parse_objectives
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from archerfish.bench.compare.compare import Change, Comparison
+    from archerfish.bench.serve.records import Run
+
+_STYLES = {
+    "better": "green",
+    "worse": "red",
+    "perhaps better": "yellow",
+    "perhaps worse": "yellow",
+    "no difference": "dim",
+}
+
+
+@click.command("compare", cls=GoodputCommand)
+@click.argument("files", metavar="[LABEL=]RUN.json...", nargs=-1, required=True)
+@goodput_option
+@click.option("--force", is_flag=True, help="Compare runs of different loads, and such that are invalid.")
+@click.option("--seed", type=int, default=0, show_default=True, metavar="INT", help="Of the resampling.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object; differences relative to the base.")
+def command(files: tuple[str, ...], goodput: tuple[str, ...], force: bool, seed: int, as_json: bool) -> None:
+    """Say what differs between saved runs, and how surely.
+
+    Runs of the same label are repeats of one thing; the first label is the base. With several runs of every label the
+    intervals (95 %) tell how repeats differ, otherwise how requests do within a run. An interval that contains 0 is no
+    difference.
+    """
+    objectives = parse_objectives(goodput)
+    from archerfish.bench.compare.compare import compare, group
+
+    sides = group([_read(file) for file in files])
+    comparison = compare(sides, objectives=objectives, force=force, seed=seed)
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.encode(comparison).decode())
+    else:
+        _print(comparison)
+
+
+def _read(file: str) -> "Run":
+    from archerfish.bench.serve.records import load_run
+
+    label, equals, path = file.partition("=")
+    if not equals or Path(file).exists():
+        return load_run(Path(file))
+    return replace(load_run(Path(path)), label=label)
+
+
+def _print(comparison: "Comparison") -> None:
+    from rich.text import Text
+
+    from archerfish.cli.bench.reporting import print_tables, table
+
+    sides = [
+        f"{label} ({count} runs)" if count > 1 else label
+        for label, count in zip(comparison.labels, comparison.num_runs, strict=True)
+    ]
+    changes = [title for side in sides[1:] for title in (side, "change", "95 % interval", "note")]
+    made = table("", sides[0], *changes)
+    for row in comparison.rows:
+        cells: list[Text] = [Text(f"{row.name}, {row.unit}"), _value(row.values[0])]
+        for value, change in zip(row.values[1:], row.changes, strict=True):
+            cells += [_value(value), *_change_cells(change)]
+        made.add_row(*cells)
+    print_tables(f"Against {comparison.labels[0]}", made)
+    for difference in comparison.differences:
+        click.echo(f"NOT COMPARABLE: {difference.field} is {' or '.join(difference.values)}", err=True)
+    if comparison.method == "bootstrap" and not comparison.has_same_seeds:
+        click.echo("The seeds differ: what was sent, and when, is drawn anew and differs by chance.", err=True)
+    if comparison.method == "bootstrap":
+        click.echo(
+            "One run a side: the intervals know how requests differ, but not how runs do. Several files of one label "
+            "tell that.",
+            err=True,
+        )
+
+
+def _value(value: float | None) -> "Text":
+    from rich.text import Text
+
+    return Text("-" if value is None else f"{value:,.2f}")
+
+
+def _change_cells(change: "Change | None") -> "list[Text]":
+    from rich.text import Text
+
+    if change is None:
+        return [Text("-"), Text("-"), Text("")]
+    low, high = change.interval
+    style = _STYLES[change.outcome]
+    return [
+        Text(f"{change.relative:+.1%}", style),
+        Text(f"{low:+.1%} to {high:+.1%}", style),
+        Text(change.outcome, style),
+    ]

@@ -1,0 +1,128 @@
+"""`archerfish bench kernels`: every implementation of every operation, at a model's shapes."""
+
+import os
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from archerfish.cli.bench.reporting import peak_text, percentage, print_tables, table, write_record
+from archerfish.cli.field_options import NUMBERS_NOTE, SectionedCommand, field_options, take_given
+from archerfish.config.load import load_config
+from archerfish.config.settings import EngineConfig
+from archerfish.console import ProgressBar
+from archerfish.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from archerfish.bench.kernels.measure import KernelReport
+    from archerfish.bench.offline.conditions import Conditions
+
+_COUNT = click.IntRange(min=1)
+_SETTINGS = ("model", "revision", "dtype", "hf_overrides", "device", "threads", "block_size")
+"""What decides about shapes and kernels; everything else about an engine does not matter here."""
+_OTHER_SETTINGS = tuple(field.name for field in fields(EngineConfig) if field.name not in _SETTINGS)
+
+
+@click.command("kernels", cls=SectionedCommand, epilog=NUMBERS_NOTE)
+@click.option(
+    "--batch-size",
+    "batch_sizes",
+    type=_COUNT,
+    multiple=True,
+    default=(1, 8, 64),
+    show_default=True,
+    help="Tokens of a step; may be given several times.",
+)
+@click.option("--context", type=_COUNT, default=512, show_default=True, help="Tokens that each sequence attends to.")
+@click.option("--operation", "operations", multiple=True, metavar="NAME", help="Only this one; may be repeated.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=0.2,
+    show_default=True,
+    help="How long each kernel is run at each shape.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object; times in seconds.")
+@field_options(EngineConfig, section="Model", prefix="config_", left_out=_OTHER_SETTINGS)
+def command(
+    batch_sizes: tuple[int, ...],
+    context: int,
+    operations: tuple[str, ...],
+    seconds: float,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Measure every kernel against what the machine can do at most.
+
+    Shapes are the model's; its weights are not loaded. As in a model, layers take turns: each call reads other weights
+    than the one before, as far as the model has layers.
+    """
+    given = take_given(settings, "config_")
+    config = load_config(EngineConfig, {**given, "load_format": "dummy"}, None, os.environ)
+    from archerfish.bench.kernels.cases import Asked, kernel_cases
+    from archerfish.bench.kernels.measure import Stopwatch, measure_kernels
+    from archerfish.bench.offline.conditions import Conditions
+    from archerfish.engine.build import examine
+    from archerfish.ops import Target, torch_dtype
+    from archerfish.ops.choose import implementations
+
+    blueprint = examine(config)
+    resolved, arch = blueprint.config, blueprint.arch
+    _check_operations(operations)
+    conditions = Conditions.of(blueprint)
+    asked = Asked(
+        arch=arch,
+        batch_sizes=batch_sizes,
+        context=context,
+        block_size=resolved.block_size,
+        device=resolved.device,
+        dtype=torch_dtype(resolved.dtype),
+    )
+    cases = [case for case in kernel_cases(asked) if not operations or case.operation in operations]
+    target = Target.of_model(arch, device=resolved.device, dtype=resolved.dtype, block_size=resolved.block_size)
+    stopwatch = Stopwatch(resolved.device, seconds)
+    with ProgressBar("kernels", len(cases)) as bar:
+        report = measure_kernels(
+            cases, implementations(), target, conditions.peak, stopwatch, len(arch.layers), bar.update
+        )
+    if as_json:
+        write_record(conditions, report)
+    else:
+        _print(conditions, report)
+
+
+def _check_operations(operations: tuple[str, ...]) -> None:
+    from archerfish.ops import Ops
+
+    known = [field.name for field in fields(Ops)]
+    for name in operations:
+        if name not in known:
+            raise ConfigError(f"--operation {name}: there is no such operation; there are {', '.join(known)}")
+
+
+def _print(conditions: "Conditions", report: "KernelReport") -> None:
+    print_tables(f"{conditions.title}: kernels", _table(report))
+    click.echo(peak_text(conditions.peak))
+    for refusal in report.refusals:
+        click.echo(f"{refusal.operation}: {refusal.kernel} does not run here: {refusal.reason}")
+    if report.unused:
+        click.echo(f"Not measured, because nothing here uses them: {', '.join(report.unused)}.")
+
+
+def _table(report: "KernelReport") -> "Table":
+    made = table("operation", "shape", "kernel", "us", "GFLOP/s", "GB/s", "of roof", "roof", "x best")
+    for timing in report.timings:
+        made.add_row(
+            timing.operation,
+            timing.shape,
+            timing.kernel,
+            f"{timing.seconds * 1e6:,.1f}",
+            "-" if timing.flops_per_second is None else f"{timing.flops_per_second / 1e9:,.1f}",
+            f"{timing.bytes_per_second / 1e9:,.1f}",
+            percentage(timing.roof_share),
+            timing.limit,
+            f"{timing.ratio:.2f}",
+        )
+    return made

@@ -1,0 +1,70 @@
+"""`archerfish bench latency`: one batch at a time through the engine alone."""
+
+import click
+
+from archerfish.cli.bench.reporting import latency_table, phase_table, print_tables, write_record
+from archerfish.cli.engine_options import engine_options, open_model
+from archerfish.cli.field_options import NUMBERS_NOTE, SectionedCommand
+from archerfish.config.settings import EngineConfig
+from archerfish.console import ProgressBar
+
+_COUNT = click.IntRange(min=1)
+
+
+@click.command("latency", cls=SectionedCommand, epilog=NUMBERS_NOTE)
+@click.option("--input-len", type=_COUNT, default=32, show_default=True, help="Tokens of each prompt.")
+@click.option("--output-len", type=_COUNT, default=128, show_default=True, help="Tokens to write for each.")
+@click.option("--batch-size", type=_COUNT, default=8, show_default=True, help="Requests that arrive together.")
+@click.option(
+    "--num-iters-warmup",
+    type=click.IntRange(min=0),
+    default=2,
+    show_default=True,
+    help="Batches to run before measuring.",
+)
+@click.option("--num-iters", type=_COUNT, default=10, show_default=True, help="Batches to measure.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object; times in seconds.")
+@engine_options
+def command(
+    input_len: int,
+    output_len: int,
+    batch_size: int,
+    num_iters_warmup: int,
+    num_iters: int,
+    as_json: bool,
+    config: EngineConfig,
+) -> None:
+    """Measure how long one batch takes in the engine alone.
+
+    Prompts are random tokens, new ones in each batch, so that nothing is found in the cache; answers are greedy and
+    always of full length. The next batch starts when the last one is complete.
+    """
+    with open_model(config) as llm:
+        from archerfish.bench.offline.conditions import Conditions
+        from archerfish.bench.offline.measure import OfflineBench, measure_latency
+        from archerfish.bench.offline.workloads import random_workload
+
+        assembly = llm.assembly
+        workloads = [
+            random_workload(batch_size, input_len, output_len, assembly.arch.vocab_size, seed)
+            for seed in range(num_iters_warmup + num_iters)
+        ]
+        workloads[0].check_fits(assembly.config.max_model_len)
+        conditions = Conditions.of(assembly.blueprint)
+        with ProgressBar("batches", len(workloads)) as bar:
+            found = measure_latency(OfflineBench.of(assembly), workloads, num_iters_warmup, conditions.peak, bar.update)
+    if as_json:
+        write_record(conditions, found)
+        return
+    times = [
+        ("batch", found.batch),
+        ("time to first token", found.ttft),
+        ("time per output token", found.tpot),
+        ("between tokens", found.itl),
+    ]
+    print_tables(
+        f"{conditions.title}: {found.num_iterations} batches of {batch_size} requests, {input_len} tokens in, "
+        f"{output_len} out",
+        latency_table(times),
+        phase_table(found.prefill, found.decode, conditions.peak),
+    )

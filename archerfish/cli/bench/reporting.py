@@ -1,0 +1,77 @@
+"""Shows what benchmarks of the engine found: as tables for a person, as JSON for programs. Measures nothing."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from archerfish.bench.offline.conditions import Conditions
+    from archerfish.bench.offline.phases import Phase
+    from archerfish.metrics.distribution import Distribution
+    from archerfish.metrics.state import Peak
+
+_PERCENTS = (50, 90, 95, 99)
+_FILE_WIDTH = 120
+_TEXT_COLUMNS = frozenset(("limit", "shape", "kernel", " "))
+
+
+def write_record(conditions: "Conditions", result: Any) -> None:
+    """One JSON object; times in seconds."""
+    click.echo(json.dumps({"conditions": asdict(conditions), "result": asdict(result)}, indent=2))
+
+
+def print_tables(title: str, *tables: "Table") -> None:
+    from rich.console import Console
+
+    # Where it is written to a file, no line has to fit a window.
+    console = Console(width=None if sys.stdout.isatty() else _FILE_WIDTH)
+    console.print(title, style="bold", markup=False, highlight=False)
+    for table in tables:
+        console.print(table)
+
+
+def table(*columns: str) -> "Table":
+    """A plain table. The first column is text, as are those known to be; all others are numbers."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
+    for index, column in enumerate(columns):
+        is_text = index == 0 or column in _TEXT_COLUMNS
+        made.add_column(column, justify="left" if is_text else "right", no_wrap=not is_text)
+    return made
+
+
+def latency_table(rows: "Sequence[tuple[str, Distribution | None]]") -> "Table":
+    """Distributions of seconds, in milliseconds."""
+    made = table("ms", "mean", *(f"p{percent}" for percent in _PERCENTS))
+    for name, found in rows:
+        if found is not None:
+            values = (found.mean, *(found.percentile(percent) for percent in _PERCENTS))
+            made.add_row(name, *(f"{value * 1000:,.2f}" for value in values))
+    return made
+
+
+def phase_table(prefill: "Phase", decode: "Phase", peak: "Peak") -> "Table":
+    made = table("phase", "tokens", "seconds", "tokens/s", "MFU", "MBU", "limit")
+    for name, phase in (("prefill", prefill), ("decode", decode)):
+        rate = "-" if phase.tokens_per_second is None else f"{phase.tokens_per_second:,.1f}"
+        shares = (percentage(phase.mfu), percentage(phase.mbu))
+        made.add_row(name, f"{phase.num_tokens:,}", f"{phase.seconds:,.3f}", rate, *shares, phase.limit)
+    made.caption = peak_text(peak)
+    made.caption_justify = "left"
+    return made
+
+
+def peak_text(peak: "Peak") -> str:
+    return f"Measured peak: {peak.flops / 1e9:,.1f} GFLOP/s, {peak.bandwidth / 1e9:,.1f} GB/s."
+
+
+def percentage(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"

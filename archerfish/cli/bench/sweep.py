@@ -1,0 +1,159 @@
+"""`archerfish bench sweep`: a server at many loads, and the most that it serves in time."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from archerfish.bench.serve.datasets.options import DatasetOptions
+from archerfish.bench.serve.options import LoadOptions
+from archerfish.bench.serve.records import Run, save_run
+from archerfish.bench.sweep.options import SweepOptions
+from archerfish.bench.sweep.sweep import Sweep, load_text, sweep, uncounted_reasons, verdict_text
+from archerfish.cli.bench.load_options import (
+    GoodputCommand,
+    dollars_option,
+    goodput_option,
+    load_options,
+    url_option,
+)
+from archerfish.cli.field_options import NUMBERS_NOTE
+from archerfish.errors import ConfigError, InvalidMeasurement
+from archerfish.metrics.objectives import parse_objectives
+
+if TYPE_CHECKING:
+    from archerfish.bench.sweep.sweep import PointRecord
+
+_SWEPT = (
+    *("request_rate", "max_concurrency", "num_prompts", "label", "arrivals", "time_scale"),
+    *("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps"),
+)
+"""What the sweep itself decides of a load."""
+_BAR_WIDTH = 16
+
+
+@click.command("sweep", cls=GoodputCommand, epilog=NUMBERS_NOTE)
+@url_option
+@goodput_option
+@dollars_option
+@click.option(
+    "--report", type=click.Path(path_type=Path), metavar="FILE", help="Write a page of charts: one HTML file."
+)
+@click.option(
+    "--result-dir", type=click.Path(path_type=Path), metavar="DIR", help="Write every run there, as bench serve does."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object; times in seconds.")
+@partial(load_options, more={"chosen": (SweepOptions, "Sweep")}, left_out=_SWEPT)
+def command(
+    url: str | None,
+    goodput: tuple[str, ...],
+    dollars_per_hour: float | None,
+    chosen: SweepOptions,
+    load: LoadOptions,
+    dataset: DatasetOptions,
+    **output: Any,
+) -> None:
+    """Measure a server at many loads, and find the most that it serves in time.
+
+    A load is held when --goodput-share of its requests meet --goodput, or, without objectives, when the server keeps up
+    with it. Between the highest load that is held and the lowest that is not, the limit is found by bisection. The
+    server is started once for all loads. A measurement that is invalid by the client's or the load's own fault is not
+    counted.
+    """
+    told = _Output(**output)
+    plan = chosen.plan(parse_objectives(goodput), dollars_per_hour)
+    from archerfish.bench.serve.measure import measure_load, open_server, prepare_load
+
+    is_own = url is None
+    # A mistake in the dataset is told before a server is started.
+    prepare_load(replace(load, num_prompts=1), dataset, is_own=is_own)
+    with open_server(load, url) as address:
+
+        def measure(offered: float, number: int) -> Run:
+            options = _at(load, chosen, offered, number)
+            run = measure_load(address, options, prepare_load(options, dataset, is_own=is_own), is_own=is_own)
+            told.save(run, number)
+            click.echo(f"measured {load_text(offered, chosen.axis)}: {_first_words(run)}", err=True)
+            return run
+
+        found = sweep(measure, plan)
+    told.write(found)
+
+
+def _at(load: LoadOptions, chosen: SweepOptions, offered: float, number: int) -> LoadOptions:
+    """The load of one measurement. Its seed is its own: what was sent before may be in the server's cache."""
+    at = replace(load, num_prompts=chosen.num_requests(offered), seed=load.seed + number)
+    if chosen.axis == "request rate":
+        return replace(at, request_rate=repr(offered), label=f"{offered:.4g}/s")
+    return replace(at, max_concurrency=int(offered), label=f"{offered:.0f} at once")
+
+
+def _first_words(run: Run) -> str:
+    fatal = [finding.what for finding in run.findings if finding.is_fatal]
+    return fatal[0] if fatal else f"{len(run.succeeded)} requests in {run.duration:.1f} s"
+
+
+class _Output:
+    """What is printed and saved. Mistakes in how are told before anything is measured."""
+
+    def __init__(self, *, report: Path | None, result_dir: Path | None, as_json: bool) -> None:
+        if result_dir is not None and not result_dir.is_dir():
+            raise ConfigError(f"--result-dir: there is no directory {result_dir}")
+        if report is not None and not report.resolve().parent.is_dir():
+            raise ConfigError(f"--report: there is no directory {report.parent}")
+        self._report = report
+        self._directory = result_dir
+        self._as_json = as_json
+
+    def save(self, run: Run, number: int) -> None:
+        if self._directory is not None:
+            save_run(run, self._directory / f"sweep-{number:03d}.json")
+
+    def write(self, found: Sweep) -> None:
+        if self._as_json:
+            click.echo(msgspec.json.encode(found).decode())
+        else:
+            _print(found)
+        if self._report is not None:
+            from archerfish.bench.report.page import save_page
+            from archerfish.bench.report.sweep_page import sweep_page
+
+            save_page(sweep_page(found), self._report)
+            click.echo(f"the report is {self._report}", err=True)
+        if not any(point.counted for point in found.points):
+            raise InvalidMeasurement(f"no measurement could be counted: {uncounted_reasons(found.points)[0]}")
+
+
+def _print(found: Sweep) -> None:
+    from archerfish.bench.report.sweep_page import COLUMNS, point_cells
+    from archerfish.cli.bench.reporting import print_tables, table
+
+    # As much as fits eighty columns; the page has the rest.
+    shown = [COLUMNS.index(name) for name in ("load", "outcome", "requests/s", "good", "TTFT p99", "TPOT p99")]
+    made = table(*(COLUMNS[index] for index in shown), " ")
+    most = max((_good_or_all(point) for point in found.points), default=0.0)
+    for point in found.points:
+        cells = point_cells(point)
+        bar = "█" * round(_BAR_WIDTH * _good_or_all(point) / most) if most else ""
+        style = "bold green" if point.load == found.best else None
+        made.add_row(*(cells[index] for index in shown), bar, style=style)
+    what = "requests/s" if found.objectives is None else "good requests/s"
+    made.caption, made.caption_justify = f"Latencies in ms. Bars: {what}.", "left"
+    print_tables(verdict_text(found), made)
+    for line in uncounted_reasons(found.points):
+        click.echo(line, err=True)
+    if found.costs is not None and found.costs.per_million_tokens is not None:
+        per_output = found.costs.per_million_output_tokens_in_all or 0.0
+        click.echo(
+            f"There, 1M tokens cost ${found.costs.per_million_tokens:.4f}; 1M output tokens that pay for everything "
+            f"${per_output:.4f}."
+        )
+
+
+def _good_or_all(point: "PointRecord") -> float:
+    """Good requests per second, or all where none are told from the others."""
+    found = point.mean(lambda one: one.throughput.requests if one.goodput is None else one.goodput.requests)
+    return found or 0.0

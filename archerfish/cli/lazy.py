@@ -1,0 +1,49 @@
+"""A group of commands that imports a command's file only when it is called or its own help is asked for."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import click
+
+CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+"""How help is asked for and laid out, everywhere."""
+
+
+class Entry(NamedTuple):
+    """Kept by hand, so that --help imports no command: those bring torch with them."""
+
+    module: str
+    summary: str
+
+
+class LazyGroup(click.Group):
+    """Commands by name; each lives in a module of `package` as `command`."""
+
+    def __init__(self, *arguments: Any, package: str, entries: Mapping[str, Entry], **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._package = package
+        self._entries = entries
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._entries)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._entries:
+            return None
+        command = import_module(f"{self._package}.{self._entries[cmd_name].module}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        # click would offer the commands it has imported, which are none.
+        if name not in self._entries and not name.startswith("-") and not ctx.resilient_parsing:
+            ctx.fail(f"there is no command {name!r}; there are {', '.join(self._entries)}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.summary) for name, entry in self._entries.items()])

@@ -1,0 +1,123 @@
+"""Kernels at a model's shapes: every operation that the model uses, every implementation there is, honest work."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import torch
+
+from archerfish.arch.arch import Arch, ExpertsSpec, LayerSpec, MlpSpec, NormSpec
+from archerfish.arch.rope import RopeSpec
+from archerfish.bench.kernels.cases import Asked, KernelCase, kernel_cases
+from archerfish.bench.kernels.measure import KernelReport, Stopwatch, measure_kernels
+from archerfish.metrics.state import Peak
+from archerfish.ops import Target
+from archerfish.ops.choose import Implementation, implementations
+from archerfish.ops.signatures import Ops
+from tests.arch.shapes import arch, attention, uniform
+
+PEAK = Peak(flops=1e9, bandwidth=1e8)
+TARGET = Target(device="cpu", dtype="float32")
+_ROPE = RopeSpec(dim=8, theta=10000.0)
+DENSE = uniform(
+    100, 32, 3, LayerSpec(attention=attention(4, 2, 8, rope=_ROPE), feed_forward=MlpSpec(size=48)), max_positions=64
+)
+MIXED = arch(
+    100,
+    32,
+    [
+        LayerSpec(attention=attention(4, 2, 8, window=5), feed_forward=MlpSpec(size=48, gated=False)),
+        LayerSpec(
+            attention=attention(4, 2, 8, softcap=3.0),
+            feed_forward=ExpertsSpec(num_experts=4, num_experts_per_token=2, size=16),
+        ),
+    ],
+    norm=NormSpec(kind="layer"),
+    learned_positions=True,
+)
+
+
+class FixedStopwatch(Stopwatch):
+    """Runs each function once, and takes its time from a table."""
+
+    def __init__(self, seconds: dict[Callable[..., Any], float] | None = None) -> None:
+        super().__init__("cpu", 0.0)
+        self._table = seconds or {}
+        self.num_inputs: list[int] = []
+
+    def best(self, function: Callable[..., Any], inputs: Sequence[tuple[Any, ...]]) -> float:
+        function(*inputs[0])
+        self.num_inputs.append(len(inputs))
+        return self._table.get(function, 0.5)
+
+
+def cases(of: Arch, *batch_sizes: int) -> list[KernelCase]:
+    asked = Asked(arch=of, batch_sizes=batch_sizes, context=40, block_size=16, device="cpu", dtype=torch.float32)
+    return list(kernel_cases(asked))
+
+
+def measure(of: Arch, known: list[Implementation], stopwatch: Stopwatch | None = None) -> KernelReport:
+    return measure_kernels(cases(of, 1, 4), known, TARGET, PEAK, stopwatch or FixedStopwatch(), 2)
+
+
+@pytest.mark.parametrize(
+    ("of", "unused"), [(DENSE, ("layer_norm", "experts")), (MIXED, ("rms_norm", "rotate"))], ids=["dense", "mixed"]
+)
+def test_every_operation_of_a_model_is_run_at_every_batch_size(of: Arch, unused: tuple[str, ...]) -> None:
+    report = measure(of, implementations())
+    assert report.unused == unused
+    assert {timing.operation for timing in report.timings} == {field.name for field in fields(Ops)} - set(unused)
+    assert {timing.kernel for timing in report.timings} == {"reference"}
+    assert all(timing.ratio == 1.0 for timing in report.timings)
+    shapes = [(timing.operation, timing.shape) for timing in report.timings]
+    assert len(set(shapes)) == len(shapes)
+
+
+def test_the_work_of_a_case_is_what_cannot_be_avoided() -> None:
+    found = {(case.operation, case.shape): case for case in cases(DENSE, 4)}
+    up = found["linear", "up: 4 x 32 -> 96"]
+    assert (up.flops, up.num_bytes) == (2 * 4 * 32 * 96, 4 * (32 * 96 + 4 * 32 + 4 * 96))
+    decode = found["attend", "4 x 1 token, context 40"]
+    assert decode.flops == 4 * 32 * 40 * 4
+    assert decode.num_bytes == 4 * (2 * 16 * 40 * 4 + 2 * 4 * 32)
+    prompt = found["attend", "prompt of 40 tokens"]
+    assert prompt.flops == 4 * 32 * (40 * 41 / 2)
+    assert found["activate", "4 x 96 -> 48, silu"].flops == 0
+    window = {case.shape: case for case in cases(MIXED, 4) if case.operation == "attend"}
+    assert window["4 x 1 token, context 40, window 5"].flops == 4 * 32 * 5 * 4
+    experts = next(case for case in cases(MIXED, 1) if case.operation == "experts")
+    assert experts.num_bytes == 4 * (2 * 3 * 32 * 16 + 2 * 32)  # One token chooses two of the four.
+
+
+def test_layers_of_one_shape_give_one_case_and_take_turns() -> None:
+    stopwatch = FixedStopwatch()
+    report = measure(DENSE, implementations(), stopwatch)
+    assert sum(timing.shape == "qkv: 1 x 32 -> 64" for timing in report.timings) == 1
+    assert set(stopwatch.num_inputs) == {2}
+
+
+def test_implementations_are_compared_and_refusals_told() -> None:
+    def fast(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return torch.nn.functional.linear(x, weight, bias)
+
+    known = [
+        Implementation("linear", "fast", fast, lambda _: None),
+        Implementation("linear", "other", fast, lambda target: f"not on a {target.device}"),
+        *implementations(),
+    ]
+    report = measure(DENSE, known, FixedStopwatch({fast: 0.25}))
+    qkv = [timing for timing in report.timings if timing.shape == "qkv: 4 x 32 -> 64"]
+    assert [(timing.kernel, timing.ratio) for timing in qkv] == [("fast", 1.0), ("reference", 2.0)]
+    flops, num_bytes = 2 * 4 * 32 * 64, 4 * (32 * 64 + 4 * 32 + 4 * 64)
+    assert qkv[0].flops_per_second == flops / 0.25
+    assert qkv[0].bytes_per_second == num_bytes / 0.25
+    assert qkv[0].roof_share == pytest.approx(max(flops / 1e9, num_bytes / 1e8) / 0.25)
+    assert qkv[0].limit == "bandwidth"
+    assert [(refusal.kernel, refusal.reason) for refusal in report.refusals] == [("other", "not on a cpu")]
+
+
+def test_a_stopwatch_calls_with_every_input_in_turn() -> None:
+    called: list[int] = []
+    assert Stopwatch("cpu", 0.0).best(called.append, [(1,), (2,)]) > 0
+    assert called == [1, 2, 1, 2]

@@ -1,0 +1,169 @@
+"""What held a run back, case by case, with figures worked out by hand."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from archerfish.bench.report.facts import Facts, read_facts
+from archerfish.bench.report.verdict import Limit, Verdict, judge_run
+from archerfish.bench.serve.records import Run, ServerTimes
+from archerfish.bench.serve.summary import summarize
+from tests.bench.runs import PEAK_BANDWIDTH, PEAK_FLOPS, WORKLOAD, make_request, make_run, make_sample, random_run
+
+
+def watched(end: dict[str, Any], *middle: dict[str, Any], seconds: float = 10.0, **more: Any) -> Run:
+    """A run whose server was looked at in equal steps: at the start, at `middle`, and at the end."""
+    told = [{}, *middle, end]
+    samples = [make_sample(seconds * index / (len(told) - 1), **one) for index, one in enumerate(told)]
+    return make_run([make_request(0, 0.0, 0.1, [0.1] * 9)], samples=tuple(samples), **more)
+
+
+def facts(run: Run) -> Facts:
+    found = read_facts(run, summarize(run))
+    assert found is not None
+    return found
+
+
+def verdict(run: Run) -> Verdict:
+    found = judge_run(run, summarize(run))
+    assert len(found.advice) == 2
+    assert found.reason and not found.reason.endswith(".")
+    return found
+
+
+# Nine seconds of steps in ten: what would take five of them at the peak is more than half.
+COMPUTING = {"prefill_flops": 5.0 * PEAK_FLOPS, "prefill_bytes": 0.1 * PEAK_BANDWIDTH}
+READING = {"decode_bytes": 5.0 * PEAK_BANDWIDTH, "decode_flops": 0.1 * PEAK_FLOPS}
+
+
+def test_the_roof_adds_up_what_each_phase_needs_most() -> None:
+    roof = facts(watched({**COMPUTING, **READING})).roof
+    assert roof is not None
+    assert roof.busy_seconds == pytest.approx(9.0)
+    assert roof.compute_seconds == pytest.approx(5.0)
+    assert roof.bandwidth_seconds == pytest.approx(5.0)
+    assert roof.share == pytest.approx(10 / 9)
+
+
+def test_shares_of_time_count_what_came_before_a_sample() -> None:
+    waiting = {"num_waiting": 2, "kv_cache_usage": 0.95}
+    idle = {"num_running": 0}
+    found = facts(watched({}, waiting, idle, waiting))
+    assert found.waiting_share == pytest.approx(2 / 4)
+    assert found.crowded_share == pytest.approx(2 / 4)
+    assert found.active_share == pytest.approx(3 / 4)
+
+
+def test_the_time_in_the_queue_is_a_share_of_the_time_to_first_token() -> None:
+    told = [ServerTimes(queue=0.1, ttft=0.2, tpot=0.01), ServerTimes(queue=0.2, ttft=0.8, tpot=0.01)]
+    requests = [make_request(index, 0.0, 0.5, [0.1], server=server) for index, server in enumerate(told)]
+    found = facts(replace(watched({}), requests=tuple(requests)))
+    assert found.queue_share == pytest.approx(0.3 / 1.0)
+
+
+def test_compute_bound() -> None:
+    found = verdict(watched(COMPUTING))
+    assert found.limit is Limit.COMPUTE
+    assert "56%" in found.reason  # 5 of 9 seconds.
+
+
+def test_bandwidth_bound_asks_for_more_sequences() -> None:
+    found = verdict(watched(READING))
+    assert found.limit is Limit.BANDWIDTH
+    assert [advice.setting for advice in found.advice] == ["--request-rate", "--dtype"]
+    full = verdict(watched({**READING, "batch_occupancy": 0.95}))
+    assert full.advice[0].setting == "--max-num-seqs"
+
+
+@pytest.mark.parametrize(
+    ("end", "middle"),
+    [
+        ({"num_preemptions": 3}, {}),
+        ({}, {"num_waiting": 1, "kv_cache_usage": 0.9}),
+    ],
+    ids=["preemptions", "full while others wait"],
+)
+def test_capacity_bound_comes_before_all_else(end: dict[str, Any], middle: dict[str, Any]) -> None:
+    found = verdict(watched({**COMPUTING, **end}, middle))
+    assert found.limit is Limit.CAPACITY
+    assert found.advice[0].setting == "--gpu-memory-utilization"
+
+
+def test_a_full_cache_that_nobody_waits_for_is_no_limit() -> None:
+    assert verdict(watched({**COMPUTING, "kv_cache_usage": 0.99})).limit is Limit.COMPUTE
+
+
+def test_host_bound_between_steps() -> None:
+    found = verdict(watched({"busy_seconds": 3.0}))
+    assert found.limit is Limit.HOST
+    assert "70%" in found.reason
+    assert found.advice[0].setting == "--threads"
+
+
+def test_overhead_bound_within_steps() -> None:
+    found = verdict(watched({"decode_bytes": 0.9 * PEAK_BANDWIDTH}))
+    assert found.limit is Limit.OVERHEAD
+    assert "10%" in found.reason  # 0.9 of 9 seconds.
+    assert found.advice[0].setting == "--request-rate"
+
+
+def test_queue_bound_where_every_row_is_taken() -> None:
+    found = verdict(watched({**READING, "num_waiting": 5, "batch_occupancy": 1.0}, {"num_waiting": 5}))
+    assert found.limit is Limit.QUEUE
+    assert "every row" in found.reason
+    assert found.advice[0].setting == "--max-num-seqs"
+
+
+def test_waiting_that_is_a_small_part_of_the_first_token_is_no_queue() -> None:
+    quick = make_request(0, 0.0, 0.5, [0.1], server=ServerTimes(queue=0.1, ttft=0.5, tpot=0.1))
+    slow = make_request(0, 0.0, 0.5, [0.1], server=ServerTimes(queue=0.4, ttft=0.5, tpot=0.1))
+    run = watched({**READING, "num_waiting": 1})
+    assert verdict(replace(run, requests=(quick,))).limit is Limit.BANDWIDTH
+    assert verdict(replace(run, requests=(slow,))).limit is Limit.QUEUE
+
+
+def test_a_queue_in_front_of_a_machine_at_its_peak_is_its_own_fault() -> None:
+    assert verdict(watched({**COMPUTING, "num_waiting": 5})).limit is Limit.COMPUTE
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "max_concurrency", "setting", "change"),
+    [
+        ("gamma", None, "--request-rate", "raise it"),
+        ("closed", 8, "--max-concurrency", "raise it"),
+        ("closed", None, "--num-prompts", "raise it"),
+        ("trace", None, "--time-scale", "lower it"),
+    ],
+)
+def test_a_load_is_changed_by_what_it_was_made_with(
+    arrivals: str, max_concurrency: int | None, setting: str, change: str
+) -> None:
+    workload = replace(WORKLOAD, arrivals=arrivals, max_concurrency=max_concurrency)
+    advice = verdict(watched(READING, workload=workload)).advice[0]
+    assert (advice.setting, advice.change) == (setting, change)
+
+
+def test_load_bound() -> None:
+    idle = {"num_running": 0, "busy_seconds": 1.0}
+    found = verdict(watched(idle, idle, idle, {"busy_seconds": 1.0}))
+    assert found.limit is Limit.LOAD
+    assert "75%" in found.reason
+
+
+def test_unknown_without_a_peak_or_without_samples() -> None:
+    found = verdict(watched({"peak_flops": None}))
+    assert found.limit is Limit.UNKNOWN
+    assert [advice.setting for advice in found.advice] == ["--peak-flops", "--peak-bandwidth"]
+    silent = verdict(random_run(num_requests=5, samples=()))
+    assert silent.limit is Limit.UNKNOWN
+    assert silent.evidence == ()
+
+
+def test_evidence_is_told_in_figures() -> None:
+    told = {one.name: one.value for one in verdict(watched({**COMPUTING, "kv_cache_usage": 0.5})).evidence}
+    assert told["Time in steps"] == "90%"
+    assert told["KV cache in use, highest"] == "50%"
+    assert told["MFU in steps"] == "55.6%"
+    assert told["Preemptions"] == "0"
+    assert "Prefix cache hits" not in told

@@ -1,0 +1,191 @@
+"""Whole load tests: against our server, one started for the run, and one of somebody else."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from archerfish.bench.serve.records import load_run
+from archerfish.bench.serve.watch import read_metrics, sample
+from tests.checkpoints import write_checkpoint
+from tests.cli.running import archerfish, assert_refused
+from tests.server.running import RunningService, running_service
+
+_PATIENCE = 120.0
+_TOKENIZER = {"tokenizer_class": "PreTrainedTokenizerFast"}
+# A run on a busy machine may rightly be called invalid for its times: the tests look at everything else.
+_ENDINGS = (0, 2)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = write_checkpoint(tmp_path_factory.mktemp("model"))
+    # What transformers wants to be told, too.
+    for name, more in (("config", {"architectures": ["LlamaForCausalLM"]}), ("tokenizer_config", _TOKENIZER)):
+        path = directory / f"{name}.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def service(model: Path) -> Iterator[RunningService]:
+    with running_service("--model", str(model)) as running:
+        yield running
+
+
+@pytest.mark.parametrize("backend", ["openai", "openai-chat"])
+def test_our_server_is_measured(backend: str, service: RunningService, model: Path, tmp_path: Path) -> None:
+    ran = archerfish(
+        *("bench", "serve", "--url", service.url, "--backend", backend, "--tokenizer", str(model)),
+        *("--num-prompts", "6", "--random-input-len", "20", "--random-output-len", "5", "--seed", str(len(backend))),
+        *("--goodput", "ttft:60000", "tpot:60000", "--save-result", "--result-dir", str(tmp_path)),
+        *("--result-filename", "run.json", "--max-concurrency", "3", "--report", str(tmp_path / "run.html")),
+    )
+    assert ran.exit_code in _ENDINGS, ran.stderr
+    assert "Load test of" in (tmp_path / "run.html").read_text(encoding="utf-8")
+    assert "Successful requests:                     6 " in ran.stdout
+    assert "Good requests (%):                       100.00" in ran.stdout
+    run = load_run(tmp_path / "run.json")
+    assert (run.target.is_archerfish, run.target.is_own, run.workload.arrivals) == (True, False, "closed")
+    for record in run.requests:
+        assert record.succeeded and record.counted_by_server and record.finish_reason == "length"
+        assert record.num_output_tokens == len(record.token_times) == 5
+        assert record.num_prompt_tokens is not None and record.num_prompt_tokens_asked is not None
+        if backend == "openai":
+            assert record.num_prompt_tokens == record.num_prompt_tokens_asked
+        assert record.server is not None and record.server.ttft is not None
+        ttft = record.timing.ttft
+        assert ttft is not None and 0 < record.server.ttft < ttft
+        assert record.sent <= record.token_times[0] <= record.token_times[-1] <= record.ended
+    first, last = run.samples[0], run.samples[-1]
+    assert last.num_generated_tokens - first.num_generated_tokens == 30
+    assert last.prefill_flops > first.prefill_flops and last.decode_bytes > first.decode_bytes
+
+
+def test_a_server_of_our_own_is_started_and_stopped(model: Path) -> None:
+    ran = archerfish(
+        *(
+            "bench",
+            "serve",
+            "--model",
+            str(model),
+            "--server-args",
+            "--threads 1 --peak-flops 1e9 --peak-bandwidth 1e9",
+        ),
+        *("--num-prompts", "4", "--dataset-name", "box", "--output-len", "6", "--request-rate", "50", "--json"),
+    )
+    assert ran.exit_code in _ENDINGS, ran.stderr
+    found = json.loads(ran.stdout)
+    assert found["target"]["is_own"] and found["summary"]["num_succeeded"] == 4
+    assert found["summary"]["engine"]["utilization"]["decode_mfu"] > 0
+    with pytest.raises(httpx.TransportError):
+        httpx.get(found["target"]["url"])
+
+
+def test_a_server_that_does_not_start_says_why() -> None:
+    ran = archerfish("bench", "serve", "--server-args", "--max-num-seqs none-of-these", "--dataset-name", "box")
+    assert_refused(ran, "the server did not start: --max-num-seqs")
+
+
+def test_nobody_there() -> None:
+    ran = archerfish("bench", "serve", "--url", "127.0.0.1:1", "--dataset-name", "box")
+    assert_refused(ran, "cannot be reached")
+
+
+def test_mistakes_are_told_before_anything_is_sent() -> None:
+    url = ("--url", "127.0.0.1:1")
+    assert_refused(archerfish("bench", "serve", *url, "--goodput", "tft:3"), "--goodput")
+    assert_refused(archerfish("bench", "serve", *url, "--result-dir", "/tmp"), "need --save-result")
+    assert_refused(archerfish("bench", "serve", *url, "--save-result", "--result-dir", "/no/such"), "no directory")
+    assert_refused(archerfish("bench", "serve", *url, "--num-promts", "3"), "--num-prompts")
+    assert_refused(archerfish("bench", "serve", *url, "--dollars-per-hour", "0"), "--dollars-per-hour")
+
+
+def test_a_run_against_a_full_cache_is_invalid(service: RunningService, model: Path) -> None:
+    for _ in range(2):
+        ran = archerfish(
+            *("bench", "serve", "--url", service.url, "--tokenizer", str(model), "--seed", "77"),
+            *("--num-prompts", "3", "--random-input-len", "64", "--random-output-len", "2"),
+        )
+    assert ran.exit_code == 2
+    assert "INVALID: prefix-hits: " in ran.stdout and "--seed" in ran.stderr
+
+
+def test_metrics_of_our_server_are_understood(service: RunningService) -> None:
+    scraped = httpx.get(f"{service.url}/metrics").text
+    readings = read_metrics(scraped)
+    assert readings is not None
+    taken = sample(readings, 1.5)
+    assert taken.time == 1.5
+    told = re.search(r"^archerfish:engine_steps_total\{.*\} (\S+)$", scraped, re.MULTILINE)
+    assert told is not None and taken.num_steps == float(told[1])
+    # Every reading must be there under the name that is looked for.
+    names = ("num_requests_running", "num_requests_waiting", "batch_occupancy", "kv_cache_usage_perc")
+    totals = ("engine_busy_seconds", "computed_tokens", "generation_tokens", "prefix_cache_queries", "num_preemptions")
+    assert set(names) | {f"{name}_total" for name in totals} <= readings.keys()
+    phases = {f"estimated_{what}_total:{phase}" for what in ("flops", "read_bytes") for phase in ("prefill", "decode")}
+    assert phases | {"prefix_cache_hits_total"} <= readings.keys()
+    assert read_metrics("vllm:num_requests_running 3\n") is None
+
+
+# -- somebody else's --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def foreign_url(model: Path) -> Iterator[str]:
+    """transformers' own server, with the same small model."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [str(Path(sys.executable).with_name("transformers")), "serve", "--host", "127.0.0.1", "--port", str(port)]
+    process = subprocess.Popen(
+        [*command, "--device", "cpu", str(model)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        ends = time.monotonic() + _PATIENCE
+        while not _is_up(url):
+            assert process.poll() is None and time.monotonic() < ends, "transformers serve did not start"
+            time.sleep(0.1)  # Between two looks: nothing is told when it is ready.
+        yield url
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+def _is_up(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=5).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_a_foreign_server_is_measured(foreign_url: str, model: Path, tmp_path: Path) -> None:
+    shared = ("bench", "serve", "--base-url", foreign_url, "--model", str(model), "--num-prompts", "3")
+    ran = archerfish(
+        *(*shared, "--tokenizer", str(model), "--no-ignore-eos", "--max-concurrency", "1"),
+        *("--random-input-len", "20", "--random-output-len", "4"),
+        *("--save-result", "--result-dir", str(tmp_path), "--result-filename", "run.json"),
+    )
+    assert ran.exit_code in _ENDINGS, ran.stderr
+    run = load_run(tmp_path / "run.json")
+    assert not run.target.is_archerfish and run.samples == ()
+    for record in run.requests:
+        assert record.succeeded, record.error
+        assert record.counted_by_server and 1 <= record.num_output_tokens <= 4
+        assert record.num_prompt_tokens is not None and record.num_prompt_tokens >= 19
+    # It does not know every field: what it says of that is what the user is told.
+    refused = archerfish(*shared, "--ignore-eos", "--random-input-len", "4", "--random-output-len", "2")
+    assert refused.exit_code == 2 and "ignore_eos" in refused.stderr
