@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -57,6 +58,8 @@ class Service:
             if "is ready" in line:
                 break
         self.seconds_to_ready = time.perf_counter() - self.started
+        # A line for each request: in a pipe that nobody empties, the service would soon wait for room.
+        threading.Thread(target=self._process.stderr.read, daemon=True).start()
 
     def cpu_seconds(self) -> float:
         """Of both processes."""
