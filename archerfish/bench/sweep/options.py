@@ -25,9 +25,9 @@ held."""
     """Where auto starts. If that is not held, it is halved."""
     goodput_share: float = 0.95
     """Share of the requests that must be good for a load to be held."""
-    num_prompts: int = 100
+    num_prompts: int = 20
     """Fewest requests of a measurement."""
-    seconds: float = 10.0
+    seconds: float = 15.0
     """At a rate, requests come for at least so long."""
     repeats: int = 3
     """Most measurements of a load; they end as soon as the majority is certain."""

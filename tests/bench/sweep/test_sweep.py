@@ -280,9 +280,9 @@ def test_the_command_measures_with_seeds_and_lengths_of_its_own(
     found = json.loads(done.stdout)
     assert found["kind"] == "archerfish-bench-sweep" and 4 <= found["best"] < 10
     assert [(options.rate, options.seed, options.num_prompts) for options in asked[:3]] == [
-        (2.0, 5, 100),
-        (4.0, 6, 100),
-        (64.0, 7, 640),
+        (2.0, 5, 30),
+        (4.0, 6, 60),
+        (64.0, 7, 960),
     ]
     assert load_run(tmp_path / "sweep-002.json").workload.request_rate == 64.0
     assert "Load sweep" in page.read_text(encoding="utf-8")
