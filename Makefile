@@ -22,7 +22,7 @@ check: $(INSTALLED)
 bench: $(INSTALLED)
 	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
 
-$(INSTALLED): pyproject.toml
+$(INSTALLED): pyproject.toml $(wildcard csrc/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test,check]"
 	touch $(INSTALLED)

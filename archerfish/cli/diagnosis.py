@@ -11,7 +11,7 @@ from archerfish import __version__
 from archerfish.errors import NoKernel
 from archerfish.machine import available_memory, cpu, total_memory
 from archerfish.metrics.bandwidth import read_bandwidth
-from archerfish.ops import Target, choose_ops
+from archerfish.ops import Target, all_implementations, choose_ops
 
 _PACKAGES = ("torch", "tokenizers", "safetensors", "huggingface_hub", "triton")
 _X86_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16")
@@ -147,7 +147,8 @@ def _gpu(index: int) -> GpuReport:
 
 
 def _kernels(device: str, dtype: str) -> list[KernelReport]:
-    _, choices = choose_ops(Target(device=device, dtype=dtype))
+    target = Target(device=device, dtype=dtype)
+    _, choices = choose_ops(target, all_implementations(target))
     return [
         KernelReport(
             choice.operation, dtype, choice.name, [Rejection(kernel, reason) for kernel, reason in choice.rejected]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from archerfish.config.settings import Batching, EngineConfig, LoadFormat, flag_name
+from archerfish.config.settings import Batching, EngineConfig, Kernels, LoadFormat, Quantization, flag_name
 from archerfish.errors import ConfigError
 
 _CPU_STEP_TOKENS = 512  # A longer step would hold up every running answer for seconds.
@@ -30,10 +30,14 @@ class ResolvedConfig:
 
     load_format: LoadFormat
     dtype: str
+    quantization: Quantization
+    quantization_group: int
+    quantization_zero_points: bool
     seed: int
     max_model_len: int
     device: str
     threads: int
+    kernels: Kernels
     block_size: int
     enable_prefix_caching: bool
     gpu_memory_utilization: float
@@ -117,6 +121,13 @@ def _check(config: ResolvedConfig) -> None:
         value = getattr(config, name)
         if value < least:
             raise ConfigError(f"{flag_name(name)} {value}: it must be at least {least}")
+    if config.quantization_group not in (32, 64, 128):
+        raise ConfigError(
+            f"{flag_name('quantization_group')} {config.quantization_group}: groups have 32, 64 or 128 weights"
+        )
+    if config.quantization != "int4" and (config.quantization_group != 64 or config.quantization_zero_points):
+        groups = f"{flag_name('quantization_group')} and {flag_name('quantization_zero_points')}"
+        raise ConfigError(f"{groups} belong to {flag_name('quantization')} int4, not to {config.quantization}")
     if not 0 < config.gpu_memory_utilization <= 1:
         raise ConfigError(
             f"{flag_name('gpu_memory_utilization')} {config.gpu_memory_utilization}: it must be above 0 and at most 1"

@@ -10,6 +10,8 @@ from typing import Any, Literal
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
 Device = Literal["auto", "cpu", "cuda"]
+Quantization = Literal["none", "int8", "w8a8", "int4"]
+Kernels = Literal["auto", "avx512", "avx2", "reference"]
 Batching = Literal["continuous", "dynamic", "static"]
 
 
@@ -31,6 +33,13 @@ name such as Qwen/Qwen3-0.6B; by default perch."""
 as the model: speed can be measured without weights."""
     dtype: Dtype = "auto"
     """Number format of weights and activations; auto takes the checkpoint's, and float32 for float16 on a CPU."""
+    quantization: Quantization = "none"
+    """Format of the weights while the model runs, made when it is loaded. Lossy, all but none: int8 keeps a scale for \
+each output, and activations in groups; w8a8 has one scale for a token's activations; int4 has groups of weights."""
+    quantization_group: int = 64
+    """With int4: weights that share a scale, 32, 64 or 128. Fewer are nearer to the original, and take more memory."""
+    quantization_zero_points: bool = False
+    """With int4: groups have a zero point each, instead of being symmetric around 0."""
     hf_overrides: Mapping[str, Any] = field(default_factory=dict)
     """JSON object laid over config.json, for fields that are wrong or not understood; a null sets one to none."""
     seed: int = 0
@@ -41,6 +50,9 @@ as the model: speed can be measured without weights."""
     """Where to run; auto takes a GPU where there is one."""
     threads: int | None = None
     """CPU threads; by default every core this process may use."""
+    kernels: Kernels = "auto"
+    """Which implementation runs the model on a CPU; auto takes the fastest that model and machine allow, reference is \
+plain torch."""
     block_size: int = 16
     """Tokens in one block of the KV cache."""
     enable_prefix_caching: bool = True

@@ -16,17 +16,21 @@ from archerfish.config.settings import EngineConfig
 from archerfish.console import ProgressBar, logger
 from archerfish.engine.engine import Engine
 from archerfish.engine.intake import Intake
-from archerfish.errors import InvalidParameter, ModelError
+from archerfish.errors import ConfigError, InvalidParameter, ModelError
+from archerfish.execution.eager import EagerModel
 from archerfish.execution.executor import Executor
 from archerfish.execution.local import LocalExecutor
-from archerfish.execution.memory import CacheSize, Memory
+from archerfish.execution.memory import LOGIT_ROWS_AT_ONCE, CacheSize, Memory
+from archerfish.execution.recorded import RecordedModel
 from archerfish.kvcache.layout import KVLayout, kv_layout
 from archerfish.kvcache.storage import KVStorage
 from archerfish.kvcache.tables import KVTables
 from archerfish.machine import available_memory, num_usable_cores
 from archerfish.models.decoder import Decoder
 from archerfish.models.families import Family, Fields, find_family
-from archerfish.ops import Ops, Target, choose_ops, torch_dtype
+from archerfish.ops import Ops, Target, choose_ops, implementations, open_native, torch_dtype, why_not_native
+from archerfish.ops.cpu.native import NativeOps
+from archerfish.quant import WeightFormat
 from archerfish.request import SamplingParams
 from archerfish.sampling.compiled import CompiledForms
 from archerfish.sampling.grammar import Grammars
@@ -35,6 +39,7 @@ from archerfish.scheduling.scheduler import Limits, Scheduler
 from archerfish.tokenizer import Tokenizer
 from archerfish.weights.load import load_weights, random_weights
 from archerfish.weights.locate import locate, locate_config, read_config, read_json
+from archerfish.weights.packing import Packer
 
 OnProgress = Callable[[float], None]
 """Called with the share of the weights that has been loaded."""
@@ -92,13 +97,22 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
     tokenizer_directory = _tokenizer_directory(config, checkpoint)
     tokenizer = None if tokenizer_directory is None else Tokenizer.load(tokenizer_directory)
     eos_token_ids = _eos_token_ids(checkpoint, tokenizer)
-    ops, _ = choose_ops(_target(checkpoint, resolved))
-    dtype = torch_dtype(resolved.dtype)
+    native = _native(checkpoint, resolved)
+    ops, _ = choose_ops(_target(checkpoint, resolved), implementations(native))
+    dtype, weights = torch_dtype(resolved.dtype), _weight_format(resolved)
     layout = kv_layout(checkpoint.arch)
-    memory = Memory(checkpoint.arch, layout, _free_memory(resolved.device), dtype.itemsize)
+    memory = Memory(
+        checkpoint.arch,
+        layout,
+        _free_memory(resolved.device),
+        dtype.itemsize,
+        bytes_per_weight=weights.bytes_per_weight(dtype.itemsize),
+        bytes_per_activation=dtype.itemsize if native is None else 4,  # Native operations compute in float32.
+    )
     cache_size = memory.size_cache(resolved)
-    model = _model(checkpoint, resolved, ops, on_progress)
+    decoder = _model(checkpoint, resolved, ops, on_progress, packed=native is not None)
     storage = KVStorage(layout, cache_size.num_blocks, resolved.block_size, dtype, resolved.device, ops)
+    model = _runnable(decoder, storage, native, resolved)
     forms = None if tokenizer is None else CompiledForms(tokenizer, checkpoint.arch.vocab_size, eos_token_ids)
     grammars = None if forms is None else Grammars(forms)
     executor = LocalExecutor(model, storage, resolved.max_num_seqs, resolved.max_model_len, resolved.device, grammars)
@@ -111,7 +125,7 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
             scheduler,
             executor,
             time.monotonic,
-            cost=step_cost(checkpoint.arch, dtype.itemsize, dtype.itemsize),
+            cost=step_cost(checkpoint.arch, weights.bytes_per_weight(dtype.itemsize), dtype.itemsize),
             check_invariants=resolved.check_invariants,
         ),
         executor=executor,
@@ -135,7 +149,7 @@ def load_decoder(config: EngineConfig) -> Decoder:
     checkpoint = _read(config)
     resolved = resolve(config, _facts(checkpoint))
     torch.set_num_threads(resolved.threads)
-    return _model(checkpoint, resolved, choose_ops(_target(checkpoint, resolved)).ops, lambda _: None)
+    return _model(checkpoint, resolved, choose_ops(_target(checkpoint, resolved)).ops, lambda _: None, packed=False)
 
 
 def _read(config: EngineConfig) -> _Checkpoint:
@@ -183,7 +197,52 @@ def _intake(checkpoint: _Checkpoint, config: ResolvedConfig, tokenizer: Tokenize
 
 
 def _target(checkpoint: _Checkpoint, config: ResolvedConfig) -> Target:
-    return Target.of_model(checkpoint.arch, device=config.device, dtype=config.dtype, block_size=config.block_size)
+    return Target.of_model(
+        checkpoint.arch,
+        device=config.device,
+        dtype=config.dtype,
+        block_size=config.block_size,
+        threads=config.threads,
+    )
+
+
+def _native(checkpoint: _Checkpoint, config: ResolvedConfig) -> NativeOps | None:
+    """The native operations, unless the model, the machine or the user wants none."""
+    wanted = config.kernels
+    why_not = "--kernels reference was given"
+    native = None
+    if wanted != "reference":
+        target = _target(checkpoint, config)
+        why_not = why_not_native(target) or ""
+        native = open_native(target, None if wanted == "auto" else wanted)
+    if native is None and wanted not in ("auto", "reference"):
+        raise ConfigError(f"--kernels {wanted}: {why_not}; use --kernels auto")
+    if native is None and config.quantization != "none":
+        raise ConfigError(
+            f"--quantization {config.quantization} needs the native kernels, which cannot run: {why_not}; "
+            "use --quantization none"
+        )
+    return native
+
+
+def _weight_format(config: ResolvedConfig) -> WeightFormat:
+    return WeightFormat(
+        name=config.quantization, group=config.quantization_group, zero_points=config.quantization_zero_points
+    )
+
+
+def _runnable(
+    model: Decoder, storage: KVStorage, native: NativeOps | None, config: ResolvedConfig
+) -> EagerModel | RecordedModel:
+    if native is None:
+        return EagerModel(model, storage)
+    return RecordedModel(
+        model,
+        storage,
+        native,
+        max_rows=config.max_num_batched_tokens,
+        max_logit_rows=max(config.max_num_seqs, LOGIT_ROWS_AT_ONCE),
+    )
 
 
 def _free_memory(device: str) -> int:
@@ -193,13 +252,21 @@ def _free_memory(device: str) -> int:
     return available_memory()
 
 
-def _model(checkpoint: _Checkpoint, config: ResolvedConfig, ops: Ops, on_progress: OnProgress) -> Decoder:
-    with _default_dtype(torch_dtype(config.dtype)), torch.device(config.device):
+def _model(
+    checkpoint: _Checkpoint, config: ResolvedConfig, ops: Ops, on_progress: OnProgress, *, packed: bool
+) -> Decoder:
+    """Packed: with weights in their run-time format, none of which is ever there in full beside the others."""
+    device = "meta" if packed else config.device
+    with _default_dtype(torch_dtype(config.dtype)), torch.device(device):
         model = Decoder(checkpoint.arch, ops, config.max_model_len)
-    model.to(config.device).requires_grad_(False).eval()
-    size = f"{num_parameters(checkpoint.arch) / 1e6:,.1f}M parameters, {config.dtype} on {config.device}"
+    model.requires_grad_(False).eval()
+    if not packed:
+        model.to(config.device)
+    keep = Packer(model, _weight_format(config)) if packed else None
+    number = config.dtype if config.quantization == "none" else str(_weight_format(config))
+    size = f"{num_parameters(checkpoint.arch) / 1e6:,.1f}M parameters, {number} on {config.device}"
     if config.load_format == "dummy":
-        random_weights(model, config.seed)
+        random_weights(model, config.seed, keep)
         logger.info("%s: %s, random weights", checkpoint.directory.name, size)
     else:
         total = sum(parameter.nbytes for parameter in model.parameters())
@@ -209,7 +276,7 @@ def _model(checkpoint: _Checkpoint, config: ResolvedConfig, ops: Ops, on_progres
                 bar.update(num_bytes)
                 on_progress(num_bytes / total)
 
-            load_weights(model, checkpoint.family, checkpoint.directory, tell)
+            load_weights(model, checkpoint.family, checkpoint.directory, tell, keep)
         logger.info("%s: %s", checkpoint.directory.name, size)
     return model
 

@@ -1,18 +1,33 @@
-"""Runs plans on this machine with torch: one forward pass over all chunks, then the draw."""
+"""Runs plans on this machine: one forward pass over all chunks, then the draw."""
+
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from archerfish.arch.arch import Arch
 from archerfish.execution.inputs import StepInputs, step_inputs
 from archerfish.execution.memory import LOGIT_ROWS_AT_ONCE
 from archerfish.execution.rows import Rows
 from archerfish.kvcache.storage import KVStorage
-from archerfish.models.decoder import Decoder
 from archerfish.request import TokenLogprobs
 from archerfish.sampling.grammar import Grammars
 from archerfish.sampling.sampler import Sampler, token_logprobs
 from archerfish.scheduling.plan import Plan, StepResult
+
+
+class RunnableModel(Protocol):
+    """A decoder with its cache, however it is run."""
+
+    @property
+    def arch(self) -> Arch: ...
+
+    def hidden(self, inputs: StepInputs) -> Tensor:
+        """[T, hidden] of a step's tokens, whose keys and values are stored on the way."""
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[rows, hidden] -> [rows, vocabulary], float32."""
 
 
 class LocalExecutor:
@@ -20,7 +35,7 @@ class LocalExecutor:
 
     def __init__(
         self,
-        model: Decoder,
+        model: RunnableModel,
         storage: KVStorage,
         max_num_seqs: int,
         max_model_len: int,
@@ -43,7 +58,7 @@ class LocalExecutor:
         if not plan.chunks:
             return StepResult([])
         inputs = step_inputs(plan.chunks, self._rows, self._device)
-        hidden = self._forward(inputs)
+        hidden = self._model.hidden(inputs)
         prompt_logprobs = self._prompt_logprobs(plan, inputs, hidden)
         embeddings = self._embeddings(plan, inputs, hidden)
         sampling = np.flatnonzero([chunk.samples for chunk in plan.chunks])
@@ -86,18 +101,6 @@ class LocalExecutor:
             if chunk.new_blocks:
                 self._rows.append_blocks(chunk)
         self._storage.copy(plan.copies)
-
-    def _forward(self, inputs: StepInputs) -> Tensor:
-        storage, layers = self._storage, self._model.arch.layers
-
-        def attend(layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
-            if k is not None and v is not None:
-                storage.write(layer, k, v, inputs.chunks)
-            spec = layers[layer].attention
-            return storage.attend(layer, q, inputs.chunks, spec.scale, spec.window, spec.softcap)
-
-        hidden: Tensor = self._model(inputs.tokens, inputs.positions, attend)
-        return hidden
 
     def _prompt_logprobs(self, plan: Plan, inputs: StepInputs, hidden: Tensor) -> dict[int, list[TokenLogprobs]]:
         """For chunks whose row asked: log-probabilities of the prompt tokens that follow the chunk's own."""

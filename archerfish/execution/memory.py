@@ -60,6 +60,9 @@ class Memory:
     layout: KVLayout
     available: int
     bytes_per_value: int
+    """Of keys and values, and of everything else unless it says otherwise below."""
+    bytes_per_weight: float | None = None
+    bytes_per_activation: int | None = None
 
     def size_cache(self, config: ResolvedConfig) -> CacheSize:
         """As many blocks as the budget holds, but no more than max_num_seqs requests of full length could use."""
@@ -70,7 +73,7 @@ class Memory:
 
     @property
     def weights(self) -> int:
-        return int(weight_bytes(self.arch, self.bytes_per_value))
+        return int(weight_bytes(self.arch, self.bytes_per_weight or self.bytes_per_value))
 
     def activations(self, config: ResolvedConfig) -> int:
         """Most memory a step's intermediate values take: the widest layer, then attention or the logits.
@@ -89,7 +92,7 @@ class Memory:
         drawn = drawing + _DRAW_COPIES * min(ROWS_AT_ONCE, drawing)  # All rows have logits; some are worked on.
         told = _LOGPROB_COPIES * min(LOGIT_ROWS_AT_ONCE, tokens)
         logits = max(_LOGIT_COPIES * drawing, drawn, told) * self.arch.vocab_size
-        return tokens * widest * self.bytes_per_value + max(tokens * scores, logits) * 4
+        return tokens * widest * (self.bytes_per_activation or self.bytes_per_value) + max(tokens * scores, logits) * 4
 
     def one_request(self, config: ResolvedConfig) -> int:
         """Bytes of the KV cache that a single request of full length holds."""

@@ -17,22 +17,21 @@ from archerfish.ops.signatures import Ops
 AttendFunction = Callable[[int, Tensor, Tensor | None, Tensor | None], Tensor]
 """(layer, q [T, H, D], k [T, G, D], v [T, G, D]) -> [T, H, D]. k and v are None where another layer made them."""
 
-Angles = tuple[Tensor, Tensor]
-"""Cosines and sines of a step's positions, [T, R/2] each."""
+Angles = Tensor
+"""Cosines and then sines of a step's positions, [T, R]."""
 
 
 class Decoder(nn.Module):
-    embedding_multiplier: Tensor
-
     def __init__(self, arch: Arch, ops: Ops, max_model_len: int) -> None:
         super().__init__()
         self.arch = arch
+        self.add, self.scale, self.softcap = ops.add, ops.scale, ops.softcap
         self.embedding = Embedding(arch.vocab_size, arch.hidden_size, ops)
-        # Rounded to the working format, as the models were trained; made here, because a captured step cannot make it.
+        # Rounded to the working format, as the models were trained.
         multiplier = torch.tensor(arch.embedding_multiplier, dtype=self.embedding.weight.dtype, device="cpu")
-        self.register_buffer("embedding_multiplier", multiplier, persistent=False)
+        self.embedding_multiplier = float(multiplier)
         self.positions = Embedding(arch.max_positions, arch.hidden_size, ops) if arch.learned_positions else None
-        self.rotations = Rotations(arch, max_model_len)
+        self.rotations = Rotations(arch, max_model_len, ops)
         self.layers = nn.ModuleList(Layer(arch, index, ops) for index in range(len(arch.layers)))
         self.norm = Norm(arch.norm, arch.hidden_size, ops)
         self.head = Linear(arch.hidden_size, arch.vocab_size, arch.head_bias, ops)
@@ -42,10 +41,10 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tensor, positions: Tensor, attend: AttendFunction) -> Tensor:
         """[T], [T] -> hidden states [T, hidden], normalized and ready for `logits`."""
         x = self.embedding(tokens)
-        if self.arch.embedding_multiplier != 1.0:
-            x = x * self.embedding_multiplier
+        if self.embedding_multiplier != 1.0:
+            x = self.scale(x, self.embedding_multiplier)
         if self.positions is not None:
-            x = x + self.positions(positions)
+            x = self.add(x, self.positions(positions), 1.0)
         angles = self.rotations(positions)
         for layer in self.layers:
             x = layer(x, angles, attend)
@@ -56,9 +55,9 @@ class Decoder(nn.Module):
         """[rows, hidden] -> [rows, vocabulary], in float32."""
         logits: Tensor = self.head(hidden).float()
         if self.arch.logit_multiplier != 1.0:
-            logits = logits * self.arch.logit_multiplier
+            logits = self.scale(logits, self.arch.logit_multiplier)
         if self.arch.logit_softcap is not None:
-            logits = torch.tanh(logits / self.arch.logit_softcap) * self.arch.logit_softcap
+            logits = self.softcap(logits, self.arch.logit_softcap)
         return logits
 
 
@@ -67,7 +66,8 @@ class Layer(nn.Module):
         super().__init__()
         spec = arch.layers[index]
         self.spec = spec
-        self.scale = arch.residual_multiplier
+        self.add = ops.add
+        self.residual_multiplier = arch.residual_multiplier
 
         def norm(wanted: bool) -> nn.Module:
             return Norm(arch.norm, arch.hidden_size, ops) if wanted else nn.Identity()
@@ -84,12 +84,12 @@ class Layer(nn.Module):
         attended = self.attention_out_norm(self.attention(normed, angles, attend))
         if self.spec.parallel:
             fed = self.mlp(normed if self.spec.shared_input_norm else self.mlp_norm(x))
-            return x + self._scaled(attended) + self._scaled(self.mlp_out_norm(fed))
-        x = x + self._scaled(attended)
-        return x + self._scaled(self.mlp_out_norm(self.mlp(self.mlp_norm(x))))
+            return self._added(self._added(x, attended), self.mlp_out_norm(fed))
+        x = self._added(x, attended)
+        return self._added(x, self.mlp_out_norm(self.mlp(self.mlp_norm(x))))
 
-    def _scaled(self, x: Tensor) -> Tensor:
-        return x if self.scale == 1.0 else x * self.scale
+    def _added(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.add(x, y, self.residual_multiplier)
 
 
 class Attention(nn.Module):
@@ -126,7 +126,7 @@ class Attention(nn.Module):
         x = x.view(-1, num_heads, self.spec.head_dim)
         if self.spec.qk_norm == "head":
             x = norm(x)
-        return x if self.spec.rope is None else self.rotate(x, *angles[self.spec.rope])
+        return x if self.spec.rope is None else self.rotate(x, angles[self.spec.rope])
 
 
 class Mlp(nn.Module):
@@ -163,20 +163,20 @@ class Experts(nn.Module):
 class Rotations(nn.Module):
     """Cosines and sines of every position, one table for each rotation the layers use."""
 
-    def __init__(self, arch: Arch, max_model_len: int) -> None:
+    def __init__(self, arch: Arch, max_model_len: int, ops: Ops) -> None:
         super().__init__()
+        self.embed = ops.embed
         self.specs = list(dict.fromkeys(_ropes(arch)))
         for index, spec in enumerate(self.specs):
             rotation = spec.rotation(max_model_len)
             # float32 positions and frequencies, as the models were trained: exact angles would differ at long range.
             frequencies = torch.tensor(rotation.frequencies, dtype=torch.float32, device="cpu")
             turns = torch.arange(max_model_len, dtype=torch.float32, device="cpu")[:, None] * frequencies
-            table = torch.stack((turns.cos(), turns.sin())) * rotation.magnitude
+            table = torch.cat((turns.cos(), turns.sin()), dim=-1) * rotation.magnitude  # [positions, R]
             self.register_buffer(f"table{index}", table, persistent=False)
 
     def forward(self, positions: Tensor) -> dict[RopeSpec, Angles]:
-        tables = [getattr(self, f"table{index}")[:, positions] for index in range(len(self.specs))]
-        return {spec: (table[0], table[1]) for spec, table in zip(self.specs, tables, strict=True)}
+        return {spec: self.embed(positions, getattr(self, f"table{index}")) for index, spec in enumerate(self.specs)}
 
 
 def _feed_forward(arch: Arch, spec: LayerSpec, ops: Ops) -> nn.Module:

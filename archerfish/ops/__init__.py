@@ -1,7 +1,26 @@
 """Operations: one signature each (signatures.py), ordered implementations, chosen once (choose.py)."""
 
-from archerfish.ops.choose import Choice, Target, choose_ops
+from archerfish.ops.choose import (
+    Choice,
+    Target,
+    all_implementations,
+    choose_ops,
+    implementations,
+    open_native,
+    why_not_native,
+)
 from archerfish.ops.dtypes import torch_dtype
 from archerfish.ops.signatures import Chunks, Ops
 
-__all__ = ["Choice", "Chunks", "Ops", "Target", "choose_ops", "torch_dtype"]
+__all__ = [
+    "Choice",
+    "Chunks",
+    "Ops",
+    "Target",
+    "all_implementations",
+    "choose_ops",
+    "implementations",
+    "open_native",
+    "torch_dtype",
+    "why_not_native",
+]

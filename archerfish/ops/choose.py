@@ -4,8 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Self
 
-from archerfish.arch.arch import Arch
+from archerfish.arch.arch import Arch, ExpertsSpec
 from archerfish.errors import NoKernel
+from archerfish.ops.cpu.library import Library, Team, library
+from archerfish.ops.cpu.native import NATIVE_OPERATIONS, NativeOps
 from archerfish.ops.reference import IMPLEMENTATIONS as REFERENCE
 from archerfish.ops.signatures import Ops
 
@@ -23,9 +25,13 @@ class Target:
     """Some layer's attention does not reach back to the start."""
     has_softcap: bool = False
     """Some layer squashes its scores."""
+    has_experts: bool = False
+    """Some layer picks experts."""
+    threads: int = 1
+    """Of the CPU."""
 
     @classmethod
-    def of_model(cls, arch: Arch, *, device: str, dtype: str, block_size: int) -> Self:
+    def of_model(cls, arch: Arch, *, device: str, dtype: str, block_size: int, threads: int = 1) -> Self:
         attention = [layer.attention for layer in arch.layers]
         return cls(
             device=device,
@@ -34,6 +40,8 @@ class Target:
             block_size=block_size,
             has_window=any(spec.window is not None for spec in attention),
             has_softcap=any(spec.softcap is not None for spec in attention),
+            has_experts=any(isinstance(layer.feed_forward, ExpertsSpec) for layer in arch.layers),
+            threads=threads,
         )
 
 
@@ -46,6 +54,8 @@ class Implementation:
     function: Callable[..., Any]
     supports: Callable[[Target], str | None]
     """None if it runs on the target, else the reason why not."""
+    adapt: Callable[..., tuple[Any, ...]] = lambda *arguments: arguments
+    """The reference's arguments as this one wants them, for whoever compares the two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +73,55 @@ class ChosenOps(NamedTuple):
     choices: list[Choice]
 
 
-def implementations() -> list[Implementation]:
-    """All that exist, fastest first; the reference comes last and runs everywhere."""
-    return [Implementation(op, "reference", function, lambda _: None) for op, function in REFERENCE.items()]
+def open_native(target: Target, kernels: str | None = None) -> NativeOps | None:
+    """The native operations with their threads, if they run on the target; by default with the fastest kernels."""
+    found = library()
+    if why_not_native(target) is not None or not isinstance(found, Library):
+        return None
+    chosen = kernels or found.kernels[0]
+    return NativeOps(Team(target.threads, chosen)) if chosen in found.kernels else None
+
+
+def why_not_native(target: Target) -> str | None:
+    """The reason, or None. They are chosen all together: they share packed weights and an arrangement of the cache."""
+    found = library()
+    if target.device != "cpu":
+        return f"they run on a CPU, not on {target.device}"
+    if not isinstance(found, Library):
+        return found
+    if target.dtype not in ("float32", "bfloat16"):
+        return f"they know float32 and bfloat16, not {target.dtype}"
+    if target.head_dim is not None and (target.head_dim % NativeOps.LANES or target.head_dim > NativeOps.MOST_HEAD_DIM):
+        return f"heads of {target.head_dim} are no multiple of {NativeOps.LANES} up to {NativeOps.MOST_HEAD_DIM}"
+    if target.block_size is not None and target.block_size % NativeOps.LANES:
+        return f"--block-size {target.block_size} is no multiple of {NativeOps.LANES}"
+    return "there are none for experts yet" if target.has_experts else None
+
+
+def implementations(native: NativeOps | None = None) -> list[Implementation]:
+    """Fastest first; the reference comes last and runs everywhere.
+
+    Native operations belong to threads that somebody has to open first; they want their weights packed.
+    """
+    reference = [Implementation(op, "reference", function, lambda _: None) for op, function in REFERENCE.items()]
+    if native is None:
+        return reference
+    return [
+        Implementation(op, f"native {native.kernels}", function, why_not_native, native.adapter(op))
+        for op, function in native.functions().items()
+    ] + reference
+
+
+def all_implementations(target: Target) -> list[Implementation]:
+    """Also those that do not run on the target, for whoever tells why."""
+    native = open_native(target)
+    if native is not None:
+        return implementations(native)
+    return [Implementation(op, "native", _cannot, why_not_native) for op in NATIVE_OPERATIONS] + implementations()
+
+
+def _cannot(*_: Any) -> None:
+    raise AssertionError("an implementation was called that does not run here")
 
 
 def choose_ops(target: Target, candidates: list[Implementation] | None = None) -> ChosenOps:

@@ -50,13 +50,28 @@ class Chunks:
 
 
 class Linear(Protocol):
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """[T, K] x [N, K] -> [T, N]."""
+    def __call__(self, x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
+        """[T, K] x [N, K] -> [T, N]. The weight is as the implementation wants it: a tensor, or packed."""
 
 
 class Embed(Protocol):
-    def __call__(self, tokens: Tensor, table: Tensor) -> Tensor:
+    def __call__(self, tokens: Tensor, table: Any) -> Tensor:
         """[T] -> [T, hidden]."""
+
+
+class Add(Protocol):
+    def __call__(self, x: Tensor, y: Tensor, factor: float) -> Tensor:
+        """x + y * factor, both [T, width]."""
+
+
+class Scale(Protocol):
+    def __call__(self, x: Tensor, factor: float) -> Tensor:
+        """x * factor, [T, width]."""
+
+
+class Softcap(Protocol):
+    def __call__(self, x: Tensor, cap: float) -> Tensor:
+        """cap * tanh(x / cap), [T, width]."""
 
 
 class RmsNorm(Protocol):
@@ -70,8 +85,8 @@ class LayerNorm(Protocol):
 
 
 class Rotate(Protocol):
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """[T, heads, D] with [T, R/2] angles: the first R dimensions turn, pairing i with i + R/2."""
+    def __call__(self, x: Tensor, angles: Tensor) -> Tensor:
+        """[T, heads, D] by [T, R], cosines and then sines: the first R dimensions turn, pairing i with i + R/2."""
 
 
 class Activate(Protocol):
@@ -106,7 +121,10 @@ class Attend(Protocol):
 
 class WriteKv(Protocol):
     def __call__(self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-        """Store k and v [T, G, D] at their slots of [N, B, G, D]."""
+        """Store k and v [T, G, D] at their slots of [N, B, G, D].
+
+        How numbers are arranged within a block is between this and Attend, which are always chosen together.
+        """
 
 
 class CopyBlocks(Protocol):
@@ -120,6 +138,9 @@ class Ops:
 
     linear: Linear
     embed: Embed
+    add: Add
+    scale: Scale
+    softcap: Softcap
     rms_norm: RmsNorm
     layer_norm: LayerNorm
     rotate: Rotate

@@ -16,15 +16,19 @@ from archerfish.weights.checkpoint import Checkpoint, is_float
 Progress = Callable[[float], None]
 """Called with the bytes filled so far."""
 
+Keep = Callable[[str, Tensor], None]
+"""Called with a parameter's name and its numbers, in full: to put them into the model in another form."""
+
 _SHOWN = 5
 _NOISE_LENGTH = 1_048_573
 """A prime: rows of any width begin at another place of the noise, so no two of a matrix are alike."""
 
 
-def load_weights(model: Decoder, family: Family, directory: Path, progress: Progress) -> None:
+def load_weights(model: Decoder, family: Family, directory: Path, progress: Progress, keep: Keep | None = None) -> None:
     """Fill every parameter from the directory's safetensors, or raise a CheckpointError that names what is wrong.
 
-    Everything is checked against the files' headers before the first byte is copied.
+    Everything is checked against the files' headers before the first byte is copied. A model without memory of its own
+    (on torch's meta device) needs `keep`, and no more than one parameter is in memory beside what that makes of it.
     """
     places = list(family.places(model.arch))
     with Checkpoint(directory, family.renames) as checkpoint:
@@ -33,33 +37,58 @@ def load_weights(model: Decoder, family: Family, directory: Path, progress: Prog
         _check_shapes(checkpoint, places, parameters)
         done = 0
         with torch.no_grad():
-            for place in places:
-                target = _part(parameters[place.target], place)
-                target.copy_(_stored(checkpoint, place))
-                done += target.nbytes
-                progress(done)
+            for name, parts in _by_target(places).items():
+                target = _room(parameters[name])
+                for place in parts:
+                    part = _part(target, place)
+                    part.copy_(_stored(checkpoint, place))
+                    done += part.nbytes
+                    progress(done)
+                if keep is not None:
+                    keep(name, target)
 
 
-def random_weights(model: Decoder, seed: int) -> None:
+def random_weights(model: Decoder, seed: int, keep: Keep | None = None) -> None:
     """Random numbers that keep activations near 1 through any depth; norms as a freshly made model has them.
 
     One stretch of noise is laid out again and again, because drawing billions of numbers takes minutes.
     """
     table = model.embedding.weight
-    noise = torch.empty(_NOISE_LENGTH, dtype=table.dtype, device=table.device)
-    noise.normal_(generator=torch.Generator(device=table.device).manual_seed(seed))
+    device = "cpu" if table.is_meta else table.device
+    noise = torch.empty(_NOISE_LENGTH, dtype=table.dtype, device=device)
+    noise.normal_(generator=torch.Generator(device=device).manual_seed(seed))
     noise, first = noise.repeat(2), 0
     with torch.no_grad():
-        for module in model.modules():
-            for name, parameter in module.named_parameters(recurse=False):
-                if parameter.dim() > 1:
-                    # Going on where the last one ended makes no two layers alike.
-                    period = noise[first : first + _NOISE_LENGTH]
-                    _lay_out(period, parameter.shape[-1] ** -0.5, parameter.view(-1))
-                    first = (first + parameter.numel()) % _NOISE_LENGTH
-                else:
-                    unit = 1.0 - module.spec.weight_offset if isinstance(module, Norm) else 0.0
-                    parameter.fill_(unit if name == "weight" else 0.0)
+        for name, parameter in list(model.named_parameters()):
+            target = _room(parameter)
+            if target.dim() > 1:
+                # Going on where the last one ended makes no two layers alike.
+                period = noise[first : first + _NOISE_LENGTH]
+                _lay_out(period, target.shape[-1] ** -0.5, target.view(-1))
+                first = (first + target.numel()) % _NOISE_LENGTH
+            else:
+                target.fill_(_unit(model, name))
+            if keep is not None:
+                keep(name, target)
+
+
+def _unit(model: Decoder, name: str) -> float:
+    """What leaves activations as they are: 1 for the weight of a norm, 0 for every bias."""
+    holder, _, field = name.rpartition(".")
+    module = model.get_submodule(holder)
+    return 1.0 - module.spec.weight_offset if isinstance(module, Norm) and field == "weight" else 0.0
+
+
+def _room(parameter: Tensor) -> Tensor:
+    """The parameter itself, or memory for its numbers where it has none."""
+    return torch.empty(parameter.shape, dtype=parameter.dtype) if parameter.is_meta else parameter.data
+
+
+def _by_target(places: list[Placement]) -> dict[str, list[Placement]]:
+    found: dict[str, list[Placement]] = {}
+    for place in places:
+        found.setdefault(place.target, []).append(place)
+    return found
 
 
 def _lay_out(period: Tensor, scale: float, target: Tensor) -> None:

@@ -41,7 +41,7 @@ def test_words_name_every_operation() -> None:
 
 
 def test_reasons_against_kernels_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    def choose(target: Target) -> tuple[None, list[Choice]]:
+    def choose(target: Target, _: object) -> tuple[None, list[Choice]]:
         rejected = [("turbo", "no engine [x]")]
         if target.dtype == "bfloat16":
             rejected.append(("steam", "no coal"))
@@ -54,7 +54,7 @@ def test_reasons_against_kernels_are_shown(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_missing_kernel_is_a_finding_not_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    def choose(target: Target) -> tuple[None, list[Choice]]:
+    def choose(target: Target, _: object) -> tuple[None, list[Choice]]:
         raise NoKernel(f"no linear for {target.dtype}")
 
     monkeypatch.setattr(diagnosis, "choose_ops", choose)

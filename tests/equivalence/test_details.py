@@ -107,6 +107,7 @@ def test_layers_that_share_keys_and_values_agree_with_dense_attention() -> None:
     tokens = prompt_of(41)
     expected = model.logits(model(torch.tensor(tokens), torch.arange(41), PlainAttention(arch)))
 
+    from archerfish.execution.eager import EagerModel
     from archerfish.execution.local import LocalExecutor
     from archerfish.kvcache.layout import kv_layout
     from archerfish.kvcache.pool import BlockId
@@ -115,7 +116,8 @@ def test_layers_that_share_keys_and_values_agree_with_dense_attention() -> None:
 
     layout = kv_layout(arch)
     assert layout.num_slots == 2, "only layers that make their own keys and values take room"
-    executor = LocalExecutor(model, KVStorage(layout, 8, 8, torch.float32, "cpu", OPS), 1, 64, "cpu")
+    storage = KVStorage(layout, 8, 8, torch.float32, "cpu", OPS)
+    executor = LocalExecutor(EagerModel(model, storage), storage, 1, 64, "cpu")
     params = SamplingParams(temperature=0.0, prompt_logprobs=VOCAB_SIZE)
     start = SequenceStart(
         row=0, tokens=tuple(tokens), num_prompt_tokens=41, blocks=((),), params=params, seed=0, stop_token_ids=()

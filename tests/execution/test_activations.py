@@ -8,6 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from archerfish.config import EngineConfig
 from archerfish.config.resolve import Facts, resolve
+from archerfish.execution.eager import EagerModel
 from archerfish.execution.local import LocalExecutor
 from archerfish.execution.memory import Memory
 from archerfish.kvcache.layout import kv_layout
@@ -38,7 +39,7 @@ def peak_bytes(arch, sizes, params):
         parameter.data.normal_(0.0, 0.02, generator=torch.Generator().manual_seed(0))
     num_blocks = sum(-(-sum(size) // BLOCK_SIZE) for size in sizes)
     storage = KVStorage(kv_layout(arch), num_blocks, BLOCK_SIZE, DTYPE, "cpu", ops)
-    executor = LocalExecutor(model, storage, len(sizes), MAX_MODEL_LEN, "cpu")
+    executor = LocalExecutor(EagerModel(model, storage), storage, len(sizes), MAX_MODEL_LEN, "cpu")
     free = iter(range(num_blocks))
     plan = Plan(0, [], [], [])
     for row, (start, length) in enumerate(sizes):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from archerfish.execution.eager import EagerModel
 from archerfish.execution.local import LocalExecutor
 from archerfish.kvcache.layout import kv_layout
 from archerfish.kvcache.storage import KVStorage
@@ -69,7 +70,7 @@ class Driver:
         storage = KVStorage(layout, num_blocks, BLOCK_SIZE, torch.float32, "cpu", OPS)
         storage.keys.fill_(leftovers)
         storage.values.fill_(leftovers)
-        self.executor = LocalExecutor(model, storage, NUM_ROWS, MAX_MODEL_LEN, "cpu")
+        self.executor = LocalExecutor(EagerModel(model, storage), storage, NUM_ROWS, MAX_MODEL_LEN, "cpu")
         self.num_groups = len(layout.windows)
         self.free = np.random.default_rng(0).permutation(num_blocks).tolist()
         self.tables = {}

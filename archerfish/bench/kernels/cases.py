@@ -54,6 +54,7 @@ def kernel_cases(asked: Asked) -> Iterator[KernelCase]:
         maker = _Maker(asked, num_tokens)
         yield from maker.linears()
         yield maker.embed()
+        yield from maker.sums()
         yield maker.norm()
         yield from maker.rotations()
         yield from maker.feed_forwards()
@@ -130,6 +131,31 @@ class _Maker:
             num_bytes=self._bytes(2 * tokens * width) + tokens * _INDEX_BYTES,
         )
 
+    def sums(self) -> Iterator[KernelCase]:
+        """What is done to a row of hidden states or logits, number by number."""
+        arch, tokens = self._arch, self._num_tokens
+        width, words = arch.hidden_size, arch.vocab_size
+        yield KernelCase(
+            operation="add",
+            shape=f"{tokens} x {width}",
+            make=lambda: (self._noise(tokens, width), self._noise(tokens, width), arch.residual_multiplier),
+            num_bytes=self._bytes(3 * tokens * width),
+        )
+        if arch.embedding_multiplier != 1.0:
+            yield KernelCase(
+                operation="scale",
+                shape=f"{tokens} x {width}",
+                make=lambda: (self._noise(tokens, width), arch.embedding_multiplier),
+                num_bytes=self._bytes(2 * tokens * width),
+            )
+        if (cap := arch.logit_softcap) is not None:
+            yield KernelCase(
+                operation="softcap",
+                shape=f"{tokens} x {words}",
+                make=lambda: (self._noise(tokens, words), cap),
+                num_bytes=self._bytes(2 * tokens * words),
+            )
+
     def norm(self) -> KernelCase:
         tokens, width, spec = self._num_tokens, self._arch.hidden_size, self._arch.norm
         shape = f"{tokens} x {width}"
@@ -156,7 +182,7 @@ class _Maker:
 
         def make() -> tuple[Any, ...]:
             angles = torch.rand(tokens, half, device=self._asked.device)
-            return self._noise(tokens, heads, dim), angles.cos(), angles.sin()
+            return self._noise(tokens, heads, dim), torch.cat((angles.cos(), angles.sin()), dim=-1)
 
         yield KernelCase(
             operation="rotate",

@@ -111,7 +111,9 @@ def measure_kernels(
         inputs = _make_inputs(case, most_inputs)  # The same for every implementation.
         timings += _compare(
             [
-                _timing(case, kernel.name, stopwatch.best(kernel.function, inputs), peak)
+                _timing(
+                    case, kernel.name, stopwatch.best(kernel.function, [kernel.adapt(*one) for one in inputs]), peak
+                )
                 for kernel in supported
                 if kernel.operation == case.operation
             ]

@@ -65,8 +65,7 @@ def command(
     from archerfish.bench.kernels.measure import Stopwatch, measure_kernels
     from archerfish.bench.offline.conditions import Conditions
     from archerfish.engine.build import examine
-    from archerfish.ops import Target, torch_dtype
-    from archerfish.ops.choose import implementations
+    from archerfish.ops import Target, all_implementations, torch_dtype
 
     blueprint = examine(config)
     resolved, arch = blueprint.config, blueprint.arch
@@ -81,11 +80,23 @@ def command(
         dtype=torch_dtype(resolved.dtype),
     )
     cases = [case for case in kernel_cases(asked) if not operations or case.operation in operations]
-    target = Target.of_model(arch, device=resolved.device, dtype=resolved.dtype, block_size=resolved.block_size)
+    target = Target.of_model(
+        arch,
+        device=resolved.device,
+        dtype=resolved.dtype,
+        block_size=resolved.block_size,
+        threads=resolved.threads,
+    )
     stopwatch = Stopwatch(resolved.device, seconds)
     with ProgressBar("kernels", len(cases)) as bar:
         report = measure_kernels(
-            cases, implementations(), target, conditions.peak, stopwatch, len(arch.layers), bar.update
+            cases,
+            all_implementations(target),
+            target,
+            conditions.peak,
+            stopwatch,
+            len(arch.layers),
+            bar.update,
         )
     if as_json:
         write_record(conditions, report)

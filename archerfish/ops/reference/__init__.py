@@ -5,11 +5,25 @@ from typing import Any
 
 from archerfish.ops.reference.attention import attend
 from archerfish.ops.reference.cache import copy_blocks, write_kv
-from archerfish.ops.reference.layers import activate, embed, experts, layer_norm, linear, rms_norm, rotate
+from archerfish.ops.reference.layers import (
+    activate,
+    add,
+    embed,
+    experts,
+    layer_norm,
+    linear,
+    rms_norm,
+    rotate,
+    scale,
+    softcap,
+)
 
 IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "linear": linear,
     "embed": embed,
+    "add": add,
+    "scale": scale,
+    "softcap": softcap,
     "rms_norm": rms_norm,
     "layer_norm": layer_norm,
     "rotate": rotate,

@@ -15,6 +15,18 @@ def embed(tokens: Tensor, table: Tensor) -> Tensor:
     return F.embedding(tokens, table)
 
 
+def add(x: Tensor, y: Tensor, factor: float) -> Tensor:
+    return x + (y if factor == 1.0 else y * factor)
+
+
+def scale(x: Tensor, factor: float) -> Tensor:
+    return x * factor
+
+
+def softcap(x: Tensor, cap: float) -> Tensor:
+    return torch.tanh(x / cap) * cap
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float) -> Tensor:
     wide = x.float()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
@@ -25,10 +37,10 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = cos.shape[-1]
+def rotate(x: Tensor, angles: Tensor) -> Tensor:
+    half = angles.shape[-1] // 2
     first, second, rest = x[..., :half].float(), x[..., half : 2 * half].float(), x[..., 2 * half :]
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # [T, 1, R/2]
+    cos, sin = angles.unsqueeze(1).chunk(2, dim=-1)  # [T, 1, R/2]
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
     return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
 

@@ -73,7 +73,7 @@ def test_rotation_turns_pairs_as_complex_numbers_and_leaves_the_rest(dtype, turn
     tokens, heads, dim = 6, 3, 16
     x = random(0, tokens, heads, dim, dtype=dtype)
     angles = random(1, tokens, turning // 2, spread=3.0)
-    found = rotate(x, angles.cos(), angles.sin())
+    found = rotate(x, torch.cat((angles.cos(), angles.sin()), -1))
     half = turning // 2
     pairs = wide(x)[..., :half] + 1j * wide(x)[..., half:turning]
     turned = pairs * np.exp(1j * wide(angles))[:, None, :]
@@ -88,7 +88,7 @@ def test_rotation_keeps_scores_dependent_on_distance_only():
     q, k = random(0, 1, 1, 16), random(1, 1, 1, 16)
 
     def turned(x, position):
-        return rotate(x, (position * frequencies).cos()[None], (position * frequencies).sin()[None])
+        return rotate(x, torch.cat(((position * frequencies).cos(), (position * frequencies).sin()))[None])
 
     scores = [float((turned(q, start + 5) * turned(k, start)).sum()) for start in (0, 1, 37, 400)]
     assert scores == pytest.approx([scores[0]] * 4, abs=1e-3)
@@ -97,7 +97,7 @@ def test_rotation_keeps_scores_dependent_on_distance_only():
 def test_rotation_applies_a_magnitude_that_is_part_of_the_angles():
     x = random(0, 2, 1, 8)
     cos, sin = torch.full((2, 4), 2.0), torch.zeros(2, 4)
-    assert torch.equal(rotate(x, cos, sin), 2 * x)
+    assert torch.equal(rotate(x, torch.cat((cos, sin), -1)), 2 * x)
 
 
 NONLINEAR = {

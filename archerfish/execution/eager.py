@@ -1,0 +1,33 @@
+"""A model run operation by operation, as torch does it."""
+
+from torch import Tensor
+
+from archerfish.arch.arch import Arch
+from archerfish.execution.inputs import StepInputs
+from archerfish.kvcache.storage import KVStorage
+from archerfish.models.decoder import Decoder
+
+
+class EagerModel:
+    def __init__(self, model: Decoder, storage: KVStorage) -> None:
+        self._model = model
+        self._storage = storage
+
+    @property
+    def arch(self) -> Arch:
+        return self._model.arch
+
+    def hidden(self, inputs: StepInputs) -> Tensor:
+        storage, layers = self._storage, self._model.arch.layers
+
+        def attend(layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+            if k is not None and v is not None:
+                storage.write(layer, k, v, inputs.chunks)
+            spec = layers[layer].attention
+            return storage.attend(layer, q, inputs.chunks, spec.scale, spec.window, spec.softcap)
+
+        hidden: Tensor = self._model(inputs.tokens, inputs.positions, attend)
+        return hidden
+
+    def logits(self, states: Tensor) -> Tensor:
+        return self._model.logits(states)

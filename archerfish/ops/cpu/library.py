@@ -1,0 +1,69 @@
+"""Finds the native library and calls it. Without it, says why there is none."""
+
+import ctypes
+from ctypes import POINTER, c_char_p, c_int, c_int64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from archerfish.ops.cpu.program import STRUCTURES, Instruction, Step
+
+_MODULE = "archerfish.ops.cpu._kernels"
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    functions: ctypes.CDLL
+    kernels: tuple[str, ...]
+    """Instruction sets it has kernels for and this CPU runs, fastest first."""
+
+
+@cache
+def library() -> Library | str:
+    """The library, or the reason why it cannot be used."""
+    # The loader of an editable install knows where the build put it; importing it would find no Python module.
+    spec = find_spec(_MODULE)
+    if spec is None or spec.origin is None or not Path(spec.origin).exists():
+        return "the native kernels were not built: install a C++ compiler and install the package again"
+    try:
+        functions = ctypes.CDLL(spec.origin)
+    except OSError as error:
+        return f"the native kernels cannot be loaded: {error}"
+    functions.archerfish_kernels.restype = c_char_p
+    functions.archerfish_open.restype, functions.archerfish_open.argtypes = c_void_p, (c_char_p, c_int)
+    functions.archerfish_close.restype, functions.archerfish_close.argtypes = None, (c_void_p,)
+    functions.archerfish_run.restype = None
+    functions.archerfish_run.argtypes = (c_void_p, POINTER(Instruction), c_int64, POINTER(Step))
+    functions.archerfish_size_of.restype, functions.archerfish_size_of.argtypes = c_int64, (c_char_p,)
+    for structure in STRUCTURES:
+        if functions.archerfish_size_of(structure.__name__.encode()) != ctypes.sizeof(structure):
+            return f"the native kernels in {spec.origin} are of another version: install the package again"
+    kernels = tuple(functions.archerfish_kernels().decode().split())
+    if not kernels:
+        return "the native kernels need a CPU with AVX2, FMA and F16C"
+    return Library(functions, kernels)
+
+
+class Team:
+    """Threads that run programs, with the kernels of one instruction set."""
+
+    def __init__(self, num_threads: int, kernels: str | None = None) -> None:
+        found = library()
+        assert isinstance(found, Library), found
+        self._functions = found.functions
+        self.kernels = kernels or found.kernels[0]
+        self._handle = self._functions.archerfish_open(self.kernels.encode(), num_threads)
+        assert self._handle, f"this CPU runs no {self.kernels} kernels"
+
+    def run(self, instructions: "ctypes.Array[Instruction]", step: Step) -> None:
+        """Returns when all is done. Others may run Python meanwhile."""
+        self._functions.archerfish_run(self._handle, instructions, len(instructions), ctypes.byref(step))
+
+    def close(self) -> None:
+        if self._handle:
+            self._functions.archerfish_close(self._handle)
+            self._handle = None
+
+    def __del__(self) -> None:
+        self.close()

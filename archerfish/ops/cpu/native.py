@@ -1,0 +1,254 @@
+"""The operations by native kernels: run at once, or recorded into a program that is run again and again.
+
+Activations are float32 rows throughout. A product packs its input first, as its weights want it: int8 in groups,
+bfloat16, or float32.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from ctypes import Structure, c_void_p
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from archerfish.arch.arch import Activation
+from archerfish.ops.cpu import program
+from archerfish.ops.cpu.library import Team
+from archerfish.ops.cpu.program import ACTIVATIONS, Format, Index, Operation
+from archerfish.ops.cpu.recording import Recording
+from archerfish.ops.packed import PackedWeight, pack_floats
+from archerfish.ops.signatures import Chunks
+
+_NUMBERS = {torch.float32: 0, torch.bfloat16: 1}
+
+
+NATIVE_OPERATIONS = (
+    *("linear", "embed", "add", "scale", "softcap", "rms_norm", "layer_norm", "rotate", "activate"),
+    *("attend", "write_kv", "copy_blocks"),
+)
+
+
+class NativeOps:
+    """One method for each operation."""
+
+    LANES = 16
+    """Numbers that are worked on at once: heads and blocks come in multiples."""
+    MOST_HEAD_DIM = 256
+
+    def __init__(self, team: Team) -> None:
+        self.team = team
+        self.kernels = team.kernels
+        self._recording: Recording | None = None
+        self._last_packed: list[Tensor] = []
+
+    def functions(self) -> dict[str, Callable[..., Any]]:
+        """Its operations by their names."""
+        return {name: getattr(self, name) for name in NATIVE_OPERATIONS}
+
+    def adapter(self, operation: str) -> Callable[..., tuple[Any, ...]]:
+        """Makes arguments of the reference's kind into this kind: float32 rows, packed matrices."""
+
+        def adapt(*arguments: Any) -> tuple[Any, ...]:
+            # Tables, and keys and values where they are stored, stay as they are.
+            kept = {"embed": (1,), "attend": (1, 2), "write_kv": (2, 3), "copy_blocks": (0,)}.get(operation, ())
+            wide = [
+                one.float() if isinstance(one, Tensor) and one.is_floating_point() and place not in kept else one
+                for place, one in enumerate(arguments)
+            ]
+            if operation == "linear":
+                wide[1] = pack_floats(arguments[1])
+            return tuple(wide)
+
+        return adapt
+
+    @contextmanager
+    def recording(self, recording: Recording) -> Iterator[None]:
+        """What is called meanwhile is written down instead of run."""
+        self._recording = recording
+        try:
+            yield
+        finally:
+            self._recording = None
+
+    # -- operations ---------------------------------------------------------------------------------------------------
+
+    def linear(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+        out = self._empty(x.shape[0], weight.num_outputs)
+        packed = self._packed(x, weight)
+        operands = program.Linear(_rows(out), packed, _weight(weight, bias))
+        self._do(Operation.LINEAR, operands, _rows_only(x), x, out, weight, bias)
+        return out
+
+    def embed(self, index: Tensor, table: PackedWeight | Tensor) -> Tensor:
+        out = self._empty(len(index), table.shape[1])
+        which = Index.TOKENS
+        if self._recording is not None:
+            which = self._recording.index(index)
+        weight = _weight(table, None) if isinstance(table, PackedWeight) else _plain_table(table)
+        operands = program.Embed(_rows(out), weight, which)
+        step = program.Step(num_rows=len(index), tokens=index.data_ptr())
+        self._do(Operation.EMBED, operands, step, index, out, table)
+        return out
+
+    def add(self, left: Tensor, right: Tensor, factor: float) -> Tensor:
+        out = self._empty(*left.shape)
+        operands = program.Add(_rows(out), _rows(left), _rows(right), factor)
+        self._do(Operation.ADD, operands, _rows_only(left), left, right, out)
+        return out
+
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        out = self._empty(*x.shape)
+        self._do(Operation.SCALE, program.Scale(_rows(out), _rows(x), factor), _rows_only(x), x, out)
+        return out
+
+    def softcap(self, x: Tensor, cap: float) -> Tensor:
+        out = self._empty(*x.shape)
+        self._do(Operation.SOFTCAP, program.Softcap(_rows(out), _rows(x), cap), _rows_only(x), x, out)
+        return out
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, weight_offset: float) -> Tensor:
+        return self._norm(Operation.RMS_NORM, x, weight, None, eps, weight_offset)
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        return self._norm(Operation.LAYER_NORM, x, weight, bias, eps, 0.0)
+
+    def rotate(self, x: Tensor, angles: Tensor) -> Tensor:
+        out = self._empty(*x.shape)
+        operands = program.Rotate(_rows(out), _rows(x), _rows(angles))
+        self._do(Operation.ROTATE, operands, _rows_only(x), x, angles, out)
+        return out
+
+    def activate(self, x: Tensor, activation: Activation, gated: bool) -> Tensor:
+        out = self._empty(len(x), x.shape[1] // (2 if gated else 1))
+        operands = program.Activate(_rows(out), _rows(x), ACTIVATIONS[activation], gated)
+        self._do(Operation.ACTIVATE, operands, _rows_only(x), x, out)
+        return out
+
+    def write_kv(self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+        group = 0 if self._recording is None else self._recording.group(slots)
+        operands = program.WriteKv(_rows(k), _rows(v), _cache(keys, values, group))
+        step = program.Step(num_rows=len(k), slots=(c_void_p * 1)(slots.data_ptr()))
+        self._do(Operation.WRITE_KV, operands, step, k, v, keys, values)
+
+    def attend(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        chunks: Chunks,
+        group: int,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        out = self._empty(*q.shape)
+        cache = _cache(keys, values, group)
+        operands = program.Attend(_rows(out), _rows(q), cache, scale, softcap or 0.0, window or 0)
+        step = _rows_only(q) if self._recording is not None else make_step(len(q), None, None, chunks)
+        self._do(Operation.ATTEND, operands, step, q, keys, values, out)
+        return out
+
+    def copy_blocks(self, cache: Tensor, sources: Tensor, targets: Tensor) -> None:
+        cache[targets] = cache[sources]  # Whole blocks: how they are arranged inside does not matter.
+
+    # -- how ----------------------------------------------------------------------------------------------------------
+
+    def _norm(
+        self, operation: Operation, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, offset: float
+    ) -> Tensor:
+        out = self._empty(*x.shape)
+        operands = program.Norm(out=_rows(out), input=_rows(x), eps=eps, weight_offset=offset)
+        operands.weight = weight.data_ptr()
+        operands.bias = None if bias is None else bias.data_ptr()
+        self._do(operation, operands, _rows_only(x), x, weight, bias, out)
+        return out
+
+    def _packed(self, x: Tensor, weight: PackedWeight) -> program.Packed:
+        """x as the weights want it."""
+        if self._recording is not None and (known := self._recording.packed(x, weight)) is not None:
+            return known
+        number = weight.format if weight.format in (Format.FLOAT32, Format.BFLOAT16) else Format.INT8
+        width, groups = weight.padded_inputs, weight.padded_inputs // weight.group
+        dtype = {Format.FLOAT32: torch.float32, Format.BFLOAT16: torch.bfloat16, Format.INT8: torch.int8}[number]
+        data = self._empty(len(x), width, dtype=dtype)
+        packed = program.Packed(number, weight.group, width, data.data_ptr())
+        kept: list[Tensor] = [data]
+        if number == Format.INT8:
+            scales, sums = self._empty(len(x), groups), self._empty(len(x), groups, dtype=torch.int32)
+            packed.scales, packed.sums = scales.data_ptr(), sums.data_ptr()
+            kept += [scales, sums]
+        self._do(Operation.PACK, program.Pack(_rows(x), packed), _rows_only(x), x, *kept)
+        if self._recording is not None:
+            self._recording.keep_packed(x, weight, packed)
+        else:
+            self._last_packed = kept  # Read by the product that follows at once.
+        return packed
+
+    def _empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        tensor = torch.empty(shape, dtype=dtype)
+        if self._recording is not None:
+            self._recording.keep_buffer(tensor)
+        return tensor
+
+    def _do(self, operation: Operation, operands: Structure, step: program.Step, *alive: Any) -> None:
+        """Write it down, or run it. What is alive must be until it has run."""
+        if self._recording is not None:
+            self._recording.write_down(operation, operands, alive)
+            return
+        instructions = (program.Instruction * 1)(program.Instruction(operation, ctypes.addressof(operands)))
+        self.team.run(instructions, step)
+
+
+def make_step(num_rows: int, tokens: Tensor | None, positions: Tensor | None, chunks: Chunks | None) -> program.Step:
+    """The tensors must outlive the step."""
+    step = program.Step(num_rows=num_rows)
+    step.tokens = None if tokens is None else tokens.data_ptr()
+    step.positions = None if positions is None else positions.data_ptr()
+    if chunks is not None:
+        step.num_chunks, step.table_width = len(chunks.host_ends), chunks.tables[0].shape[1]
+        step.query_starts, step.ends = chunks.query_starts.data_ptr(), chunks.ends.data_ptr()
+        many = c_void_p * len(chunks.tables)
+        step.tables = many(*(table.data_ptr() for table in chunks.tables))
+        step.slots = many(*(slots.data_ptr() for slots in chunks.slots))
+    return step
+
+
+def _rows_only(x: Tensor) -> program.Step:
+    return program.Step(num_rows=len(x))
+
+
+def _rows(x: Tensor) -> program.Rows:
+    assert x.dtype == torch.float32 and (x.stride(-1) == 1 or not x.numel()), "native operations work on float32 rows"
+    if x.dim() == 2:
+        return program.Rows(x.data_ptr(), x.stride(0), 0, 1, x.shape[1])
+    return program.Rows(x.data_ptr(), x.stride(0), x.stride(1), x.shape[1], x.shape[2])
+
+
+def _weight(weight: PackedWeight, bias: Tensor | None) -> program.Weight:
+    return program.Weight(
+        weight.format,
+        weight.group,
+        weight.num_outputs,
+        weight.num_inputs,
+        weight.padded_inputs,
+        weight.data.shape[1],
+        weight.data.data_ptr(),
+        None if weight.scales is None else weight.scales.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+    )
+
+
+def _plain_table(table: Tensor) -> program.Weight:
+    """One row after the other: panels of no bytes."""
+    assert table.is_contiguous()
+    number = {torch.float32: Format.FLOAT32, torch.bfloat16: Format.BFLOAT16}[table.dtype]
+    rows, width = table.shape
+    return program.Weight(number, 1, rows, width, width, 0, table.data_ptr())
+
+
+def _cache(keys: Tensor, values: Tensor, group: int) -> program.Cache:
+    _, block_size, num_heads, head_dim = keys.shape
+    number = _NUMBERS[keys.dtype]
+    return program.Cache(keys.data_ptr(), values.data_ptr(), number, block_size, num_heads, head_dim, group)

@@ -1,0 +1,228 @@
+"""What the native kernels are told, as they are told it: a mirror of csrc/program.h, field by field."""
+
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from enum import IntEnum
+from typing import Any
+
+
+class Operation(IntEnum):
+    EMBED = 0
+    ADD = 1
+    SCALE = 2
+    SOFTCAP = 3
+    RMS_NORM = 4
+    LAYER_NORM = 5
+    ROTATE = 6
+    ACTIVATE = 7
+    PACK = 8
+    LINEAR = 9
+    WRITE_KV = 10
+    ATTEND = 11
+
+
+class Format(IntEnum):
+    """Of numbers in a packed matrix or in packed rows."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    INT8 = 2
+    INT4 = 3
+    INT4_ZEROS = 4
+
+
+class Index(IntEnum):
+    TOKENS = 0
+    POSITIONS = 1
+
+
+ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
+
+
+class Rows(Structure):
+    _fields_ = (
+        ("data", c_void_p),
+        ("stride", c_int64),
+        ("part_stride", c_int64),
+        ("num_parts", c_int32),
+        ("width", c_int32),
+    )
+
+
+class Weight(Structure):
+    _fields_ = (
+        ("format", c_int32),
+        ("group", c_int32),
+        ("num_outputs", c_int64),
+        ("num_inputs", c_int64),
+        ("padded_inputs", c_int64),
+        ("panel_bytes", c_int64),
+        ("data", c_void_p),
+        ("scales", c_void_p),
+        ("bias", c_void_p),
+    )
+
+
+class Packed(Structure):
+    _fields_ = (
+        ("format", c_int32),
+        ("group", c_int32),
+        ("width", c_int64),
+        ("data", c_void_p),
+        ("scales", c_void_p),
+        ("sums", c_void_p),
+    )
+
+
+class Embed(Structure):
+    _fields_ = (("out", Rows), ("table", Weight), ("index", c_int32))
+
+
+class Add(Structure):
+    _fields_ = (("out", Rows), ("left", Rows), ("right", Rows), ("factor", c_float))
+
+
+class Scale(Structure):
+    _fields_ = (("out", Rows), ("input", Rows), ("factor", c_float))
+
+
+class Softcap(Structure):
+    _fields_ = (("out", Rows), ("input", Rows), ("cap", c_float))
+
+
+class Norm(Structure):
+    _fields_ = (
+        ("out", Rows),
+        ("input", Rows),
+        ("added", Rows),
+        ("sum", Rows),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("eps", c_float),
+        ("weight_offset", c_float),
+        ("factor", c_float),
+        ("has_added", c_int32),
+        ("packed", Packed),
+        ("packs", c_int32),
+    )
+
+
+class Rotate(Structure):
+    _fields_ = (("out", Rows), ("input", Rows), ("angles", Rows))
+
+
+class Activate(Structure):
+    _fields_ = (
+        ("out", Rows),
+        ("input", Rows),
+        ("activation", c_int32),
+        ("gated", c_int32),
+        ("packed", Packed),
+        ("packs", c_int32),
+    )
+
+
+class Pack(Structure):
+    _fields_ = (("input", Rows), ("packed", Packed))
+
+
+class Linear(Structure):
+    _fields_ = (("out", Rows), ("input", Packed), ("weight", Weight))
+
+
+class Cache(Structure):
+    _fields_ = (
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("number", c_int32),
+        ("block_size", c_int32),
+        ("num_heads", c_int32),
+        ("head_dim", c_int32),
+        ("group", c_int32),
+    )
+
+
+class WriteKv(Structure):
+    _fields_ = (("keys", Rows), ("values", Rows), ("cache", Cache))
+
+
+class Attend(Structure):
+    _fields_ = (
+        ("out", Rows),
+        ("queries", Rows),
+        ("cache", Cache),
+        ("scale", c_float),
+        ("softcap", c_float),
+        ("window", c_int64),
+    )
+
+
+class Instruction(Structure):
+    _fields_ = (("operation", c_int32), ("operands", c_void_p))
+
+
+class Step(Structure):
+    _fields_ = (
+        ("num_rows", c_int64),
+        ("tokens", c_void_p),
+        ("positions", c_void_p),
+        ("num_chunks", c_int64),
+        ("query_starts", c_void_p),
+        ("ends", c_void_p),
+        ("tables", POINTER(c_void_p)),
+        ("slots", POINTER(c_void_p)),
+        ("table_width", c_int64),
+    )
+
+
+OPERANDS: dict[Operation, type[Structure]] = {
+    Operation.EMBED: Embed,
+    Operation.ADD: Add,
+    Operation.SCALE: Scale,
+    Operation.SOFTCAP: Softcap,
+    Operation.RMS_NORM: Norm,
+    Operation.LAYER_NORM: Norm,
+    Operation.ROTATE: Rotate,
+    Operation.ACTIVATE: Activate,
+    Operation.PACK: Pack,
+    Operation.LINEAR: Linear,
+    Operation.WRITE_KV: WriteKv,
+    Operation.ATTEND: Attend,
+}
+
+# For each operation, the operands that it reads rows from and those that it writes rows to.
+READS: dict[Operation, tuple[str, ...]] = {
+    Operation.EMBED: (),
+    Operation.ADD: ("left", "right"),
+    Operation.SCALE: ("input",),
+    Operation.SOFTCAP: ("input",),
+    Operation.RMS_NORM: ("input", "added"),
+    Operation.LAYER_NORM: ("input", "added"),
+    Operation.ROTATE: ("input", "angles"),
+    Operation.ACTIVATE: ("input",),
+    Operation.PACK: ("input",),
+    Operation.LINEAR: ("input",),
+    Operation.WRITE_KV: ("keys", "values"),
+    Operation.ATTEND: ("queries",),
+}
+WRITES: dict[Operation, tuple[str, ...]] = {
+    Operation.RMS_NORM: ("out", "sum", "packed"),
+    Operation.LAYER_NORM: ("out", "sum", "packed"),
+    Operation.ACTIVATE: ("out", "packed"),
+    Operation.PACK: ("packed",),
+    Operation.WRITE_KV: (),
+    **{
+        operation: ("out",)
+        for operation in Operation
+        if operation
+        not in (Operation.RMS_NORM, Operation.LAYER_NORM, Operation.ACTIVATE, Operation.PACK, Operation.WRITE_KV)
+    },
+}
+
+
+def pointers(operand: Any) -> list[str]:
+    """The fields of an operand that point to numbers which change from step to step."""
+    return ["data"] if isinstance(operand, Rows) else ["data", "scales", "sums"]
+
+
+STRUCTURES: tuple[type[Structure], ...] = (*dict.fromkeys(OPERANDS.values()), Instruction, Step)
+"""All that the library reads: their sizes must be its own."""

@@ -1,0 +1,209 @@
+"""A program written down from one pass through a model: operations joined where they can be, memory laid out once.
+
+The pass runs over a few rows only to see strides; the program then serves any number of rows up to the most there may
+be, because every operation treats rows alike.
+"""
+
+import bisect
+import ctypes
+from ctypes import Structure
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from archerfish.ops.cpu import program
+from archerfish.ops.cpu.program import READS, WRITES, Index, Operation
+from archerfish.ops.packed import PackedWeight
+
+RECORDED_ROWS = 2
+"""Two, so that the stride from one row to the next can be seen."""
+_ALIGNMENT = 64
+
+
+@dataclass(slots=True)
+class _Line:
+    operation: Operation
+    operands: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffer:
+    """Rows that exist during a step only."""
+
+    start: int
+    """Its address in the recorded pass."""
+    num_bytes: int
+    """Of all recorded rows."""
+    pinned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Instructions, and everything they point to."""
+
+    instructions: "ctypes.Array[program.Instruction]"
+    rows: tuple[Tensor, ...]
+    """Inputs to fill in and outputs to read, [most rows, width] each."""
+    alive: tuple[Any, ...]
+
+
+class Recording:
+    """Takes down operations; finished, it is a Program."""
+
+    def __init__(
+        self, tokens: Tensor | None = None, positions: Tensor | None = None, slots: tuple[Tensor, ...] = ()
+    ) -> None:
+        self._tokens, self._positions, self._slots = tokens, positions, slots
+        self._lines: list[_Line] = []
+        self._tensors: list[Tensor] = []
+        """Of the pass: their addresses stay taken until all is laid out."""
+        self._alive: list[Any] = []
+        self._packed: dict[tuple[int, int, int], program.Packed] = {}
+
+    # -- writing down -------------------------------------------------------------------------------------------------
+
+    def write_down(self, operation: Operation, operands: Structure, alive: tuple[Any, ...]) -> None:
+        self._lines.append(_Line(operation, operands))
+        self._alive += [thing for thing in alive if thing is not None]
+
+    def keep_buffer(self, tensor: Tensor) -> None:
+        self._tensors.append(tensor)
+
+    def index(self, tensor: Tensor) -> Index:
+        assert tensor is self._tokens or tensor is self._positions, "looked up by something that is no input"
+        return Index.TOKENS if tensor is self._tokens else Index.POSITIONS
+
+    def group(self, slots: Tensor) -> int:
+        """Which of the step's KV groups has these slots."""
+        return next(group for group, known in enumerate(self._slots) if known is slots)
+
+    def packed(self, x: Tensor, weight: PackedWeight) -> program.Packed | None:
+        """The same rows packed the same way before: products that share an input share this."""
+        return self._packed.get((x.data_ptr(), min(weight.format, program.Format.INT8), weight.group))
+
+    def keep_packed(self, x: Tensor, weight: PackedWeight, packed: program.Packed) -> None:
+        self._packed[x.data_ptr(), min(weight.format, program.Format.INT8), weight.group] = packed
+
+    # -- finishing ----------------------------------------------------------------------------------------------------
+
+    def finish(self, max_rows: int, *, inputs: tuple[Tensor, ...] = (), outputs: tuple[Tensor, ...]) -> Program:
+        """Inputs are rows that will be filled in before each run."""
+        lines = _pack_where_made(_add_where_normalized(self._lines))
+        shown = (*inputs, *outputs)
+        tensors = {tensor.data_ptr(): tensor for tensor in (*inputs, *self._tensors)}
+        pinned = {tensor.data_ptr() for tensor in shown}
+        buffers = [_Buffer(start, tensors[start].nbytes, start in pinned) for start in sorted(tensors)]
+        layout = _Layout(lines, buffers, max_rows)
+        # Through numpy, whose zeroed pages take no room until they are written: most steps have few rows.
+        arena = torch.from_numpy(np.zeros(layout.num_bytes + _ALIGNMENT, np.uint8))
+        first = -arena.data_ptr() % _ALIGNMENT
+        for line in lines:
+            for operand, field in _row_pointers(line):
+                setattr(operand, field, arena.data_ptr() + first + layout.offset(getattr(operand, field)))
+        rows = []
+        for tensor in shown:
+            start = first + layout.offset(tensor.data_ptr())
+            taken = arena[start : start + max_rows * tensor.shape[1] * tensor.itemsize]
+            rows.append(taken.view(tensor.dtype).view(max_rows, tensor.shape[1]))
+        instructions = (program.Instruction * len(lines))(
+            *(program.Instruction(line.operation, ctypes.addressof(line.operands)) for line in lines)
+        )
+        return Program(instructions, tuple(rows), (arena, *(line.operands for line in lines), *self._alive))
+
+
+def _row_pointers(line: _Line) -> list[tuple[Any, str]]:
+    """Every pointer of an instruction to rows of the step, as (structure, field)."""
+    found = []
+    for name in (*READS[line.operation], *WRITES[line.operation]):
+        operand = getattr(line.operands, name)
+        found += [(operand, field) for field in program.pointers(operand) if getattr(operand, field)]
+    return found
+
+
+def _add_where_normalized(lines: list[_Line]) -> list[_Line]:
+    """A sum that is normalized next is made while it is normalized."""
+    joined: list[_Line] = []
+    for line in lines:
+        before = joined[-1] if joined else None
+        is_norm = line.operation in (Operation.RMS_NORM, Operation.LAYER_NORM)
+        if is_norm and before is not None and before.operation == Operation.ADD:
+            norm, add = line.operands, before.operands
+            if norm.input.data == add.out.data and norm.input.num_parts == 1:
+                norm.input, norm.added, norm.sum = add.left, add.right, add.out
+                norm.factor, norm.has_added = add.factor, 1
+                joined.pop()
+        joined.append(line)
+    return joined
+
+
+def _pack_where_made(lines: list[_Line]) -> list[_Line]:
+    """Rows are packed by whoever makes them, where that is a norm or an activation."""
+    joined: list[_Line] = []
+    for line in lines:
+        if line.operation == Operation.PACK:
+            maker = next((one for one in reversed(joined) if _writes(one, line.operands.input.data)), None)
+            packs = maker is not None and hasattr(maker.operands, "packs") and not maker.operands.packs
+            if maker is not None and packs and maker.operands.out.num_parts == 1:
+                maker.operands.packed, maker.operands.packs = line.operands.packed, 1
+                continue
+        joined.append(line)
+    return joined
+
+
+def _writes(line: _Line, address: int) -> bool:
+    return any(getattr(line.operands, name).data == address for name in WRITES[line.operation])
+
+
+class _Layout:
+    """Where each buffer lies in one piece of memory: those needed at the same time do not overlap, others may."""
+
+    def __init__(self, lines: list[_Line], buffers: list[_Buffer], max_rows: int) -> None:
+        self._starts = [buffer.start for buffer in buffers]
+        self._sizes = [_aligned(buffer.num_bytes // RECORDED_ROWS * max_rows) for buffer in buffers]
+        self._offsets = [0] * len(buffers)
+        self.num_bytes = 0
+        spans = self._spans(lines, buffers)
+        placed: list[int] = []
+        for place in sorted(spans, key=lambda place: -self._sizes[place]):
+            meanwhile = [other for other in placed if _overlap(spans[place], spans[other])]
+            self._offsets[place] = self._lowest_gap(self._sizes[place], meanwhile)
+            placed.append(place)
+            self.num_bytes = max(self.num_bytes, self._offsets[place] + self._sizes[place])
+
+    def offset(self, address: int) -> int:
+        """Of an address of the recorded pass, which lies in the first row of its buffer."""
+        place = self._place(address)
+        return self._offsets[place] + address - self._starts[place]
+
+    def _place(self, address: int) -> int:
+        return bisect.bisect_right(self._starts, address) - 1
+
+    def _spans(self, lines: list[_Line], buffers: list[_Buffer]) -> dict[int, range]:
+        """When each buffer is needed, from the first line that writes to the last that reads it."""
+        spans = {place: range(len(lines)) for place, buffer in enumerate(buffers) if buffer.pinned}
+        for when, line in enumerate(lines):
+            for operand, field in _row_pointers(line):
+                place = self._place(getattr(operand, field))
+                if not buffers[place].pinned:
+                    first = spans[place].start if place in spans else when
+                    spans[place] = range(first, when + 1)
+        return spans
+
+    def _lowest_gap(self, size: int, others: list[int]) -> int:
+        offset = 0
+        for begin, end in sorted((self._offsets[other], self._offsets[other] + self._sizes[other]) for other in others):
+            if begin - offset >= size:
+                break
+            offset = max(offset, end)
+        return offset
+
+
+def _overlap(one: range, other: range) -> bool:
+    return one.start < other.stop and other.start < one.stop
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,104 @@
+"""A matrix in the arrangement that native kernels read: panels of 64 outputs, each one stretch of memory.
+
+Made from numbers that are already in their format; how a matrix is rounded to few bits is not decided here.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from archerfish.ops.cpu.program import Format
+
+PANEL = 64
+"""Outputs that lie together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackedWeight:
+    """[outputs, inputs], filled up to whole panels and groups."""
+
+    format: Format
+    group: int
+    """Inputs that share a scale. Of int8, whose weights have one for each output, this is about activations."""
+    num_outputs: int
+    num_inputs: int
+    padded_inputs: int
+    data: Tensor
+    """uint8 [panels, bytes of a panel]"""
+    scales: Tensor | None = None
+    """[padded outputs] float32, of int8."""
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.num_outputs, self.num_inputs))
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes + (0 if self.scales is None else self.scales.nbytes)
+
+
+def pack_floats(weight: Tensor) -> PackedWeight:
+    """float32 or bfloat16, as they are."""
+    depth = 1 if weight.dtype == torch.float32 else 2
+    padded = _padded(weight, depth)
+    return PackedWeight(
+        format=Format.FLOAT32 if depth == 1 else Format.BFLOAT16,
+        group=depth,
+        num_outputs=weight.shape[0],
+        num_inputs=weight.shape[1],
+        padded_inputs=padded.shape[1],
+        data=_panels(padded, depth).flatten(1).view(torch.uint8),
+    )
+
+
+def pack_int8(values: Tensor, scales: Tensor, group: int) -> PackedWeight:
+    """int8 values [outputs, inputs] with a scale for each output; activations will be int8 in groups."""
+    padded = _padded(values, group)
+    shifted = padded.view(torch.uint8) ^ 0x80  # + 128: kernels multiply unsigned weights with signed activations.
+    return PackedWeight(
+        format=Format.INT8,
+        group=group,
+        num_outputs=values.shape[0],
+        num_inputs=values.shape[1],
+        padded_inputs=padded.shape[1],
+        data=_panels(shifted, 4).flatten(1),
+        scales=F.pad(scales.float(), (0, -len(scales) % PANEL)),
+    )
+
+
+def pack_int4(values: Tensor, scales: Tensor, zeros: Tensor | None, group: int) -> PackedWeight:
+    """uint8 values 0 to 15 [outputs, inputs], scales and zero points [outputs, groups]; without zeros, 8 is zero."""
+    padded = _padded(values, group, fill=8 if zeros is None else 0)
+    num_groups = padded.shape[1] // group
+    fours = _panels(padded, 4).view(-1, num_groups, group // 8, 2, PANEL * 4)
+    nibbles = (fours[:, :, :, 0] | fours[:, :, :, 1] << 4).flatten(2)  # [panels, groups, group / 2 * 64]
+    heads = [_by_panel(scales.to(torch.float16), num_groups).view(torch.uint8)]
+    if zeros is not None:
+        heads.append(_by_panel(zeros, num_groups))
+    return PackedWeight(
+        format=Format.INT4 if zeros is None else Format.INT4_ZEROS,
+        group=group,
+        num_outputs=values.shape[0],
+        num_inputs=values.shape[1],
+        padded_inputs=padded.shape[1],
+        data=torch.cat((*heads, nibbles), dim=2).flatten(1),
+    )
+
+
+def _padded(values: Tensor, multiple: int, fill: int = 0) -> Tensor:
+    outputs, inputs = values.shape
+    return F.pad(values, (0, -inputs % multiple, 0, -outputs % PANEL), value=fill)
+
+
+def _panels(values: Tensor, depth: int) -> Tensor:
+    """[outputs, inputs] -> [panels, inputs / depth, 64, depth]."""
+    outputs, inputs = values.shape
+    return values.view(outputs // PANEL, PANEL, inputs // depth, depth).transpose(1, 2).contiguous()
+
+
+def _by_panel(values: Tensor, num_groups: int) -> Tensor:
+    """[outputs, groups] -> [panels, groups, 64]."""
+    values = F.pad(values, (0, num_groups - values.shape[1], 0, -len(values) % PANEL))
+    return values.view(-1, PANEL, num_groups).transpose(1, 2).contiguous()

@@ -1,0 +1,5 @@
+"""Run-time formats of weights: how many bits a number has, and how it is rounded to them."""
+
+from archerfish.quant.formats import WeightFormat
+
+__all__ = ["WeightFormat"]

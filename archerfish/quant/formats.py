@@ -1,0 +1,63 @@
+"""The formats weights may have while a model runs, and their making from full numbers. Knows no model."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from archerfish.ops.packed import PackedWeight, pack_floats, pack_int4, pack_int8
+from archerfish.quant.rounding import round_int4, round_int8
+
+Name = Literal["none", "int8", "w8a8", "int4"]
+
+_ACTIVATION_GROUPS = (128, 64, 32)
+_SCALE_BYTES = 2  # float16, one for each group of int4.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFormat:
+    """Of all matrices of a model: layers, embedding and head. Norms and biases stay float32."""
+
+    name: Name
+    group: int = 64
+    """Of int4: inputs that share a scale."""
+    zero_points: bool = False
+    """Of int4: groups have a zero point of their own, instead of being symmetric around 0."""
+
+    @property
+    def is_lossy(self) -> bool:
+        return self.name != "none"
+
+    def bytes_per_weight(self, full: int) -> float:
+        """`full` is what a number takes that is not quantized."""
+        match self.name:
+            case "none":
+                return full
+            case "int8" | "w8a8":
+                return 1.0
+            case "int4":
+                return 0.5 + (_SCALE_BYTES + self.zero_points) / self.group
+
+    def __str__(self) -> str:
+        if self.name != "int4":
+            return self.name
+        return f"int4 in groups of {self.group}{' with zero points' if self.zero_points else ''}"
+
+    def pack(self, weight: Tensor) -> PackedWeight:
+        """[outputs, inputs], rounded and arranged."""
+        match self.name:
+            case "none":
+                return pack_floats(weight)
+            case "int8":
+                return pack_int8(*round_int8(weight), _activation_group(weight.shape[1]))
+            case "w8a8":
+                # One scale for a whole row of activations: the fastest, and the roughest on outliers.
+                return pack_int8(*round_int8(weight), -(-weight.shape[1] // 64) * 64)
+            case "int4":
+                values, scales, zeros = round_int4(weight, self.group, zero_points=self.zero_points)
+                return pack_int4(values, scales, zeros, self.group)
+
+
+def _activation_group(num_inputs: int) -> int:
+    """The largest that fits without filling up."""
+    return next((group for group in _ACTIVATION_GROUPS if num_inputs % group == 0), _ACTIVATION_GROUPS[-1])

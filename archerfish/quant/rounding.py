@@ -1,0 +1,107 @@
+"""Rounding to nearest with a searched clip: to cut off a group's largest numbers can leave less error in all others."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_CLIPS_INT8 = (1.0, 0.95)
+_CLIPS_INT4 = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
+"""Shares of a group's largest number to try."""
+_NUMBERS_AT_ONCE = 1 << 19
+"""Few enough for all that is tried on them to stay in a cache."""
+
+
+class Rounded(NamedTuple):
+    values: Tensor
+    """int8 [outputs, inputs]."""
+    scales: Tensor
+    """float32 [outputs]."""
+
+
+class RoundedGroups(NamedTuple):
+    values: Tensor
+    """uint8 0 to 15, [outputs, inputs]."""
+    scales: Tensor
+    """float16 [outputs, groups]."""
+    zeros: Tensor | None
+    """uint8 [outputs, groups]; without them 8 is zero."""
+
+
+def round_int8(weight: Tensor) -> Rounded:
+    """One scale for each output."""
+    values = torch.empty(weight.shape, dtype=torch.int8)
+    scales = torch.empty(len(weight))
+    for rows in _pieces(weight):
+        numbers = weight[rows].float()
+        scale = _best_scale(numbers, numbers.abs().amax(-1) / 127, -127, 127, _CLIPS_INT8)
+        values[rows] = (numbers / scale[:, None]).round_().clamp_(-127, 127).to(torch.int8)
+        scales[rows] = scale
+    return Rounded(values, scales)
+
+
+def round_int4(weight: Tensor, group: int, *, zero_points: bool) -> RoundedGroups:
+    """One scale, and perhaps one zero point, for each group of inputs. The last group may be short."""
+    outputs, inputs = weight.shape
+    num_groups = -(-inputs // group)
+    values = torch.empty(weight.shape, dtype=torch.uint8)
+    scales = torch.empty(outputs, num_groups, dtype=torch.float16)
+    zeros = torch.empty(outputs, num_groups, dtype=torch.uint8) if zero_points else None
+    for rows in _pieces(weight):
+        numbers = F.pad(weight[rows].float(), (0, num_groups * group - inputs)).view(-1, num_groups, group)
+        if zeros is None:
+            scale = _best_scale(numbers, numbers.abs().amax(-1) / 7, -8, 7, _CLIPS_INT4).half()
+            shift = torch.full_like(scale, 8, dtype=torch.float32)
+        else:
+            scale, shift = _range_scale(numbers)
+            zeros[rows] = shift.to(torch.uint8)
+        scales[rows] = scale
+        whole = (numbers / scale.float()[..., None]).round_().add_(shift[..., None]).clamp_(0, 15)
+        values[rows] = whole.flatten(1)[:, :inputs].to(torch.uint8)
+    return RoundedGroups(values, scales, zeros)
+
+
+def _pieces(weight: Tensor) -> list[slice]:
+    step = max(1, _NUMBERS_AT_ONCE // weight.shape[1])
+    return [slice(first, first + step) for first in range(0, len(weight), step)]
+
+
+def _best_scale(numbers: Tensor, widest: Tensor, low: int, high: int, clips: tuple[float, ...]) -> Tensor:
+    """Of the widest scale times each clip, the one with the least squared error; 1 where all is zero."""
+    widest = widest.half().float().clamp(min=_SMALLEST_HALF)
+    best, least = widest, torch.full_like(widest, torch.inf)
+    for clip in clips:
+        scale = (widest * clip).half().float().clamp(min=_SMALLEST_HALF)
+        error = _squared_error(numbers, scale, low, high)
+        better = error < least
+        best, least = torch.where(better, scale, best), torch.where(better, error, least)
+    return best
+
+
+def _squared_error(numbers: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
+    wide = scale[..., None]
+    rounded = (numbers / wide).round_().clamp_(low, high).mul_(wide)
+    return rounded.sub_(numbers).square_().sum(-1)
+
+
+def _range_scale(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """From the smallest to the largest number; 0 is always among the values."""
+    low, high = numbers.amin(-1).clamp(max=0), numbers.amax(-1).clamp(min=0)
+    best_scale, best_shift = torch.ones_like(low), torch.zeros_like(low)
+    least = torch.full_like(low, torch.inf)
+    for clip in _CLIPS_INT4:
+        scale = ((high - low) * clip / 15).half().float().clamp(min=_SMALLEST_HALF)
+        shift = (-low * clip / scale).round().clamp(0, 15)
+        wide, moved = scale[..., None], shift[..., None]
+        found = (numbers / wide).round_().add_(moved).clamp_(0, 15).sub_(moved).mul_(wide)
+        error = found.sub_(numbers).square_().sum(-1)
+        better = error < least
+        best_scale = torch.where(better, scale, best_scale)
+        best_shift = torch.where(better, shift, best_shift)
+        least = torch.where(better, error, least)
+    return best_scale.half(), best_shift
+
+
+_SMALLEST_HALF = 2.0**-24
+"""Of float16; a group of zeros has it for a scale."""

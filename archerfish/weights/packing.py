@@ -1,0 +1,39 @@
+"""Puts weights into a model as native kernels want them: matrices packed in their run-time format, the rest float32."""
+
+from collections import defaultdict
+
+from torch import Tensor, nn
+
+from archerfish.models.decoder import Decoder
+from archerfish.models.layers import Embedding, Linear
+from archerfish.ops.packed import PackedWeight
+from archerfish.quant import WeightFormat
+
+
+class Packer:
+    """Takes each parameter once it is filled, so that no more than one of them is there in full."""
+
+    def __init__(self, model: Decoder, weight_format: WeightFormat) -> None:
+        self._model = model
+        self._format = weight_format
+        self._holders: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
+        """By the parameter: a tied head is held twice."""
+        for module in model.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                self._holders[id(parameter)].append((module, name))
+        self._parameters = dict(model.named_parameters())
+
+    def __call__(self, name: str, tensor: Tensor) -> None:
+        holders = self._holders.pop(id(self._parameters.pop(name)))
+        kept = self._kept([module for module, _ in holders], tensor)
+        for module, field in holders:
+            delattr(module, field)
+            setattr(module, field, kept)
+
+    def _kept(self, modules: list[nn.Module], tensor: Tensor) -> PackedWeight | nn.Parameter:
+        is_matrix = any(isinstance(module, Linear) for module in modules) and tensor.dim() > 1
+        is_table = any(isinstance(module, Embedding) for module in modules)
+        # Rows of a plain table are read one at a time: packing would only scatter them. Positions are few.
+        if is_matrix or (is_table and self._format.is_lossy and self._model.positions not in modules):
+            return self._format.pack(tensor)
+        return nn.Parameter(tensor if is_table else tensor.float(), requires_grad=False)

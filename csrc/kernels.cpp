@@ -1,0 +1,37 @@
+// All kernels for one instruction set. Compiled once for each, with ISA naming it; nothing here knows threads.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#include "lanes.h"
+#include "program.h"
+
+namespace archerfish {
+namespace ISA {
+namespace {
+
+#include "rows.inc"
+#include "linear.inc"
+#include "attention.inc"
+
+}  // namespace
+
+extern const KernelTable table;
+const KernelTable table = {{
+    ByRow<Embed, embed>::kernel,
+    ByRow<Add, add>::kernel,
+    ByRow<Scale, scale>::kernel,
+    ByRow<Softcap, softcap>::kernel,
+    ByRow<Norm, rms_norm>::kernel,
+    ByRow<Norm, layer_norm>::kernel,
+    ByRow<Rotate, rotate>::kernel,
+    ByRow<Activate, activate>::kernel,
+    ByRow<Pack, pack>::kernel,
+    {count_linear, linear},
+    ByRow<WriteKv, write_kv>::kernel,
+    {count_attend, attend},
+}};
+
+}  // namespace ISA
+}  // namespace archerfish

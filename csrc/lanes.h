@@ -1,0 +1,301 @@
+// Sixteen numbers at a time, the same arithmetic on every instruction set: sums are made in one fixed order, products
+// and sums fuse everywhere, so a kernel written with these gives the same bits with AVX2 as with AVX-512.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
+#define ARCHERFISH_AVX512 1
+#endif
+
+namespace archerfish {
+namespace ISA {  // One namespace for each instruction set: the same names are compiled several times.
+
+constexpr int LANES = 16;
+
+inline uint32_t bits_of(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    return bits;
+}
+
+inline float float_of(uint32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+#ifdef ARCHERFISH_AVX512
+
+struct Floats {
+    __m512 v;
+};
+struct Ints {
+    __m512i v;
+};
+struct Bytes {
+    __m512i v;
+};
+
+inline Floats zeros() { return {_mm512_setzero_ps()}; }
+inline Floats all(float x) { return {_mm512_set1_ps(x)}; }
+inline Floats load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline void store(float* p, Floats x) { _mm512_storeu_ps(p, x.v); }
+inline Floats operator+(Floats a, Floats b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline Floats operator-(Floats a, Floats b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline Floats operator*(Floats a, Floats b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline Floats operator/(Floats a, Floats b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline Floats fma(Floats a, Floats b, Floats c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+// As the instruction has it: where either is NaN, the second.
+inline Floats max(Floats a, Floats b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline Floats min(Floats a, Floats b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline Floats absolute(Floats a) { return {_mm512_abs_ps(a.v)}; }
+inline Floats rounded(Floats a) {
+    return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+inline Floats where_less(Floats a, Floats b, Floats yes, Floats no) {
+    return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), no.v, yes.v)};
+}
+inline Ints to_ints(Floats a) { return {_mm512_cvtps_epi32(a.v)}; }
+inline Floats to_floats(Ints a) { return {_mm512_cvtepi32_ps(a.v)}; }
+inline Floats times_power_of_two(Floats a, Ints n) {
+    // A normal number and a moderate n: the exponent's bits can be added to.
+    return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a.v), _mm512_slli_epi32(n.v, 23)))};
+}
+inline Floats load_bf16(const uint16_t* p) {
+    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
+}
+inline Floats load_f16(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+inline void store_bf16(uint16_t* p, Floats x) {
+    // To the nearest, ties to even; NaN stays NaN.
+    __m512i bits = _mm512_castps_si512(x.v);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i rounded_bits = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+    __mmask16 nan = _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q);
+    rounded_bits = _mm512_mask_or_epi32(rounded_bits, nan, bits, _mm512_set1_epi32(0x400000));
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded_bits, 16)));
+}
+inline void store_int8(int8_t* p, Ints x) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(x.v)); }
+
+inline Ints all_ints(int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline Ints load_ints(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+inline Ints load_u8(const uint8_t* p) { return {_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
+inline Ints operator+(Ints a, Ints b) { return {_mm512_add_epi32(a.v, b.v)}; }
+inline Ints operator*(Ints a, Ints b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
+
+inline Bytes load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+inline Bytes low_nibbles(Bytes x) { return {_mm512_and_si512(x.v, _mm512_set1_epi8(0x0F))}; }
+inline Bytes high_nibbles(Bytes x) {
+    return {_mm512_and_si512(_mm512_srli_epi16(x.v, 4), _mm512_set1_epi8(0x0F))};
+}
+// Sixteen sums of four products each: unsigned bytes with the four signed ones of `four`.
+inline Ints add_products(Ints sum, Bytes x, int32_t four) {
+#ifdef __AVX512VNNI__
+    return {_mm512_dpbusd_epi32(sum.v, x.v, _mm512_set1_epi32(four))};
+#else
+    __m512i y = _mm512_set1_epi32(four), low_mask = _mm512_set1_epi16(0x00FF);
+    __m512i even = _mm512_madd_epi16(_mm512_and_si512(x.v, low_mask), _mm512_srai_epi16(_mm512_slli_epi16(y, 8), 8));
+    __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(x.v, 8), _mm512_srai_epi16(y, 8));
+    return {_mm512_add_epi32(sum.v, _mm512_add_epi32(even, odd))};
+#endif
+}
+// Sixteen sums of two products each: pairs of bfloat16 with the two of `pair`.
+inline Floats add_bf16_products(Floats sum, Bytes x, uint32_t pair) {
+#ifdef __AVX512BF16__
+    return {_mm512_dpbf16_ps(sum.v, (__m512bh)x.v, (__m512bh)_mm512_set1_epi32((int)pair))};
+#else
+    __m512 low = _mm512_castsi512_ps(_mm512_slli_epi32(x.v, 16));
+    __m512 high = _mm512_castsi512_ps(_mm512_and_si512(x.v, _mm512_set1_epi32((int)0xFFFF0000u)));
+    sum.v = _mm512_fmadd_ps(low, _mm512_set1_ps(float_of(pair << 16)), sum.v);
+    return {_mm512_fmadd_ps(high, _mm512_set1_ps(float_of(pair & 0xFFFF0000u)), sum.v)};
+#endif
+}
+inline float sum_of_eight(__m256 x) {
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+inline float sum(Floats x) {
+    return sum_of_eight(_mm256_add_ps(_mm512_castps512_ps256(x.v), _mm512_extractf32x8_ps(x.v, 1)));
+}
+inline float largest(Floats x) { return _mm512_reduce_max_ps(x.v); }
+inline int32_t sum(Ints x) { return _mm512_reduce_add_epi32(x.v); }
+
+#else  // AVX2: two halves.
+
+struct Floats {
+    __m256 a, b;
+};
+struct Ints {
+    __m256i a, b;
+};
+struct Bytes {
+    __m256i a, b;
+};
+
+inline Floats zeros() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+inline Floats all(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline Floats load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(float* p, Floats x) {
+    _mm256_storeu_ps(p, x.a);
+    _mm256_storeu_ps(p + 8, x.b);
+}
+inline Floats operator+(Floats x, Floats y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+inline Floats operator-(Floats x, Floats y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+inline Floats operator*(Floats x, Floats y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+inline Floats operator/(Floats x, Floats y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+inline Floats fma(Floats x, Floats y, Floats z) {
+    return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+}
+inline Floats max(Floats x, Floats y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+inline Floats min(Floats x, Floats y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+inline Floats absolute(Floats x) {
+    __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(0x7FFFFFFF));
+    return {_mm256_and_ps(x.a, mask), _mm256_and_ps(x.b, mask)};
+}
+inline Floats rounded(Floats x) {
+    constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    return {_mm256_round_ps(x.a, nearest), _mm256_round_ps(x.b, nearest)};
+}
+inline Floats where_less(Floats x, Floats y, Floats yes, Floats no) {
+    return {_mm256_blendv_ps(no.a, yes.a, _mm256_cmp_ps(x.a, y.a, _CMP_LT_OQ)),
+            _mm256_blendv_ps(no.b, yes.b, _mm256_cmp_ps(x.b, y.b, _CMP_LT_OQ))};
+}
+inline Ints to_ints(Floats x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+inline Floats to_floats(Ints x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+inline __m256 half_times_power(__m256 x, __m256i n) {
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(n, 23)));
+}
+inline Floats times_power_of_two(Floats x, Ints n) { return {half_times_power(x.a, n.a), half_times_power(x.b, n.b)}; }
+inline __m256 eight_of_bf16(const uint16_t* p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
+}
+inline Floats load_bf16(const uint16_t* p) { return {eight_of_bf16(p), eight_of_bf16(p + 8)}; }
+inline Floats load_f16(const uint16_t* p) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
+}
+inline __m256i half_to_bf16(__m256 x) {
+    __m256i bits = _mm256_castps_si256(x);
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    __m256i rounded_bits = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
+    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    return _mm256_srli_epi32(_mm256_blendv_epi8(rounded_bits, quiet, nan), 16);
+}
+inline void store_bf16(uint16_t* p, Floats x) {
+    __m256i packed = _mm256_packus_epi32(half_to_bf16(x.a), half_to_bf16(x.b));
+    _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(packed, 0xD8));
+}
+inline void store_int8(int8_t* p, Ints x) {
+    __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xD8);
+    __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    _mm_storeu_si128((__m128i*)p, bytes);
+}
+
+inline Ints all_ints(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+inline Ints load_ints(const int32_t* p) {
+    return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 8))};
+}
+inline Ints load_u8(const uint8_t* p) {
+    return {_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)),
+            _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)))};
+}
+inline Ints operator+(Ints x, Ints y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+inline Ints operator*(Ints x, Ints y) { return {_mm256_mullo_epi32(x.a, y.a), _mm256_mullo_epi32(x.b, y.b)}; }
+
+inline Bytes load_bytes(const uint8_t* p) {
+    return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
+}
+inline Bytes low_nibbles(Bytes x) {
+    __m256i mask = _mm256_set1_epi8(0x0F);
+    return {_mm256_and_si256(x.a, mask), _mm256_and_si256(x.b, mask)};
+}
+inline Bytes high_nibbles(Bytes x) {
+    __m256i mask = _mm256_set1_epi8(0x0F);
+    return {_mm256_and_si256(_mm256_srli_epi16(x.a, 4), mask), _mm256_and_si256(_mm256_srli_epi16(x.b, 4), mask)};
+}
+inline __m256i half_products(__m256i sum, __m256i x, __m256i y) {
+    // Not by maddubs, which saturates: in sixteen bits two products of full range do not fit.
+    __m256i low_mask = _mm256_set1_epi16(0x00FF);
+    __m256i even = _mm256_madd_epi16(_mm256_and_si256(x, low_mask), _mm256_srai_epi16(_mm256_slli_epi16(y, 8), 8));
+    __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(x, 8), _mm256_srai_epi16(y, 8));
+    return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
+}
+inline Ints add_products(Ints sum, Bytes x, int32_t four) {
+    __m256i y = _mm256_set1_epi32(four);
+    return {half_products(sum.a, x.a, y), half_products(sum.b, x.b, y)};
+}
+inline __m256 half_bf16_products(__m256 sum, __m256i x, uint32_t pair) {
+    __m256 low = _mm256_castsi256_ps(_mm256_slli_epi32(x, 16));
+    __m256 high = _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32((int)0xFFFF0000u)));
+    sum = _mm256_fmadd_ps(low, _mm256_set1_ps(float_of(pair << 16)), sum);
+    return _mm256_fmadd_ps(high, _mm256_set1_ps(float_of(pair & 0xFFFF0000u)), sum);
+}
+inline Floats add_bf16_products(Floats sum, Bytes x, uint32_t pair) {
+    return {half_bf16_products(sum.a, x.a, pair), half_bf16_products(sum.b, x.b, pair)};
+}
+inline float sum(Floats x) {
+    __m256 eight = _mm256_add_ps(x.a, x.b);
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+inline float largest(Floats x) {
+    float lanes[LANES], most;
+    store(lanes, x);
+    most = lanes[0];
+    for (int i = 1; i < LANES; ++i) most = lanes[i] > most ? lanes[i] : most;
+    return most;
+}
+inline int32_t sum(Ints x) {
+    int32_t lanes[LANES], total = 0;
+    _mm256_storeu_si256((__m256i*)lanes, x.a);
+    _mm256_storeu_si256((__m256i*)(lanes + 8), x.b);
+    for (int i = 0; i < LANES; ++i) total += lanes[i];
+    return total;
+}
+
+#endif
+
+// e to the power of x, within two units of the last place; 0 below the smallest normal number.
+inline Floats exponential(Floats x) {
+    const Floats lowest = all(-87.33654f);
+    Floats bounded = min(all(88.37626f), max(lowest, x));  // In this order NaN comes through.
+    Floats n = rounded(bounded * all(1.44269504f));
+    Floats r = fma(n, all(-0.693359375f), bounded);
+    r = fma(n, all(2.12194440e-4f), r);
+    Floats p = all(1.9875691500e-4f);
+    p = fma(p, r, all(1.3981999507e-3f));
+    p = fma(p, r, all(8.3334519073e-3f));
+    p = fma(p, r, all(4.1665795894e-2f));
+    p = fma(p, r, all(1.6666665459e-1f));
+    p = fma(p, r, all(5.0000001201e-1f));
+    p = fma(p, r * r, r + all(1.0f));
+    return where_less(x, lowest, zeros(), times_power_of_two(p, to_ints(n)));
+}
+
+inline Floats hyperbolic_tangent(Floats x) {
+    // Through e^-2|x|, which cannot overflow.
+    Floats e = exponential(absolute(x) * all(-2.0f));
+    Floats t = (all(1.0f) - e) / (all(1.0f) + e);
+    return where_less(x, zeros(), zeros() - t, t);
+}
+
+// The last few of a row, when fewer than sixteen are left.
+inline Floats load_some(const float* p, int count) {
+    float lanes[LANES] = {};
+    std::memcpy(lanes, p, count * sizeof(float));
+    return load(lanes);
+}
+inline void store_some(float* p, Floats x, int count) {
+    float lanes[LANES];
+    store(lanes, x);
+    std::memcpy(p, lanes, count * sizeof(float));
+}
+
+}  // namespace ISA
+}  // namespace archerfish

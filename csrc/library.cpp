@@ -1,0 +1,100 @@
+// The functions Python calls, and the choice of kernels for the CPU at hand.
+#include <cpuid.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "program.h"
+#include "team.h"
+
+namespace archerfish {
+namespace avx2 {
+extern const KernelTable table;
+}
+namespace avx512 {
+extern const KernelTable table;
+}
+
+namespace {
+
+struct Choice {
+    const char* name;
+    const KernelTable* table;
+    bool runs;
+};
+
+std::vector<Choice> choices() {
+    __builtin_cpu_init();
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+                  __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
+    return {{"avx512", &avx512::table, avx512}, {"avx2", &avx2::table, avx2}};
+}
+
+const KernelTable* find(const char* name) {
+    for (const Choice& choice : choices())
+        if (choice.runs && std::strcmp(choice.name, name) == 0) return choice.table;
+    return nullptr;
+}
+
+struct Runner {
+    Runner(int num_threads, const KernelTable* kernels) : team(num_threads), table(kernels) {}
+
+    Team team;
+    const KernelTable* table;
+};
+
+}  // namespace
+}  // namespace archerfish
+
+using namespace archerfish;
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+// Names of the kernels that run on this CPU, fastest first, separated by spaces.
+const char* archerfish_kernels() {
+    static const std::string names = [] {
+        std::string all;
+        for (const Choice& choice : choices())
+            if (choice.runs) all += (all.empty() ? "" : " ") + std::string(choice.name);
+        return all;
+    }();
+    return names.c_str();
+}
+
+// Bytes of a structure by its name, so that whoever fills them can be sure to mean the same; -1 of an unknown one.
+int64_t archerfish_size_of(const char* name) {
+    static const struct {
+        const char* name;
+        int64_t size;
+    } sizes[] = {
+        {"Embed", sizeof(Embed)},       {"Add", sizeof(Add)},         {"Scale", sizeof(Scale)},
+        {"Softcap", sizeof(Softcap)},   {"Norm", sizeof(Norm)},       {"Rotate", sizeof(Rotate)},
+        {"Activate", sizeof(Activate)}, {"Pack", sizeof(Pack)},       {"Linear", sizeof(Linear)},
+        {"WriteKv", sizeof(WriteKv)},   {"Attend", sizeof(Attend)},   {"Instruction", sizeof(Instruction)},
+        {"Step", sizeof(Step)},
+    };
+    for (const auto& one : sizes)
+        if (std::strcmp(one.name, name) == 0) return one.size;
+    return -1;
+}
+
+// Null if no such kernels run here.
+void* archerfish_open(const char* kernels, int num_threads) {
+    const KernelTable* table = find(kernels);
+    if (table == nullptr || num_threads < 1) return nullptr;
+    return new Runner(num_threads, table);
+}
+
+void archerfish_close(void* runner) { delete (Runner*)runner; }
+
+void archerfish_run(void* runner, const Instruction* instructions, int64_t count, const Step* step) {
+    auto* chosen = (Runner*)runner;
+    chosen->team.run(*chosen->table, instructions, count, *step);
+}
+}
+#pragma GCC visibility pop

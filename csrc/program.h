@@ -1,0 +1,183 @@
+// What Python and the kernels agree on: a program is a list of instructions over rows of numbers, recorded once for a
+// model; a step says how many rows there are this time and what they are. Mirrored in archerfish/ops/cpu/program.py.
+#pragma once
+
+#include <cstdint>
+
+namespace archerfish {
+
+// -- operands ---------------------------------------------------------------------------------------------------------
+
+// Float32 rows of one width, one for each row of the step. A row is num_parts pieces of `width`, part_stride apart:
+// heads, where a row has them.
+struct Rows {
+    float* data;
+    int64_t stride;  // Numbers from one row to the next.
+    int64_t part_stride;
+    int32_t num_parts;
+    int32_t width;
+};
+
+enum class Number : int32_t { float32 = 0, bfloat16 = 1 };
+
+enum class Format : int32_t { float32 = 0, bfloat16 = 1, int8 = 2, int4 = 3, int4_zeros = 4 };
+
+constexpr int PANEL = 64;  // Outputs that lie together.
+
+// A matrix [num_outputs, num_inputs], packed in panels of 64 outputs. Within a panel:
+//   float32    [inputs][64]                          bfloat16  [inputs / 2][64][2]
+//   int8       [inputs / 4][64][4], w + 128          int4      for each group: [64] float16 scales, [group / 8][64][4]
+//                                                              bytes, the low nibble of four inputs, then the high one
+//   int4_zeros as int4, with [64] uint8 zero points after the scales
+// Inputs are filled up with zeros to whole groups, outputs to whole panels.
+struct Weight {
+    Format format;
+    int32_t group;  // Inputs that share a scale: of int8 among the activations only.
+    int64_t num_outputs;
+    int64_t num_inputs;
+    int64_t padded_inputs;
+    int64_t panel_bytes;
+    const uint8_t* data;
+    const float* scales;  // int8: one for each output.
+    const float* bias;    // Or null.
+};
+
+// Rows as a product wants them: int8 in groups with a scale and a sum each, bfloat16, or float32 as they are.
+struct Packed {
+    Format format;  // float32, bfloat16 or int8.
+    int32_t group;
+    int64_t width;  // Padded.
+    uint8_t* data;  // [rows][width]
+    float* scales;  // [rows][width / group]
+    int32_t* sums;
+};
+
+// -- instructions -----------------------------------------------------------------------------------------------------
+
+enum class Operation : int32_t {
+    embed,
+    add,
+    scale,
+    softcap,
+    rms_norm,
+    layer_norm,
+    rotate,
+    activate,
+    pack,
+    linear,
+    write_kv,
+    attend,
+    num_operations
+};
+
+enum class Index : int32_t { tokens = 0, positions = 1 };
+
+struct Embed {
+    Rows out;
+    Weight table;
+    Index index;
+};
+struct Add {  // out = left + right * factor
+    Rows out, left, right;
+    float factor;
+};
+struct Scale {  // out = in * factor
+    Rows out, in;
+    float factor;
+};
+struct Softcap {  // out = cap * tanh(in / cap)
+    Rows out, in;
+    float cap;
+};
+struct Norm {  // Both kinds; with `added`, in + added * factor is stored in `sum` and normalized.
+    Rows out, in, added, sum;
+    const float* weight;
+    const float* bias;
+    float eps;
+    float weight_offset;
+    float factor;
+    int32_t has_added;
+    Packed packed;
+    int32_t packs;
+};
+struct Rotate {
+    Rows out, in;
+    Rows angles;  // Cosines, then sines.
+};
+enum class Activation : int32_t { silu = 0, gelu = 1, gelu_tanh = 2, relu = 3 };
+struct Activate {
+    Rows out, in;
+    Activation activation;
+    int32_t gated;
+    Packed packed;
+    int32_t packs;
+};
+struct Pack {
+    Rows in;
+    Packed packed;
+};
+struct Linear {
+    Rows out;
+    Packed in;
+    Weight weight;
+};
+// The cache of one layer: blocks of num_heads * head_dim * block_size numbers. Keys of a block are
+// [heads][block_size / 16][head_dim][16 tokens], so that sixteen scores grow side by side; values [block_size][heads][head_dim].
+struct Cache {
+    uint8_t* keys;
+    uint8_t* values;
+    Number number;
+    int32_t block_size;
+    int32_t num_heads;
+    int32_t head_dim;
+    int32_t group;  // Whose tables and slots to use.
+};
+struct WriteKv {
+    Rows keys, values;
+    Cache cache;
+};
+struct Attend {
+    Rows out, queries;
+    Cache cache;
+    float scale;
+    float softcap;   // 0: none.
+    int64_t window;  // 0: none.
+};
+
+struct Instruction {
+    Operation operation;
+    const void* operands;
+};
+
+// -- a step -----------------------------------------------------------------------------------------------------------
+
+struct Step {
+    int64_t num_rows;
+    const int64_t* tokens;     // [rows]
+    const int64_t* positions;  // [rows]
+    int64_t num_chunks;
+    const int32_t* query_starts;   // [chunks + 1]
+    const int32_t* ends;           // [chunks]
+    const int32_t* const* tables;  // For each group [chunks, table_width].
+    const int64_t* const* slots;   // For each group [rows].
+    int64_t table_width;
+};
+
+// -- kernels ----------------------------------------------------------------------------------------------------------
+
+constexpr int64_t SCRATCH_BYTES = 1 << 20;  // Of each thread.
+
+// How many pieces of work an instruction has for a step, and one of them.
+using CountUnits = int64_t (*)(const void* operands, const Step& step);
+using RunUnit = void (*)(const void* operands, const Step& step, int64_t unit, uint8_t* scratch);
+
+struct Kernel {
+    CountUnits count;
+    RunUnit run;
+};
+
+struct KernelTable {
+    Kernel kernels[(int)Operation::num_operations];
+};
+
+}  // namespace archerfish

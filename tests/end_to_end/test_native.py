@@ -1,0 +1,86 @@
+"""Perch by native kernels: the reference's answers in float32, and one answer however it is run in every format."""
+
+from typing import Any
+
+import pytest
+
+from archerfish import LLM, SamplingParams
+from archerfish.errors import ConfigError
+from tests.ops.cpu.native import KERNELS, needs_native
+
+pytestmark = needs_native
+
+PROMPTS = [
+    "Once upon a time",
+    "April is the fourth month of the year. " * 12,
+    "The fox ran into the forest. The hunter sat under an old oak tree. Then the rain came. Who ran?",
+    *(f"Story number {number}: there was a" for number in range(6)),
+]
+PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=2)
+SEEDED = SamplingParams(temperature=0.9, seed=3, max_tokens=12, ignore_eos=True, logprobs=2)
+
+
+def answers(llm: LLM, prompts: list[str], params: SamplingParams = PARAMS) -> list[object]:
+    """Tokens and the very log-probabilities: equal only if every bit was."""
+    outputs = llm.generate(prompts, params, progress=False)
+    return [(output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs]
+
+
+def test_in_float32_it_writes_what_the_reference_writes() -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=20, logprobs=1, prompt_logprobs=1)
+    told = []
+    for kernels in ("reference", "auto"):
+        with LLM(dtype="float32", kernels=kernels, max_num_seqs=16) as llm:
+            told.append(llm.generate(PROMPTS, params, progress=False))
+    for expected, found in zip(*told, strict=True):
+        assert found.outputs[0].token_ids == expected.outputs[0].token_ids
+        assert expected.prompt_logprobs is not None and found.prompt_logprobs is not None
+        for one, other in zip(expected.prompt_logprobs[1:], found.prompt_logprobs[1:], strict=True):
+            assert one is not None and other is not None
+            for token in one:
+                assert other[token].logprob == pytest.approx(one[token].logprob, abs=1e-4)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "w8a8", "int4"])
+def test_one_answer_however_it_is_run(quantization: str) -> None:
+    settings: dict[str, Any] = {"quantization": quantization, "max_num_seqs": 16}
+    with LLM(**settings, enable_prefix_caching=False) as llm:
+        together = answers(llm, PROMPTS)
+        assert [answers(llm, [prompt])[0] for prompt in PROMPTS] == together
+        drawn = answers(llm, PROMPTS, SEEDED)
+        assert answers(llm, PROMPTS[2:5], SEEDED) == drawn[2:5]
+    with LLM(**settings) as llm:
+        assert answers(llm, PROMPTS) == together, "with a cold cache"
+        assert answers(llm, PROMPTS) == together, "with a warm one"
+    with LLM(**settings, max_num_batched_tokens=17, threads=1) as llm:
+        assert answers(llm, PROMPTS) == together, "in chunks of 17, on one thread"
+
+
+@pytest.mark.skipif(len(KERNELS) < 2, reason="this CPU runs one set of kernels")
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_every_instruction_set_gives_the_same_answer(quantization: str) -> None:
+    told = []
+    for kernels in KERNELS:
+        with LLM(quantization=quantization, kernels=kernels, max_num_seqs=16) as llm:
+            told.append(answers(llm, PROMPTS[:4]))
+    assert told[0] == told[1]
+
+
+def test_what_cannot_be_had_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="--quantization int8 needs the native kernels"):
+        LLM(quantization="int8", kernels="reference")
+    with pytest.raises(ConfigError, match="groups have 32, 64 or 128"):
+        LLM(quantization="int4", quantization_group=48)
+    with pytest.raises(ConfigError, match="belong to --quantization int4"):
+        LLM(quantization="int8", quantization_zero_points=True)
+    with pytest.raises(ConfigError, match="--block-size 8 is no multiple of 16"):
+        LLM(quantization="int8", block_size=8)
+    with LLM(block_size=8, max_num_seqs=2) as llm:
+        assert llm.generate("Once", PARAMS, progress=False)[0].outputs[0].token_ids
+
+
+@pytest.mark.parametrize("group", [32, 128])
+def test_groups_and_zero_points(group: int) -> None:
+    with LLM(quantization="int4", quantization_group=group, quantization_zero_points=True, max_num_seqs=4) as llm:
+        [output] = llm.generate("Once upon a time", PARAMS, progress=False)
+    assert output.outputs[0].text.startswith(", there was a")
