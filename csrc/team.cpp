@@ -2,6 +2,7 @@
 
 #include <immintrin.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -9,9 +10,13 @@
 namespace archerfish {
 namespace {
 
-// Long enough for the gap between two instructions, or between two steps of a small model; short enough to be nothing.
-constexpr int64_t SPIN_NANOSECONDS = 50'000;
-constexpr int PAUSES_PER_LOOK = 64;
+// Between two instructions there is next to nothing to wait for, between two steps of a small model a fraction of a
+// millisecond. Waking up takes longer than either.
+constexpr int64_t SPIN_NANOSECONDS = 20'000;
+constexpr int64_t YIELD_NANOSECONDS = 300'000;
+constexpr int PAUSES_PER_LOOK = 32;
+constexpr uint64_t PIECES = 32;  // Bits of the ticket that count them.
+constexpr uint64_t NUMBERS = ~0ull >> PIECES;
 
 int64_t now() {
     timespec t;
@@ -21,89 +26,109 @@ int64_t now() {
 
 }  // namespace
 
-void Signal::wake() {
+void Signal::raise() {
+    value_.fetch_add(1, std::memory_order_seq_cst);
     // Who goes to sleep counts itself first and looks at the value afterwards; we do it the other way round.
     if (num_sleeping_.load(std::memory_order_seq_cst))
         syscall(SYS_futex, (const uint32_t*)&value_, FUTEX_WAKE_PRIVATE, 1 << 30, nullptr, nullptr, 0);
 }
 
-void Signal::raise_to(uint64_t value) {
-    value_.store(value, std::memory_order_seq_cst);
-    wake();
-}
-
-void Signal::raise() {
-    value_.fetch_add(1, std::memory_order_seq_cst);
-    wake();
-}
-
-void Signal::wait_for(uint64_t wanted) {
-    int64_t deadline = 0;
+void Signal::wait_beyond(uint64_t seen) {
+    int64_t started = 0;
     for (;;) {
         for (int i = 0; i < PAUSES_PER_LOOK; ++i) {
-            if (value() >= wanted) return;
+            if (value() != seen) return;
             _mm_pause();
         }
         int64_t time = now();
-        if (deadline == 0) deadline = time + SPIN_NANOSECONDS;
-        if (time < deadline) continue;
+        if (started == 0) started = time;
+        if (time - started < SPIN_NANOSECONDS) continue;
+        if (time - started < YIELD_NANOSECONDS) {
+            sched_yield();
+            continue;
+        }
         num_sleeping_.fetch_add(1, std::memory_order_seq_cst);
-        uint64_t seen = value_.load(std::memory_order_seq_cst);
-        // The kernel compares 32 bits: values that differ there have changed. (It is the low half: x86 only.)
-        if (seen < wanted)
+        // The kernel compares the low 32 bits, which are the first ones on x86.
+        if (value_.load(std::memory_order_seq_cst) == seen)
             syscall(SYS_futex, (const uint32_t*)&value_, FUTEX_WAIT_PRIVATE, (uint32_t)seen, nullptr, nullptr, 0);
         num_sleeping_.fetch_sub(1, std::memory_order_relaxed);
     }
 }
 
-Team::Team(int num_threads) : num_threads_(num_threads) {
+Team::Team(int num_threads) {
     for (int i = 0; i < num_threads; ++i) scratch_.emplace_back(new uint8_t[SCRATCH_BYTES]);
-    for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this, i] { work(i); });
+    for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this, i] { help(i); });
 }
 
 Team::~Team() {
     ending_ = true;
-    given_.raise();
+    opened_.raise();
     for (auto& thread : threads_) thread.join();
 }
 
-void Team::meet(uint64_t place) {
-    if (num_arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < num_threads_) return met_.wait_for(place);
-    num_arrived_.store(0, std::memory_order_relaxed);
-    next_unit_.store(0, std::memory_order_relaxed);
-    met_.raise_to(place);
-}
-
-void Team::run_job(int thread) {
-    const Job job = job_;
-    for (int64_t i = 0; i < job.count; ++i) {
-        const Instruction& instruction = job.instructions[i];
-        const Kernel& kernel = job.kernels->kernels[(int)instruction.operation];
-        int64_t units = kernel.count(instruction.operands, *job.step);
-        for (;;) {
-            int64_t unit = next_unit_.fetch_add(1, std::memory_order_relaxed);
-            if (unit >= units) break;
-            kernel.run(instruction.operands, *job.step, unit, scratch_[thread].get());
-        }
-        meet(job.num_met + i + 1);
+// Only ever called by one thread, when all pieces of the last instruction are done.
+void Team::open_next() {
+    // Closed first: nothing can be taken while what there is to take is being changed.
+    uint64_t number = ticket_.load(std::memory_order_relaxed) >> PIECES;
+    ticket_.store(number << PIECES | NUMBERS, std::memory_order_seq_cst);
+    int64_t units = 0;
+    for (; work_.next != work_.end && units == 0; ++work_.next) {
+        const Kernel& kernel = work_.kernels->kernels[(int)work_.next->operation];
+        units = kernel.count(work_.next->operands, *work_.step.load(std::memory_order_relaxed));
+        work_.run.store(kernel.run, std::memory_order_relaxed);
+        work_.operands.store(work_.next->operands, std::memory_order_relaxed);
     }
+    work_.num_done.store(0, std::memory_order_relaxed);
+    work_.num_units.store(units, std::memory_order_relaxed);
+    // The number starts again at 0 when the word is full.
+    number = (number + 1) & NUMBERS;
+    ticket_.store(number << PIECES, std::memory_order_release);
+    if (units == 0) finished_.store(true, std::memory_order_release);
+    opened_.raise();  // Last of all. Others may be ahead already: it counts, in whatever order.
 }
 
-void Team::work(int thread) {
-    for (uint64_t job = 1;; ++job) {
-        given_.wait_for(job);
+// Take a piece of what is open and do it. False if there was none left to take.
+bool Team::work_once(int thread) {
+    uint64_t ticket = ticket_.load(std::memory_order_acquire);
+    int64_t unit = (int64_t)(ticket & ((1ull << PIECES) - 1));
+    int64_t units = work_.num_units.load(std::memory_order_acquire);
+    if (unit >= units) return false;
+    // Read before the ticket is taken: should others have gone on meanwhile, it cannot be taken.
+    RunUnit run = work_.run.load(std::memory_order_relaxed);
+    const void* operands = work_.operands.load(std::memory_order_relaxed);
+    const Step* step = work_.step.load(std::memory_order_relaxed);
+    if (!ticket_.compare_exchange_strong(ticket, ticket + 1, std::memory_order_acq_rel)) return true;
+    run(operands, *step, unit, scratch_[thread].get());
+    if (work_.num_done.fetch_add(1, std::memory_order_acq_rel) + 1 == units) open_next();
+    return true;
+}
+
+void Team::help(int thread) {
+    for (;;) {
+        uint64_t seen = opened_.value();
         if (ending_) return;
-        run_job(thread);
-        left_.raise();
+        while (work_once(thread)) {
+        }
+        opened_.wait_beyond(seen);
     }
 }
 
 void Team::run(const KernelTable& kernels, const Instruction* instructions, int64_t count, const Step& step) {
-    // Everybody has left the job before: a thread may still be on its way out of the last meeting.
-    left_.wait_for(given_.value() * (num_threads_ - 1));
-    job_ = {&kernels, instructions, count, &step, met_.value()};
-    given_.raise();
-    run_job(0);
+    work_.kernels = &kernels;
+    work_.next = instructions;
+    work_.end = instructions + count;
+    work_.step.store(&step, std::memory_order_relaxed);
+    finished_.store(false, std::memory_order_relaxed);
+    open_next();
+    for (;;) {
+        uint64_t seen = opened_.value();
+        while (work_once(0)) {
+        }
+        bool finished = finished_.load(std::memory_order_acquire);
+        // Whoever opened anything is out of open_next: nothing of this program will be touched any more.
+        if (finished && (opened_.value() & NUMBERS) == ticket_.load(std::memory_order_relaxed) >> PIECES) return;
+        opened_.wait_beyond(seen);
+    }
 }
 
 }  // namespace archerfish

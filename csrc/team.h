@@ -1,5 +1,8 @@
-// Threads that run one program together. They take pieces of work as they get to them, so that a thread whose core is
-// shared with a busy neighbour does less, and the others more; where they wait they spin briefly, then sleep.
+// Threads that run one program together.
+//
+// Nobody waits for anybody in particular: whoever is there takes the next piece of work, and whoever finishes an
+// instruction's last piece opens the next one. A thread that the operating system keeps from running, because a
+// neighbour is busy on its core, costs its share of the work and no more.
 #pragma once
 
 #include <atomic>
@@ -12,17 +15,14 @@
 
 namespace archerfish {
 
-// A number that only grows, and can be waited for.
+// A number that only grows, and can be waited for: spinning at first, then giving way to others, then asleep.
 class Signal {
    public:
     uint64_t value() const { return value_.load(std::memory_order_acquire); }
-    void raise_to(uint64_t value);
     void raise();
-    void wait_for(uint64_t wanted);
+    void wait_beyond(uint64_t seen);
 
    private:
-    void wake();
-
     alignas(64) std::atomic<uint64_t> value_{0};
     std::atomic<int> num_sleeping_{0};
 };
@@ -36,25 +36,28 @@ class Team {
     void run(const KernelTable& kernels, const Instruction* instructions, int64_t count, const Step& step);
 
    private:
-    struct Job {
+    // What is being done now. Changed only while nobody works on it: by who finished it, or before it is opened.
+    struct Work {
         const KernelTable* kernels = nullptr;
-        const Instruction* instructions = nullptr;
-        int64_t count = 0;
-        const Step* step = nullptr;
-        uint64_t num_met = 0;  // Meetings before this job.
+        const Instruction* next = nullptr;
+        const Instruction* end = nullptr;
+        std::atomic<const Step*> step{nullptr};
+        std::atomic<RunUnit> run{nullptr};
+        std::atomic<const void*> operands{nullptr};
+        std::atomic<int64_t> num_units{0};
+        std::atomic<int64_t> num_done{0};
     };
 
-    void work(int thread);
-    void run_job(int thread);
-    void meet(uint64_t place);
+    void help(int thread);
+    bool work_once(int thread);
+    void open_next();
 
-    const int num_threads_;
-    Job job_;
-    alignas(64) std::atomic<int64_t> next_unit_{0};
-    alignas(64) std::atomic<int> num_arrived_{0};
-    Signal met_;    // Instructions that everybody has finished, over all jobs.
-    Signal given_;  // Jobs.
-    Signal left_;   // Threads that are done with a job, over all jobs.
+    // Instructions opened so far (high half) and pieces taken of the last one (low half), in one word: a thread that
+    // was away while others went on cannot take a piece of something else by mistake.
+    alignas(64) std::atomic<uint64_t> ticket_{0};
+    alignas(64) Work work_;
+    Signal opened_;  // How often anything was opened: the high half of the ticket, once everybody has counted.
+    std::atomic<bool> finished_{true};
     std::atomic<bool> ending_{false};
     std::vector<std::unique_ptr<uint8_t[]>> scratch_;
     std::vector<std::thread> threads_;
