@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import uvloop
 from workbench import show
 
 from archerfish import LLM, SamplingParams
@@ -124,7 +125,7 @@ def compare(repeats: int, num_tokens: int) -> None:
             alone = served = 0.0
             for _ in range(repeats):
                 alone = max(alone, offline(llm, count, num_tokens))
-                served = max(served, asyncio.run(streams(running.port, count, num_tokens)))
+                served = max(served, uvloop.run(streams(running.port, count, num_tokens)))
             share = served / alone
             rows.append(
                 [str(count), f"{alone:,.0f}", f"{served:,.0f}", f"{share:.0%}", _verdict(share >= BAR_OF_OFFLINE)]
@@ -138,7 +139,7 @@ def scripted(repeats: int) -> None:
     rows = []
     with service("max_num_seqs=256", "bench_service:build_scripted") as running:
         for count in (32, 64, 128):
-            rate = max(asyncio.run(streams(running.port, count, 500)) for _ in range(repeats))
+            rate = max(uvloop.run(streams(running.port, count, 500)) for _ in range(repeats))
             rows.append([str(count), f"{rate:,.0f}", _verdict(rate >= BAR_SCRIPTED)])
     show("Without a model, client included", ["streams", "tokens/s", "at least 10,000"], rows)
 
@@ -148,7 +149,7 @@ def start_and_idle(repeats: int) -> None:
     for _ in range(repeats):
         with service("") as running:
             ready.append(running.seconds_to_ready)
-            asyncio.run(streams(running.port, 1, 16))
+            uvloop.run(streams(running.port, 1, 16))
     with service("") as running:
         time.sleep(5)  # Whatever is done once when idle is over.
         before = running.cpu_seconds()

@@ -106,7 +106,7 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
         layout,
         _free_memory(resolved.device),
         dtype.itemsize,
-        bytes_per_weight=weights.bytes_per_weight(dtype.itemsize),
+        bytes_per_weight=_bytes_per_weight(checkpoint.arch, weights, dtype.itemsize),
         bytes_per_activation=dtype.itemsize if native is None else 4,  # Native operations compute in float32.
     )
     cache_size = memory.size_cache(resolved)
@@ -125,7 +125,9 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
             scheduler,
             executor,
             time.monotonic,
-            cost=step_cost(checkpoint.arch, weights.bytes_per_weight(dtype.itemsize), dtype.itemsize),
+            cost=step_cost(
+                checkpoint.arch, _bytes_per_weight(checkpoint.arch, weights, dtype.itemsize), dtype.itemsize
+            ),
             check_invariants=resolved.check_invariants,
         ),
         executor=executor,
@@ -229,6 +231,14 @@ def _weight_format(config: ResolvedConfig) -> WeightFormat:
     return WeightFormat(
         name=config.quantization, group=config.quantization_group, zero_points=config.quantization_zero_points
     )
+
+
+def _bytes_per_weight(arch: Arch, weights: WeightFormat, full: int) -> float:
+    """On average over the model: words may have another format than layers."""
+    words = arch.vocab_size * arch.hidden_size * (1 if arch.tie_embeddings else 2)
+    total = num_parameters(arch)
+    in_layers = weights.bytes_per_weight(full) * (total - words)
+    return (in_layers + weights.of_vocabulary.bytes_per_weight(full) * words) / total
 
 
 def _runnable(

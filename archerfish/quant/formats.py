@@ -16,7 +16,7 @@ _SCALE_BYTES = 2  # float16, one for each group of int4.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormat:
-    """Of all matrices of a model: layers, embedding and head. Norms and biases stay float32."""
+    """Of the matrices of a model's layers. Norms and biases stay float32."""
 
     name: Name
     group: int = 64
@@ -27,6 +27,11 @@ class WeightFormat:
     @property
     def is_lossy(self) -> bool:
         return self.name != "none"
+
+    @property
+    def of_vocabulary(self) -> "WeightFormat":
+        """Of embedding and head: half of what int4 does to a model, it would do there."""
+        return WeightFormat(name="int8") if self.name == "int4" else self
 
     def bytes_per_weight(self, full: int) -> float:
         """`full` is what a number takes that is not quantized."""
@@ -40,8 +45,8 @@ class WeightFormat:
 
     def __str__(self) -> str:
         if self.name != "int4":
-            return self.name
-        return f"int4 in groups of {self.group}{' with zero points' if self.zero_points else ''}"
+            return self.name + (" (lossy)" if self.is_lossy else "")
+        return f"int4 (lossy) in groups of {self.group}{' with zero points' if self.zero_points else ''}"
 
     def pack(self, weight: Tensor) -> PackedWeight:
         """[outputs, inputs], rounded and arranged."""

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _CLIPS_INT8 = (1.0, 0.95)
-_CLIPS_INT4 = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
+_CLIPS_INT4 = (1.0, 0.96, 0.92, 0.88, 0.84, 0.8, 0.75, 0.7)
 """Shares of a group's largest number to try."""
 _NUMBERS_AT_ONCE = 1 << 19
 """Few enough for all that is tried on them to stay in a cache."""
@@ -35,7 +35,7 @@ def round_int8(weight: Tensor) -> Rounded:
     scales = torch.empty(len(weight))
     for rows in _pieces(weight):
         numbers = weight[rows].float()
-        scale = _best_scale(numbers, numbers.abs().amax(-1) / 127, -127, 127, _CLIPS_INT8)
+        scale = _best_scale(numbers, _outermost(numbers) / 127, -127, 127, _CLIPS_INT8)
         values[rows] = (numbers / scale[:, None]).round_().clamp_(-127, 127).to(torch.int8)
         scales[rows] = scale
     return Rounded(values, scales)
@@ -51,7 +51,7 @@ def round_int4(weight: Tensor, group: int, *, zero_points: bool) -> RoundedGroup
     for rows in _pieces(weight):
         numbers = F.pad(weight[rows].float(), (0, num_groups * group - inputs)).view(-1, num_groups, group)
         if zeros is None:
-            scale = _best_scale(numbers, numbers.abs().amax(-1) / 7, -8, 7, _CLIPS_INT4).half()
+            scale = _best_scale(numbers, _outermost(numbers) / -8, -8, 7, _CLIPS_INT4).half()
             shift = torch.full_like(scale, 8, dtype=torch.float32)
         else:
             scale, shift = _range_scale(numbers)
@@ -67,16 +67,28 @@ def _pieces(weight: Tensor) -> list[slice]:
     return [slice(first, first + step) for first in range(0, len(weight), step)]
 
 
+def _outermost(numbers: Tensor) -> Tensor:
+    """The number farthest from 0 in each group, with its sign: scales may be negative, so that it meets the end of the
+    range that reaches farther."""
+    low, high = numbers.amin(-1), numbers.amax(-1)
+    return torch.where(-low > high, low, high)
+
+
 def _best_scale(numbers: Tensor, widest: Tensor, low: int, high: int, clips: tuple[float, ...]) -> Tensor:
-    """Of the widest scale times each clip, the one with the least squared error; 1 where all is zero."""
-    widest = widest.half().float().clamp(min=_SMALLEST_HALF)
-    best, least = widest, torch.full_like(widest, torch.inf)
+    """Of the widest scale times each clip, the one with the least squared error."""
+    best, least = _storable(widest), torch.full_like(widest, torch.inf)
     for clip in clips:
-        scale = (widest * clip).half().float().clamp(min=_SMALLEST_HALF)
+        scale = _storable(widest * clip)
         error = _squared_error(numbers, scale, low, high)
         better = error < least
         best, least = torch.where(better, scale, best), torch.where(better, error, least)
     return best
+
+
+def _storable(scale: Tensor) -> Tensor:
+    """As float16 keeps it; never 0, which a group of zeros would have."""
+    kept = scale.half().float()
+    return torch.where(kept.abs() < _SMALLEST_HALF, _SMALLEST_HALF, kept)
 
 
 def _squared_error(numbers: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
@@ -91,7 +103,7 @@ def _range_scale(numbers: Tensor) -> tuple[Tensor, Tensor]:
     best_scale, best_shift = torch.ones_like(low), torch.zeros_like(low)
     least = torch.full_like(low, torch.inf)
     for clip in _CLIPS_INT4:
-        scale = ((high - low) * clip / 15).half().float().clamp(min=_SMALLEST_HALF)
+        scale = _storable((high - low) * clip / 15)
         shift = (-low * clip / scale).round().clamp(0, 15)
         wide, moved = scale[..., None], shift[..., None]
         found = (numbers / wide).round_().add_(moved).clamp_(0, 15).sub_(moved).mul_(wide)

@@ -35,5 +35,6 @@ class Packer:
         is_table = any(isinstance(module, Embedding) for module in modules)
         # Rows of a plain table are read one at a time: packing would only scatter them. Positions are few.
         if is_matrix or (is_table and self._format.is_lossy and self._model.positions not in modules):
-            return self._format.pack(tensor)
+            is_vocabulary = self._model.embedding in modules or self._model.head in modules
+            return (self._format.of_vocabulary if is_vocabulary else self._format).pack(tensor)
         return nn.Parameter(tensor if is_table else tensor.float(), requires_grad=False)

@@ -27,8 +27,9 @@ def test_int8_is_within_half_a_step() -> None:
     values, scales = round_int8(weight)
     assert values.abs().max() <= 127
     error = (values * scales[:, None] - weight).abs()
-    inside = weight.abs() <= 127 * scales[:, None]
-    assert (error <= scales[:, None] * 0.5001)[inside].all()
+    steps = scales[:, None].abs()
+    inside = weight.abs() <= 127 * steps
+    assert (error <= steps * 0.5001)[inside].all()
     assert inside.float().mean() > 0.99
 
 
@@ -61,6 +62,11 @@ def test_zeros_stay_zeros_and_nothing_is_broken_by_them() -> None:
     assert torch.equal(int4_as_numbers(weight, 64, zero_points=False)[2, :64], weight[2, :64])
     values, scales = round_int8(weight)
     assert not values[1].any() and scales.isfinite().all()
+
+
+def test_words_keep_more_bits_than_layers_in_int4() -> None:
+    assert WeightFormat(name="int4").of_vocabulary == WeightFormat(name="int8")
+    assert WeightFormat(name="w8a8").of_vocabulary == WeightFormat(name="w8a8")
 
 
 def test_bytes_of_a_weight() -> None:
