@@ -92,12 +92,13 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
     """Load the model and connect everything. Every error a user can fix is raised before weights are read."""
     checkpoint = _read(config)
     resolved = resolve(config, _facts(checkpoint))
-    torch.set_num_threads(resolved.threads)
     recommended = _recommended(checkpoint.generation, checkpoint.directory / "generation_config.json")
     tokenizer_directory = _tokenizer_directory(config, checkpoint)
     tokenizer = None if tokenizer_directory is None else Tokenizer.load(tokenizer_directory)
     eos_token_ids = _eos_token_ids(checkpoint, tokenizer)
     native = _native(checkpoint, resolved)
+    # Beside native threads torch's would only have to be woken for what little it still does.
+    torch.set_num_threads(resolved.threads if native is None else 1)
     ops, _ = choose_ops(_target(checkpoint, resolved), implementations(native))
     dtype, weights = torch_dtype(resolved.dtype), _weight_format(resolved)
     layout = kv_layout(checkpoint.arch)
