@@ -67,6 +67,9 @@ def climb_ladder(
 
         tell(0.0)
         climb = rung.measure(ascent, tell)
+        if isinstance(climb, Cannot):
+            rows.append(Row(name=rung.name, reason=climb.reason))
+            continue
         rows.append(_row(rung, climb, climbs))
         climbs.append(climb)
     progress(len(rungs), "done")
@@ -76,7 +79,7 @@ def climb_ladder(
 def _row(rung: Rung, climb: Climb, before: Sequence[Climb]) -> Row:
     rate = _rate(climb)
     ratio = rate / _rate(before[-1]) if before else None
-    difference = _difference(climb, before[0]) if before else None
+    difference = _difference(climb, before[0], rung) if before else None
     notes = [] if difference is None else [difference]
     if ratio is not None and ratio < 1:
         notes.append(f"slower than the line above: {rung.why_slower(climb)}")
@@ -98,7 +101,7 @@ def _rate(climb: Climb) -> float:
     return sum(map(len, climb.answers)) / climb.seconds
 
 
-def _difference(climb: Climb, first: Climb) -> str | None:
+def _difference(climb: Climb, first: Climb, rung: Rung) -> str | None:
     """Where the answers part, in words; None if they do not."""
     pairs = list(zip(climb.answers, first.answers, strict=True))
     parted = [index for index, (ours, theirs) in enumerate(pairs) if ours != theirs]
@@ -106,7 +109,6 @@ def _difference(climb: Climb, first: Climb) -> str | None:
         return None
     ours, theirs = pairs[parted[0]]
     place = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
-    return (
-        f"{len(parted)} of {len(pairs)} answers differ, request {parted[0] + 1} from its token {place + 1} on: "
-        "two tokens were so close that rounding decided"
-    )
+    why = "smaller weights are lossy" if rung.is_lossy else "two tokens were so close that rounding decided"
+    where = f"request {parted[0] + 1} from its token {place + 1} on"
+    return f"{len(parted)} of {len(pairs)} answers differ, {where}: {why}"

@@ -4,12 +4,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from archerfish.bench.ladder.naive import Answer, ContiguousCache, write_recomputing, write_with_cache
 from archerfish.bench.offline.measure import OfflineBench, WorkloadRun
 from archerfish.bench.offline.workloads import Job, OfflineWorkload
-from archerfish.config.settings import EngineConfig
-from archerfish.engine.build import Assembly, build, load_decoder
+from archerfish.config.settings import EngineConfig, Quantization
+from archerfish.engine.build import Assembly, build, examine, load_decoder
+from archerfish.errors import ConfigError
+from archerfish.ops import Target, why_not_native
 
 _PATIENCE = 6.0
 """Seconds: a rung that takes less is climbed again, because others on the machine count most in short times."""
@@ -48,7 +51,7 @@ class Cannot:
     reason: str
 
 
-Measure = Callable[[Ascent, Tell], Climb]
+Measure = Callable[[Ascent, Tell], Climb | Cannot]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,8 @@ class Rung:
     measure: Measure | Cannot
     why_slower: Callable[[Climb], str] = lambda _: "nothing is known to cause it; measure on a quiet machine"
     """What to say of a climb that took longer than the one before it."""
+    is_lossy: bool = False
+    """Whether its answers may be others."""
 
 
 # -- one request at a time, without an engine -------------------------------------------------------------------------
@@ -98,19 +103,48 @@ def _one_by_one(workload: OfflineWorkload, write: Callable[[Job], Answer], kv_by
 
 
 def batch(ascent: Ascent, tell: Tell) -> Climb:
-    """All requests together, in a paged cache that shares nothing."""
-    return _through_engine(ascent, tell, enable_prefix_caching=False)
+    """All requests together, in a paged cache that shares nothing, by the same operations as before."""
+    return _through_engine(ascent, tell, enable_prefix_caching=False, kernels="reference")
 
 
 def share_prefixes(ascent: Ascent, tell: Tell) -> Climb:
     """... and what prompts have in common is computed once."""
-    return _through_engine(ascent, tell, enable_prefix_caching=True)
+    return _through_engine(ascent, tell, kernels="reference")
 
 
-def _through_engine(ascent: Ascent, tell: Tell, *, enable_prefix_caching: bool) -> Climb:
+def run_native(ascent: Ascent, tell: Tell) -> Climb | Cannot:
+    """... by kernels made for this machine."""
+    blueprint = examine(ascent.config)
+    why_not = why_not_native(
+        Target.of_model(
+            blueprint.arch,
+            device=blueprint.config.device,
+            dtype=blueprint.config.dtype,
+            block_size=blueprint.config.block_size,
+        )
+    )
+    return _through_engine(ascent, tell) if why_not is None else Cannot(f"no native kernels: {why_not}")
+
+
+def quantize(ascent: Ascent, tell: Tell) -> Climb | Cannot:
+    """... with smaller weights: those asked for, or else int8."""
+    asked = ascent.config
+    name: Quantization = "int8" if asked.quantization == "none" else asked.quantization
+    try:
+        return _through_engine(
+            ascent,
+            tell,
+            quantization=name,
+            quantization_group=asked.quantization_group,
+            quantization_zero_points=asked.quantization_zero_points,
+        )
+    except ConfigError as error:
+        return Cannot(str(error))
+
+
+def _through_engine(ascent: Ascent, tell: Tell, **changes: Any) -> Climb:
     workload = ascent.workload
-    config = _engine_config(ascent, enable_prefix_caching)
-    with _engine(config) as assembly:
+    with _engine(_engine_config(ascent, changes)) as assembly:
         bench = OfflineBench.of(assembly)
         warm_up = replace(workload, jobs=(Job(workload.jobs[0].prompt, _WARM_UP_TOKENS),))
         bench.run(warm_up, cache_salt="warm-up")
@@ -131,12 +165,20 @@ def _through_engine(ascent: Ascent, tell: Tell, *, enable_prefix_caching: bool) 
         return _best(climb)
 
 
-def _engine_config(ascent: Ascent, enable_prefix_caching: bool) -> EngineConfig:
+def _engine_config(ascent: Ascent, changes: dict[str, Any]) -> EngineConfig:
     """Steps of one prompt: what it shares is found in the cache only once the step that computed it is over."""
     config = ascent.config
     longest = max(len(job.prompt) for job in ascent.workload.jobs)
     step_tokens = config.max_num_batched_tokens or max(longest, config.max_num_seqs or 0)
-    return replace(config, enable_prefix_caching=enable_prefix_caching, max_num_batched_tokens=step_tokens)
+    # Full weights, a prefix cache and the fastest kernels are what a rung does not say otherwise.
+    full: dict[str, Any] = {
+        "quantization": "none",
+        "quantization_group": 64,
+        "quantization_zero_points": False,
+        "enable_prefix_caching": True,
+        "max_num_batched_tokens": step_tokens,
+    }
+    return replace(config, **{**full, **changes})
 
 
 @contextmanager
@@ -187,7 +229,13 @@ RUNGS = (
             "touches more memory"
         ),
     ),
-    Rung("+ quantization", Cannot("this build runs weights only in 16 or 32 bits")),
+    Rung("+ native kernels", run_native),
+    Rung(
+        "+ quantization",
+        quantize,
+        lambda _: "the weights fit in a cache either way, and rounding activations takes time",
+        is_lossy=True,
+    ),
     Rung("+ speculation", Cannot("this build has nothing that proposes tokens")),
 )
 """In the order they are climbed. A rung's measurement takes the place of its Cannot when the engine learns it."""
