@@ -34,6 +34,8 @@ class Row:
     """The same to the first line."""
     same_tokens: bool | None = None
     """Whether every answer is the first line's."""
+    is_lossy: bool = False
+    """Whether they may differ."""
     note: str | None = None
     """Why it is slower than the line above, or how its answers differ."""
 
@@ -93,6 +95,7 @@ def _row(rung: Rung, climb: Climb, before: Sequence[Climb]) -> Row:
         ratio=ratio,
         total_ratio=rate / _rate(before[0]) if before else None,
         same_tokens=difference is None,
+        is_lossy=rung.is_lossy,
         note="; ".join(notes) or None,
     )
 
