@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/.installed
 # A directory or hub name; without one, the default model in the box.
 MODEL ?=
 
-.PHONY: run test check bench clean
+.PHONY: run test check bench sanitize clean
 
 run: $(INSTALLED)
 	$(BIN)/archerfish serve $(MODEL)
@@ -18,6 +18,14 @@ test: check
 
 check: $(INSTALLED)
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
+
+# The native kernels' tests with AddressSanitizer and UndefinedBehaviorSanitizer. Needs CMake and gcc.
+sanitize: $(INSTALLED)
+	cmake -S csrc -B build/sanitize -DSANITIZE=ON
+	cmake --build build/sanitize
+	NATIVE_ARCHERFISH=$(CURDIR)/build/sanitize/_kernels.so ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	$(BIN)/python -m pytest tests/ops/cpu
 
 bench: $(INSTALLED)
 	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done

@@ -1,6 +1,7 @@
 """Finds the native library and calls it. Without it, says why there is none."""
 
 import ctypes
+import os
 from ctypes import POINTER, c_char_p, c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -10,6 +11,8 @@ from pathlib import Path
 from archerfish.ops.cpu.program import STRUCTURES, Instruction, Step
 
 _MODULE = "archerfish.ops.cpu._kernels"
+_VARIABLE = "NATIVE_ARCHERFISH"
+"""Names another file to take instead: a build with sanitizers, for instance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +25,11 @@ class Library:
 @cache
 def library() -> Library | str:
     """The library, or the reason why it cannot be used."""
-    # The loader of an editable install knows where the build put it; importing it would find no Python module.
-    spec = find_spec(_MODULE)
-    if spec is None or spec.origin is None or not Path(spec.origin).exists():
+    path = os.environ.get(_VARIABLE) or _installed()
+    if path is None or not Path(path).exists():
         return "the native kernels were not built: install a C++ compiler and install the package again"
     try:
-        functions = ctypes.CDLL(spec.origin)
+        functions = ctypes.CDLL(path)
     except OSError as error:
         return f"the native kernels cannot be loaded: {error}"
     functions.archerfish_kernels.restype = c_char_p
@@ -38,11 +40,17 @@ def library() -> Library | str:
     functions.archerfish_size_of.restype, functions.archerfish_size_of.argtypes = c_int64, (c_char_p,)
     for structure in STRUCTURES:
         if functions.archerfish_size_of(structure.__name__.encode()) != ctypes.sizeof(structure):
-            return f"the native kernels in {spec.origin} are of another version: install the package again"
+            return f"the native kernels in {path} are of another version: install the package again"
     kernels = tuple(functions.archerfish_kernels().decode().split())
     if not kernels:
         return "the native kernels need a CPU with AVX2, FMA and F16C"
     return Library(functions, kernels)
+
+
+def _installed() -> str | None:
+    # The loader of an editable install knows where the build put it; importing it would find no Python module.
+    spec = find_spec(_MODULE)
+    return None if spec is None else spec.origin
 
 
 class Team:
