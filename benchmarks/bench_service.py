@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -48,7 +49,7 @@ class Service:
     def __init__(self, settings: str, builder: str) -> None:
         self.started = time.perf_counter()
         command = [sys.executable, "-c", SERVE.format(settings, builder)]
-        here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+        here = str(Path(__file__).resolve().parent)
         environment = {**os.environ, "PYTHONPATH": here}
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
         self.port = 0
@@ -64,8 +65,9 @@ class Service:
 
     def cpu_seconds(self) -> float:
         """Of both processes."""
-        children = open(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read().split()  # noqa: PTH123, SIM115
-        return sum(_cpu_seconds(int(pid)) for pid in (self._process.pid, *children))
+        pid = self._process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return sum(_cpu_seconds(int(pid)) for pid in (pid, *children))
 
     def stop(self) -> None:
         self._process.send_signal(signal.SIGKILL)
@@ -73,7 +75,7 @@ class Service:
 
 
 def _cpu_seconds(pid: int) -> float:
-    fields = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()  # noqa: PTH123, SIM115
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 

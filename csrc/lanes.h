@@ -16,12 +16,6 @@ namespace ISA {  // One namespace for each instruction set: the same names are c
 
 constexpr int LANES = 16;
 
-inline uint32_t bits_of(float value) {
-    uint32_t bits;
-    std::memcpy(&bits, &value, 4);
-    return bits;
-}
-
 inline float float_of(uint32_t bits) {
     float value;
     std::memcpy(&value, &bits, 4);
@@ -82,7 +76,6 @@ inline void store_bf16(uint16_t* p, Floats x) {
 inline void store_int8(int8_t* p, Ints x) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(x.v)); }
 
 inline Ints all_ints(int32_t x) { return {_mm512_set1_epi32(x)}; }
-inline Ints load_ints(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 inline Ints load_u8(const uint8_t* p) { return {_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
 inline Ints operator+(Ints a, Ints b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline Ints operator*(Ints a, Ints b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
@@ -199,9 +192,6 @@ inline void store_int8(int8_t* p, Ints x) {
 }
 
 inline Ints all_ints(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
-inline Ints load_ints(const int32_t* p) {
-    return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 8))};
-}
 inline Ints load_u8(const uint8_t* p) {
     return {_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)),
             _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)))};

@@ -31,3 +31,6 @@ class EagerModel:
 
     def logits(self, states: Tensor) -> Tensor:
         return self._model.logits(states)
+
+    def close(self) -> None:
+        """It has no threads of its own."""

@@ -29,6 +29,9 @@ class RunnableModel(Protocol):
     def logits(self, states: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, vocabulary], float32."""
 
+    def close(self) -> None:
+        """Let go of threads. Called once, after the last step."""
+
 
 class LocalExecutor:
     """A model, its cache and its rows."""
@@ -81,6 +84,7 @@ class LocalExecutor:
         )
 
     def close(self) -> None:
+        self._model.close()
         del self._model, self._storage
 
     def _update(self, plan: Plan) -> None:

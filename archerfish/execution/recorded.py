@@ -39,6 +39,9 @@ class RecordedModel:
         self._team.run(self._logits.instructions, make_step(num_rows, None, None, None))
         return logits[:num_rows]
 
+    def close(self) -> None:
+        self._team.close()
+
 
 def _record_forward(model: Decoder, storage: KVStorage, native: NativeOps, max_rows: int) -> Program:
     tokens, positions = (torch.zeros(RECORDED_ROWS, dtype=torch.int64) for _ in range(2))

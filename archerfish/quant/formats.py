@@ -30,7 +30,7 @@ class WeightFormat:
 
     @property
     def of_vocabulary(self) -> "WeightFormat":
-        """Of embedding and head: half of what int4 does to a model, it would do there."""
+        """Of embedding and head: with int4 there too, perch lost 15.6 % in perplexity instead of 11.2."""
         return WeightFormat(name="int8") if self.name == "int4" else self
 
     def bytes_per_weight(self, full: int) -> float:

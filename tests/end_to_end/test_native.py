@@ -1,5 +1,6 @@
 """Perch by native kernels: the reference's answers in float32, and one answer however it is run in every format."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,3 +85,11 @@ def test_groups_and_zero_points(group: int) -> None:
     with LLM(quantization="int4", quantization_group=group, quantization_zero_points=True, max_num_seqs=4) as llm:
         [output] = llm.generate("Once upon a time", PARAMS, progress=False)
     assert output.outputs[0].text.startswith(", there was a")
+
+
+def test_closing_ends_the_threads() -> None:
+    with LLM(max_num_seqs=2, threads=3) as llm:
+        team = llm.assembly.executor._model._team  # type: ignore[attr-defined]
+        before = len(list(Path("/proc/self/task").iterdir()))
+    assert len(list(Path("/proc/self/task").iterdir())) <= before - 2
+    team.close()  # Once more does no harm.
