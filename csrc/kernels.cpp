@@ -6,6 +6,9 @@
 
 #include "lanes.h"
 #include "program.h"
+#ifdef ARCHERFISH_TILES
+#include "tiles.h"
+#endif
 
 namespace archerfish {
 namespace ISA {

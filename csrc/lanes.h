@@ -76,15 +76,18 @@ inline void store_bf16(uint16_t* p, Floats x) {
 inline void store_int8(int8_t* p, Ints x) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(x.v)); }
 
 inline Ints all_ints(int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline Ints load_ints(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 inline Ints load_u8(const uint8_t* p) { return {_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
 inline Ints operator+(Ints a, Ints b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline Ints operator*(Ints a, Ints b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
 
 inline Bytes load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+inline void store_bytes(uint8_t* p, Bytes x) { _mm512_storeu_si512(p, x.v); }
 inline Bytes low_nibbles(Bytes x) { return {_mm512_and_si512(x.v, _mm512_set1_epi8(0x0F))}; }
 inline Bytes high_nibbles(Bytes x) {
     return {_mm512_and_si512(_mm512_srli_epi16(x.v, 4), _mm512_set1_epi8(0x0F))};
 }
+inline Bytes less(Bytes x, uint8_t y) { return {_mm512_sub_epi8(x.v, _mm512_set1_epi8((char)y))}; }
 // Sixteen sums of four products each: unsigned bytes with the four signed ones of `four`.
 inline Ints add_products(Ints sum, Bytes x, int32_t four) {
 #ifdef __AVX512VNNI__

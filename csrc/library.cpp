@@ -6,6 +6,9 @@
 #include <string>
 #include <vector>
 
+#ifdef ARCHERFISH_TILES
+#include "amx.h"
+#endif
 #include "program.h"
 #include "team.h"
 
@@ -16,6 +19,11 @@ extern const KernelTable table;
 namespace avx512 {
 extern const KernelTable table;
 }
+#ifdef ARCHERFISH_TILES
+namespace amx {
+extern const KernelTable table;
+}
+#endif
 
 namespace {
 
@@ -31,7 +39,13 @@ std::vector<Choice> choices() {
     bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                   __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
-    return {{"avx512", &avx512::table, avx512}, {"avx2", &avx2::table, avx2}};
+    return {
+#ifdef ARCHERFISH_TILES
+        {"amx", &amx::table, avx512 && amx_works()},
+#endif
+        {"avx512", &avx512::table, avx512},
+        {"avx2", &avx2::table, avx2},
+    };
 }
 
 const KernelTable* find(const char* name) {

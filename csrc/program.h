@@ -46,8 +46,9 @@ struct Weight {
 struct Packed {
     Format format;  // float32, bfloat16 or int8.
     int32_t group;
-    int64_t width;  // Padded.
-    uint8_t* data;  // [rows][width]
+    int64_t width;   // Padded.
+    int64_t stride;  // Bytes from one row to the next.
+    uint8_t* data;   // [rows][width]
     float* scales;  // [rows][width / group]
     int32_t* sums;
 };
@@ -165,7 +166,7 @@ struct Step {
 
 // -- kernels ----------------------------------------------------------------------------------------------------------
 
-constexpr int64_t SCRATCH_BYTES = 1 << 20;  // Of each thread.
+constexpr int64_t SCRATCH_BYTES = 4 << 20;  // Of each thread; memory that is not touched is not taken.
 
 // How many pieces of work an instruction has for a step, and one of them.
 using CountUnits = int64_t (*)(const void* operands, const Step& step);

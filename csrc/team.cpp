@@ -56,7 +56,7 @@ void Signal::wait_beyond(uint64_t seen) {
 }
 
 Team::Team(int num_threads) {
-    for (int i = 0; i < num_threads; ++i) scratch_.emplace_back(new uint8_t[SCRATCH_BYTES]);
+    for (int i = 0; i < num_threads; ++i) scratch_.emplace_back((uint8_t*)std::aligned_alloc(64, SCRATCH_BYTES), &std::free);
     for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this, i] { help(i); });
 }
 

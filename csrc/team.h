@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -59,7 +60,7 @@ class Team {
     Signal opened_;  // How often anything was opened: the high half of the ticket, once everybody has counted.
     std::atomic<bool> finished_{true};
     std::atomic<bool> ending_{false};
-    std::vector<std::unique_ptr<uint8_t[]>> scratch_;
+    std::vector<std::unique_ptr<uint8_t, decltype(&std::free)>> scratch_;
     std::vector<std::thread> threads_;
 };
 

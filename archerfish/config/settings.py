@@ -11,7 +11,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
 Device = Literal["auto", "cpu", "cuda"]
 Quantization = Literal["none", "int8", "w8a8", "int4"]
-Kernels = Literal["auto", "avx512", "avx2", "reference"]
+Kernels = Literal["auto", "amx", "avx512", "avx2", "reference"]
 Batching = Literal["continuous", "dynamic", "static"]
 
 

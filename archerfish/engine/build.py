@@ -215,9 +215,9 @@ def _native(checkpoint: _Checkpoint, config: ResolvedConfig) -> NativeOps | None
     why_not = "--kernels reference was given"
     native = None
     if wanted != "reference":
-        target = _target(checkpoint, config)
-        why_not = why_not_native(target) or ""
-        native = open_native(target, None if wanted == "auto" else wanted)
+        target, kernels = _target(checkpoint, config), None if wanted == "auto" else wanted
+        why_not = why_not_native(target, kernels) or ""
+        native = open_native(target, kernels)
     if native is None and wanted not in ("auto", "reference"):
         raise ConfigError(f"--kernels {wanted}: {why_not}; use --kernels auto")
     if native is None and config.quantization != "none":

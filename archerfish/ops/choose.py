@@ -75,14 +75,10 @@ class ChosenOps(NamedTuple):
 
 def open_native(target: Target, kernels: str | None = None) -> NativeOps | None:
     """The native operations with their threads, if they run on the target; by default with the fastest kernels."""
-    found = library()
-    if why_not_native(target) is not None or not isinstance(found, Library):
-        return None
-    chosen = kernels or found.kernels[0]
-    return NativeOps(Team(target.threads, chosen)) if chosen in found.kernels else None
+    return None if why_not_native(target, kernels) is not None else NativeOps(Team(target.threads, kernels))
 
 
-def why_not_native(target: Target) -> str | None:
+def why_not_native(target: Target, kernels: str | None = None) -> str | None:
     """The reason, or None. They are chosen all together: they share packed weights and an arrangement of the cache."""
     found = library()
     if target.device != "cpu":
@@ -95,6 +91,8 @@ def why_not_native(target: Target) -> str | None:
         return f"heads of {target.head_dim} are no multiple of {NativeOps.LANES} up to {NativeOps.MOST_HEAD_DIM}"
     if target.block_size is not None and target.block_size % NativeOps.LANES:
         return f"--block-size {target.block_size} is no multiple of {NativeOps.LANES}"
+    if kernels is not None and kernels not in found.kernels:
+        return f"this CPU runs {', '.join(found.kernels)}"
     return "there are none for experts yet" if target.has_experts else None
 
 

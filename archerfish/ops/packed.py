@@ -13,6 +13,8 @@ from archerfish.ops.cpu.program import Format
 
 PANEL = 64
 """Outputs that lie together."""
+_BFLOAT16_GROUP = 32
+"""Inputs that a matrix tile takes at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,10 +44,11 @@ class PackedWeight:
 def pack_floats(weight: Tensor) -> PackedWeight:
     """float32 or bfloat16, as they are."""
     depth = 1 if weight.dtype == torch.float32 else 2
-    padded = _padded(weight, depth)
+    group = 1 if depth == 1 else _BFLOAT16_GROUP
+    padded = _padded(weight, group)
     return PackedWeight(
         format=Format.FLOAT32 if depth == 1 else Format.BFLOAT16,
-        group=depth,
+        group=group,
         num_outputs=weight.shape[0],
         num_inputs=weight.shape[1],
         padded_inputs=padded.shape[1],

@@ -22,6 +22,7 @@ from archerfish.ops.packed import PackedWeight, pack_floats
 from archerfish.ops.signatures import Chunks
 
 _NUMBERS = {torch.float32: 0, torch.bfloat16: 1}
+_CACHE_LINE, _PAGE_PART = 64, 1024
 
 
 NATIVE_OPERATIONS = (
@@ -172,8 +173,11 @@ class NativeOps:
         number = weight.format if weight.format in (Format.FLOAT32, Format.BFLOAT16) else Format.INT8
         width, groups = weight.padded_inputs, weight.padded_inputs // weight.group
         dtype = {Format.FLOAT32: torch.float32, Format.BFLOAT16: torch.bfloat16, Format.INT8: torch.int8}[number]
-        data = self._empty(len(x), width, dtype=dtype)
-        packed = program.Packed(number, weight.group, width, data.data_ptr())
+        # Rows a page apart would fall on the same few lines of a cache.
+        stride = width * dtype.itemsize
+        stride += _CACHE_LINE if stride % _PAGE_PART == 0 else 0
+        data = self._empty(len(x), stride, dtype=torch.uint8)
+        packed = program.Packed(number, weight.group, width, stride, data.data_ptr())
         kept: list[Tensor] = [data]
         if number == Format.INT8:
             scales, sums = self._empty(len(x), groups), self._empty(len(x), groups, dtype=torch.int32)

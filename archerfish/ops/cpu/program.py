@@ -67,6 +67,7 @@ class Packed(Structure):
         ("format", c_int32),
         ("group", c_int32),
         ("width", c_int64),
+        ("stride", c_int64),
         ("data", c_void_p),
         ("scales", c_void_p),
         ("sums", c_void_p),
