@@ -51,7 +51,7 @@ class Team {
 
     void help(int thread);
     bool work_once(int thread);
-    void open_next();
+    void open_next(int thread);
 
     // Instructions opened so far (high half) and pieces taken of the last one (low half), in one word: a thread that
     // was away while others went on cannot take a piece of something else by mistake.
