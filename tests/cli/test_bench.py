@@ -118,7 +118,7 @@ def test_kernels_need_nothing_but_a_shape(tmp_path: Path) -> None:
     sizes = ("--model", str(file), "--threads", "1", "--batch-size", "2", "--context", "16", "--seconds", "0.001")
     conditions, found = run_json("kernels", *sizes)
     assert conditions["model"] == "shape.json"
-    assert found["unused"] == ["scale", "softcap", "layer_norm", "experts"]
+    assert found["unused"] == ["scale", "softcap", "layer_norm", "route", "experts"]
     assert all(timing["ratio"] >= 1.0 and timing["roof_share"] > 0 for timing in found["timings"])
     assert "reference" in {timing["kernel"] for timing in found["timings"]}
     text = archerfish("bench", "kernels", *sizes, "--operation", "attend").stdout

@@ -193,7 +193,11 @@ class _Maker:
 
     def feed_forwards(self) -> Iterator[KernelCase]:
         for part in dict.fromkeys(layer.feed_forward for layer in self._arch.layers):
-            yield self._experts(part) if isinstance(part, ExpertsSpec) else self._activate(part)
+            if isinstance(part, MlpSpec):
+                yield self._activate(part)
+            else:
+                yield self._route(part)
+                yield self._experts(part)
 
     def _activate(self, spec: MlpSpec) -> KernelCase:
         tokens, width = self._num_tokens, spec.size * (2 if spec.gated else 1)
@@ -202,6 +206,15 @@ class _Maker:
             shape=f"{tokens} x {width} -> {spec.size}, {spec.activation}",
             make=lambda: (self._noise(tokens, width), spec.activation, spec.gated),
             num_bytes=self._bytes(tokens * width, tokens * spec.size),
+        )
+
+    def _route(self, spec: ExpertsSpec) -> KernelCase:
+        tokens, count, normalize = self._num_tokens, spec.num_experts_per_token, spec.normalize_weights
+        return KernelCase(
+            operation="route",
+            shape=f"{tokens} x {count} of {spec.num_experts} experts",
+            make=lambda: (self._noise(tokens, spec.num_experts), count, normalize),
+            num_bytes=self._bytes(tokens * spec.num_experts) + tokens * count * (_INDEX_BYTES + 4),
         )
 
     def _experts(self, spec: ExpertsSpec) -> KernelCase:

@@ -63,7 +63,10 @@ def measure(of: Arch, known: list[Implementation], stopwatch: Stopwatch | None =
 
 @pytest.mark.parametrize(
     ("of", "unused"),
-    [(DENSE, ("scale", "softcap", "layer_norm", "experts")), (MIXED, ("scale", "softcap", "rms_norm", "rotate"))],
+    [
+        (DENSE, ("scale", "softcap", "layer_norm", "route", "experts")),
+        (MIXED, ("scale", "softcap", "rms_norm", "rotate")),
+    ],
     ids=["dense", "mixed"],
 )
 def test_every_operation_of_a_model_is_run_at_every_batch_size(of: Arch, unused: tuple[str, ...]) -> None:
