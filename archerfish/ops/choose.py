@@ -53,6 +53,8 @@ class Implementation:
     """None if it runs on the target, else the reason why not."""
     adapt: Callable[..., tuple[Any, ...]] = lambda *arguments: arguments
     """The reference's arguments as this one wants them, for whoever compares the two."""
+    takes_packed: bool = False
+    """Matrices may come packed, in any format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ def implementations(native: NativeOps | None = None) -> list[Implementation]:
     if native is None:
         return reference
     return [
-        Implementation(op, f"native {native.kernels}", function, why_not_native, native.adapter(op))
+        Implementation(op, f"native {native.kernels}", function, why_not_native, native.adapter(op), takes_packed=True)
         for op, function in native.functions().items()
     ] + reference
 

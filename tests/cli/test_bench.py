@@ -123,3 +123,9 @@ def test_kernels_need_nothing_but_a_shape(tmp_path: Path) -> None:
     assert "reference" in {timing["kernel"] for timing in found["timings"]}
     text = archerfish("bench", "kernels", *sizes, "--operation", "attend").stdout
     assert "prompt of 16 tokens" in text and "qkv" not in text and "Measured peak" in text
+    chosen = ("--operation", "linear", "--format", "none", "--format", "int4 g64")
+    _, found = run_json("kernels", *sizes, *chosen)
+    formats = {timing["format"] for timing in found["timings"]}
+    assert formats == ({None, "int4 g64"} if found["integer_flops"] else {None})
+    refused = archerfish("bench", "kernels", *sizes, "--format", "int5")
+    assert refused.exit_code == 2 and "there are none, int8, w8a8, int4 g32" in refused.stderr
