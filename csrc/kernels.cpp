@@ -17,6 +17,7 @@ namespace {
 #include "rows.inc"
 #include "linear.inc"
 #include "attention.inc"
+#include "experts.inc"
 
 }  // namespace
 
@@ -34,6 +35,11 @@ const KernelTable table = {{
     {count_linear, linear},
     ByRow<WriteKv, write_kv>::kernel,
     {count_attend, attend},
+    ByRow<Route, route>::kernel,
+    {count_group, group},
+    ByRow<Gather, gather>::kernel,
+    {count_expert_linear, expert_linear},
+    ByRow<Combine, combine>::kernel,
 }};
 
 }  // namespace ISA

@@ -224,14 +224,16 @@ inline Ints add_products(Ints sum, Bytes x, int32_t four) {
     __m256i y = _mm256_set1_epi32(four);
     return {half_products(sum.a, x.a, y), half_products(sum.b, x.b, y)};
 }
-inline __m256 half_bf16_products(__m256 sum, __m256i x, uint32_t pair) {
-    __m256 low = _mm256_castsi256_ps(_mm256_slli_epi32(x, 16));
-    __m256 high = _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32((int)0xFFFF0000u)));
-    sum = _mm256_fmadd_ps(low, _mm256_set1_ps(float_of(pair << 16)), sum);
-    return _mm256_fmadd_ps(high, _mm256_set1_ps(float_of(pair & 0xFFFF0000u)), sum);
+inline __m256 low_bf16(__m256i pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }
+inline __m256 high_bf16(__m256i pairs) {
+    return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xFFFF0000u)));
+}
+inline __m256 half_bf16_products(__m256 sum, __m256i x, __m256i y) {
+    return _mm256_fmadd_ps(high_bf16(x), high_bf16(y), _mm256_fmadd_ps(low_bf16(x), low_bf16(y), sum));
 }
 inline Floats add_bf16_products(Floats sum, Bytes x, uint32_t pair) {
-    return {half_bf16_products(sum.a, x.a, pair), half_bf16_products(sum.b, x.b, pair)};
+    __m256i y = _mm256_set1_epi32((int)pair);
+    return {half_bf16_products(sum.a, x.a, y), half_bf16_products(sum.b, x.b, y)};
 }
 inline float sum(Floats x) {
     __m256 eight = _mm256_add_ps(x.a, x.b);

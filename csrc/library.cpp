@@ -89,8 +89,9 @@ int64_t archerfish_size_of(const char* name) {
         {"Embed", sizeof(Embed)},       {"Add", sizeof(Add)},         {"Scale", sizeof(Scale)},
         {"Softcap", sizeof(Softcap)},   {"Norm", sizeof(Norm)},       {"Rotate", sizeof(Rotate)},
         {"Activate", sizeof(Activate)}, {"Pack", sizeof(Pack)},       {"Linear", sizeof(Linear)},
-        {"WriteKv", sizeof(WriteKv)},   {"Attend", sizeof(Attend)},   {"Instruction", sizeof(Instruction)},
-        {"Step", sizeof(Step)},
+        {"WriteKv", sizeof(WriteKv)},   {"Attend", sizeof(Attend)},   {"Route", sizeof(Route)},
+        {"Group", sizeof(Group)},       {"Gather", sizeof(Gather)},   {"ExpertLinear", sizeof(ExpertLinear)},
+        {"Combine", sizeof(Combine)},   {"Step", sizeof(Step)},       {"Instruction", sizeof(Instruction)},
     };
     for (const auto& one : sizes)
         if (std::strcmp(one.name, name) == 0) return one.size;

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from archerfish.ops.cpu import program
-from archerfish.ops.cpu.program import READS, WRITES, Index, Operation
+from archerfish.ops.cpu.program import POINTERS, READS, WRITES, Index, Operation
 from archerfish.ops.packed import PackedWeight
 
 RECORDED_ROWS = 2
@@ -119,7 +119,7 @@ def _row_pointers(line: _Line) -> list[tuple[Any, str]]:
     found = []
     for name in (*READS[line.operation], *WRITES[line.operation]):
         operand = getattr(line.operands, name)
-        found += [(operand, field) for field in program.pointers(operand) if getattr(operand, field)]
+        found += [(operand, field) for field in POINTERS[type(operand)] if getattr(operand, field)]
     return found
 
 
@@ -154,7 +154,8 @@ def _pack_where_made(lines: list[_Line]) -> list[_Line]:
 
 
 def _writes(line: _Line, address: int) -> bool:
-    return any(getattr(line.operands, name).data == address for name in WRITES[line.operation])
+    operands = (getattr(line.operands, name) for name in WRITES[line.operation])
+    return any(isinstance(operand, program.Rows) and operand.data == address for operand in operands)
 
 
 class _Layout:
