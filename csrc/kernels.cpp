@@ -18,6 +18,7 @@ namespace {
 #include "linear.inc"
 #include "attention.inc"
 #include "experts.inc"
+#include "draw.inc"
 
 }  // namespace
 
@@ -40,6 +41,7 @@ const KernelTable table = {{
     ByRow<Gather, gather>::kernel,
     {count_expert_linear, expert_linear},
     ByRow<Combine, combine>::kernel,
+    {count_draw, draw},
 }};
 
 }  // namespace ISA

@@ -80,6 +80,22 @@ inline Ints load_ints(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 inline Ints load_u8(const uint8_t* p) { return {_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
 inline Ints operator+(Ints a, Ints b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline Ints operator*(Ints a, Ints b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
+inline Ints operator^(Ints a, Ints b) { return {_mm512_xor_si512(a.v, b.v)}; }
+inline Ints operator&(Ints a, Ints b) { return {_mm512_and_si512(a.v, b.v)}; }
+template <int BITS>
+inline Ints shifted_right(Ints a) {
+    return {_mm512_srli_epi32(a.v, BITS)};
+}
+inline Ints bits_of(Floats a) { return {_mm512_castps_si512(a.v)}; }
+inline Floats floats_of(Ints bits) { return {_mm512_castsi512_ps(bits.v)}; }
+inline Ints counted_from(int32_t first) {
+    return {_mm512_add_epi32(_mm512_set1_epi32(first), _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0))};
+}
+inline void store_ints(int32_t* p, Ints x) { _mm512_storeu_si512(p, x.v); }
+// One bit for each lane.
+inline uint32_t lanes_above(Floats a, Floats b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ); }
+inline uint32_t lanes_not_below(Floats a, Floats b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
+inline uint32_t lanes_of_nan(Floats a) { return _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q); }
 
 inline Bytes load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
 inline void store_bytes(uint8_t* p, Bytes x) { _mm512_storeu_si512(p, x.v); }
@@ -201,6 +217,34 @@ inline Ints load_u8(const uint8_t* p) {
 }
 inline Ints operator+(Ints x, Ints y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 inline Ints operator*(Ints x, Ints y) { return {_mm256_mullo_epi32(x.a, y.a), _mm256_mullo_epi32(x.b, y.b)}; }
+inline Ints operator^(Ints x, Ints y) { return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)}; }
+inline Ints operator&(Ints x, Ints y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
+template <int BITS>
+inline Ints shifted_right(Ints x) {
+    return {_mm256_srli_epi32(x.a, BITS), _mm256_srli_epi32(x.b, BITS)};
+}
+inline Ints bits_of(Floats x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
+inline Floats floats_of(Ints bits) { return {_mm256_castsi256_ps(bits.a), _mm256_castsi256_ps(bits.b)}; }
+inline Ints counted_from(int32_t first) {
+    __m256i eight = _mm256_add_epi32(_mm256_set1_epi32(first), _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0));
+    return {eight, _mm256_add_epi32(eight, _mm256_set1_epi32(8))};
+}
+inline void store_ints(int32_t* p, Ints x) {
+    _mm256_storeu_si256((__m256i*)p, x.a);
+    _mm256_storeu_si256((__m256i*)(p + 8), x.b);
+}
+inline uint32_t lanes_above(Floats x, Floats y) {
+    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GT_OQ)) |
+           (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GT_OQ)) << 8;
+}
+inline uint32_t lanes_not_below(Floats x, Floats y) {
+    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ)) |
+           (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ)) << 8;
+}
+inline uint32_t lanes_of_nan(Floats x) {
+    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.a, x.a, _CMP_UNORD_Q)) |
+           (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.b, x.b, _CMP_UNORD_Q)) << 8;
+}
 
 inline Bytes load_bytes(const uint8_t* p) {
     return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
@@ -273,6 +317,28 @@ inline Floats exponential(Floats x) {
     p = fma(p, r, all(5.0000001201e-1f));
     p = fma(p, r * r, r + all(1.0f));
     return where_less(x, lowest, zeros(), times_power_of_two(p, to_ints(n)));
+}
+
+// The natural logarithm of a positive normal number, within two units of the last place.
+inline Floats logarithm(Floats x) {
+    Ints exponent = shifted_right<23>(bits_of(x)) + all_ints(-126);
+    Floats mantissa = floats_of((bits_of(x) & all_ints(0x7FFFFF)) + all_ints(0x3F000000));  // From 1/2 to 1.
+    const Floats root = all(0.70710678f);
+    Floats e = to_floats(exponent) - where_less(mantissa, root, all(1.0f), zeros());
+    Floats m = mantissa - all(1.0f) + where_less(mantissa, root, mantissa, zeros());
+    Floats p = all(7.0376836292e-2f);
+    p = fma(p, m, all(-1.1514610310e-1f));
+    p = fma(p, m, all(1.1676998740e-1f));
+    p = fma(p, m, all(-1.2420140846e-1f));
+    p = fma(p, m, all(1.4249322787e-1f));
+    p = fma(p, m, all(-1.6668057665e-1f));
+    p = fma(p, m, all(2.0000714765e-1f));
+    p = fma(p, m, all(-2.4999993993e-1f));
+    p = fma(p, m, all(3.3333331174e-1f));
+    Floats square = m * m;
+    Floats y = fma(e, all(-2.12194440e-4f), p * m * square);
+    y = fma(square, all(-0.5f), y);
+    return fma(e, all(0.693359375f), m + y);
 }
 
 inline Floats hyperbolic_tangent(Floats x) {

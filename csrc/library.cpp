@@ -91,7 +91,7 @@ int64_t archerfish_size_of(const char* name) {
         {"Activate", sizeof(Activate)}, {"Pack", sizeof(Pack)},       {"Linear", sizeof(Linear)},
         {"WriteKv", sizeof(WriteKv)},   {"Attend", sizeof(Attend)},   {"Route", sizeof(Route)},
         {"Group", sizeof(Group)},       {"Gather", sizeof(Gather)},   {"ExpertLinear", sizeof(ExpertLinear)},
-        {"Combine", sizeof(Combine)},   {"Step", sizeof(Step)},       {"Instruction", sizeof(Instruction)},
+        {"Combine", sizeof(Combine)},   {"Step", sizeof(Step)},       {"Draw", sizeof(Draw)},         {"DrawRow", sizeof(DrawRow)}, {"Instruction", sizeof(Instruction)},
     };
     for (const auto& one : sizes)
         if (std::strcmp(one.name, name) == 0) return one.size;

@@ -102,6 +102,7 @@ enum class Operation : int32_t {
     gather,
     expert_linear,
     combine,
+    draw,
     num_operations
 };
 
@@ -205,6 +206,22 @@ struct Combine {  // out = the sum of a row's places, each times its weight.
     Groups groups;
 };
 
+// What the next token of a row is drawn by.
+struct DrawRow {
+    uint64_t seed;
+    int64_t position;
+    float temperature;  // 0: the likeliest.
+    float top_p;        // 1: idle.
+    float min_p;        // 0: idle.
+    int32_t top_k;      // 0: idle.
+};
+struct Draw {
+    Rows logits;
+    const DrawRow* rows;
+    int64_t* tokens;
+    float* peaks;  // The largest logit; where it is not finite, nothing was drawn.
+};
+
 struct Instruction {
     Operation operation;
     const void* operands;
@@ -226,7 +243,7 @@ struct Step {
 
 // -- kernels ----------------------------------------------------------------------------------------------------------
 
-constexpr int64_t SCRATCH_BYTES = 4 << 20;  // Of each thread; memory that is not touched is not taken.
+constexpr int64_t SCRATCH_BYTES = 8 << 20;  // Of each thread; memory that is not touched is not taken.
 
 // How many pieces of work an instruction has for a step, and one of them.
 using CountUnits = int64_t (*)(const void* operands, const Step& step);

@@ -116,7 +116,9 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
     model = _runnable(decoder, storage, native, resolved)
     forms = None if tokenizer is None else CompiledForms(tokenizer, checkpoint.arch.vocab_size, eos_token_ids)
     grammars = None if forms is None else Grammars(forms)
-    executor = LocalExecutor(model, storage, resolved.max_num_seqs, resolved.max_model_len, resolved.device, grammars)
+    executor = LocalExecutor(
+        model, storage, resolved.max_num_seqs, resolved.max_model_len, resolved.device, ops.draw, grammars
+    )
     scheduler = _scheduler(resolved, layout, cache_size, eos_token_ids)
     logger.info(str(cache_size))
     return Assembly(

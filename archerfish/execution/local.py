@@ -11,6 +11,7 @@ from archerfish.execution.inputs import StepInputs, step_inputs
 from archerfish.execution.memory import LOGIT_ROWS_AT_ONCE
 from archerfish.execution.rows import Rows
 from archerfish.kvcache.storage import KVStorage
+from archerfish.ops.signatures import Draw
 from archerfish.request import TokenLogprobs
 from archerfish.sampling.grammar import Grammars
 from archerfish.sampling.sampler import Sampler, token_logprobs
@@ -43,13 +44,14 @@ class LocalExecutor:
         max_num_seqs: int,
         max_model_len: int,
         device: str,
+        draw: Draw,
         grammars: Grammars | None = None,
     ) -> None:
         self._model = model
         self._storage = storage
         self._device = device
         self._rows = Rows(max_num_seqs, max_model_len, len(storage.layout.windows), storage.block_size)
-        self._sampler = Sampler(max_num_seqs, model.arch.vocab_size, grammars)
+        self._sampler = Sampler(max_num_seqs, draw, grammars)
         self._num_prompt_logprobs: dict[int, int] = {}
         """Rows that want log-probabilities of their prompt, and how many."""
         self._state_sums: dict[int, Tensor] = {}

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 from torch import Tensor
 
 from archerfish.arch.arch import Activation
@@ -144,6 +145,38 @@ class WriteKv(Protocol):
         """
 
 
+DRAW_ROW = np.dtype(
+    [
+        ("seed", np.uint64),
+        ("position", np.int64),
+        ("temperature", np.float32),
+        ("top_p", np.float32),
+        ("min_p", np.float32),
+        ("top_k", np.int32),
+    ]
+)
+"""What a row's next token is drawn by, as native kernels read it. Idle are: a top_p of 1, a min_p and a top_k of 0. With a
+temperature of 0 the likeliest token is taken."""
+
+DrawRows = np.ndarray[tuple[int], np.dtype[np.void]]
+
+
+class Drawn(NamedTuple):
+    tokens: Tensor
+    """[rows] int64."""
+    peaks: Tensor
+    """[rows] the largest logit of each. Where it is not finite, the token means nothing."""
+
+
+class Draw(Protocol):
+    def __call__(self, logits: Tensor, rows: DrawRows) -> Drawn:
+        """The next token of each row of float32 logits [rows, vocabulary]: the largest of logits / temperature + noise.
+
+        Noise is a function of seed, position and token. Of equals the lower id wins. What may be drawn: min_p is applied
+        first, then top_k, then top_p, each to what the one before it left; equally likely tokens stay or go together.
+        """
+
+
 class CopyBlocks(Protocol):
     def __call__(self, cache: Tensor, sources: Tensor, targets: Tensor) -> None:
         """Copy whole blocks of [N, B, G, D]."""
@@ -167,3 +200,4 @@ class Ops:
     attend: Attend
     write_kv: WriteKv
     copy_blocks: CopyBlocks
+    draw: Draw

@@ -1,5 +1,6 @@
-"""Draws the next token of every row of a step, each by its own parameters, without a loop over rows."""
+"""Draws the next token of every row of a step, each by its own parameters: edits, grammars, penalties, then the draw."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -7,19 +8,17 @@ import torch
 from torch import Tensor
 
 from archerfish.ops.arrays import Ints
-from archerfish.request import GREEDY_BELOW, SamplingParams, TokenLogprob, TokenLogprobs
+from archerfish.ops.signatures import DRAW_ROW
+from archerfish.ops.signatures import Draw as DrawOperation
+from archerfish.request import SamplingParams, TokenLogprob, TokenLogprobs
 from archerfish.sampling.edits import LogitEdits
-from archerfish.sampling.filters import Candidates, keep_likeliest, likeliest_candidates, penalize
 from archerfish.sampling.grammar import Grammars
-from archerfish.sampling.noise import LARGEST_GAP, gumbel
+from archerfish.sampling.penalties import penalize
 
-_NUMBERS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 ROWS_AT_ONCE = 32
 """Rows that are drawn together: more would gain little, and each takes many copies of its logits."""
-
-_MOST_CANDIDATES = 1024
-"""Sorting more of the likeliest tokens takes as long as noise for all of them."""
 
 
 class Draw(NamedTuple):
@@ -33,16 +32,18 @@ class Draw(NamedTuple):
 class Sampler:
     """Holds each row's parameters; a row is set when a sequence takes it up."""
 
-    def __init__(self, num_rows: int, vocab_size: int, grammars: Grammars | None = None) -> None:
+    def __init__(self, num_rows: int, draw: DrawOperation, grammars: Grammars | None = None) -> None:
         """Without grammars, no row may ask for a form."""
+        self._draw_op = draw
         self._grammars = grammars
-        self._numbers = {name: np.zeros(num_rows, np.float32) for name in _NUMBERS}
-        self._seeds = np.zeros(num_rows, np.uint64)
+        self._asked = np.zeros(num_rows, DRAW_ROW)
+        """What each row is drawn by, but for the position."""
+        self._penalties = {name: np.zeros(num_rows, np.float32) for name in _PENALTIES}
+        self._has_penalties = np.zeros(num_rows, np.bool_)
         self._num_prompt = np.zeros(num_rows, np.int64)
         self._num_logprobs: dict[int, int] = {}
         """Rows that want log-probabilities, and how many."""
         self._edits = LogitEdits()
-        self._vocab_size = vocab_size
 
     def set_row(
         self,
@@ -54,9 +55,13 @@ class Sampler:
         written: tuple[int, ...] = (),
     ) -> None:
         """`written` is the part of the answer that there is already: after a preemption, not nothing."""
-        for name, values in self._numbers.items():
+        temperature = 0.0 if params.is_greedy else params.temperature
+        self._asked[row] = (seed, 0, temperature, params.top_p, params.min_p, params.top_k)
+        for name, values in self._penalties.items():
             values[row] = getattr(params, name)
-        self._seeds[row] = seed
+        self._has_penalties[row] = bool(
+            params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty
+        )
         self._num_prompt[row] = num_prompt_tokens
         self._num_logprobs.pop(row, None)
         if params.logprobs is not None:
@@ -83,22 +88,21 @@ class Sampler:
         if self._grammars is not None:
             edited = self._grammars.mask(edited, rows)
         edited = self._penalize(edited, rows, positions, history)
-        chosen = self._choose(edited, rows, positions)
-        peaks = edited.amax(-1)
-        failures = {}
-        if not bool(torch.isfinite(peaks).all()):
-            failures = {place: _why(peak) for place, peak in enumerate(peaks.tolist()) if not np.isfinite(peak)}
-        tokens = chosen.tolist()
+        asked = self._asked[rows]
+        asked["position"] = positions
+        drawn = self._draw_op(edited, asked)
+        tokens = drawn.tokens.tolist()
+        failures = {place: _why(peak) for place, peak in enumerate(drawn.peaks.tolist()) if not math.isfinite(peak)}
         if self._grammars is not None:
             failures |= self._grammars.failures(rows)
             self._grammars.advance(rows, tokens)
-        return Draw(tokens, self._logprobs(logits, chosen, rows), failures)
+        return Draw(tokens, self._logprobs(logits, drawn.tokens, rows), failures)
 
     def _penalize(self, logits: Tensor, rows: Ints, positions: Ints, history: Tensor) -> Tensor:
-        repetition, presence, frequency = (self._numbers[name][rows] for name in _NUMBERS[4:])
-        asking = np.flatnonzero((repetition != 1.0) | (presence != 0.0) | (frequency != 0.0))
+        asking = np.flatnonzero(self._has_penalties[rows])
         if not len(asking):
             return logits
+        repetition, presence, frequency = (values[rows] for values in self._penalties.values())
         places = torch.from_numpy(asking).to(logits.device)
         longest = int(positions[asking].max())
 
@@ -116,60 +120,6 @@ class Sampler:
         )
         return logits.index_copy(0, places, penalized)
 
-    def _choose(self, logits: Tensor, rows: Ints, positions: Ints) -> Tensor:
-        """Each row in the way that its own parameters ask for: neighbours must not change even a rounding."""
-        greedy = self._numbers["temperature"][rows] < GREEDY_BELOW
-        top_k = self._numbers["top_k"][rows]
-        narrow = ~greedy & (top_k > 0) & (top_k <= _MOST_CANDIDATES)
-        chosen = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
-        for asking, choose in (
-            (greedy, _likeliest_token),
-            (narrow, self._draw_narrow),
-            (~greedy & ~narrow, self._draw_wide),
-        ):
-            if asking.all():
-                return choose(logits, rows, positions)
-            if asking.any():
-                places = torch.from_numpy(np.flatnonzero(asking)).to(logits.device)
-                chosen[places] = choose(logits[places], rows[asking], positions[asking])
-        return chosen
-
-    def _draw_narrow(self, logits: Tensor, rows: Ints, positions: Ints) -> Tensor:
-        """For rows that keep a few tokens by top_k."""
-        top_k = torch.from_numpy(self._numbers["top_k"][rows]).to(logits.device)
-        top_p, min_p = self._filter("top_p", 1.0, logits, rows), self._filter("min_p", 0.0, logits, rows)
-        candidates = likeliest_candidates(self._scale(logits, rows), top_k, top_p, min_p)
-        return self._draw_candidates(candidates, rows, positions)
-
-    def _draw_wide(self, logits: Tensor, rows: Ints, positions: Ints) -> Tensor:
-        """For rows that may keep any number of tokens."""
-        top_k, top_p, min_p = (
-            self._filter(name, idle, logits, rows) for name, idle in (("top_k", 0.0), ("top_p", 1.0), ("min_p", 0.0))
-        )
-        kept = keep_likeliest(self._scale(logits, rows), top_k, top_p, min_p)
-        # Noise cannot lift any other token over the likeliest one.
-        num_possible = int((kept >= kept.amax(-1, keepdim=True) - LARGEST_GAP).sum(-1).max())
-        if num_possible > _MOST_CANDIDATES:
-            return self._add_noise(kept, torch.arange(self._vocab_size, device=kept.device), rows, positions).argmax(-1)
-        tokens = kept.topk(max(1, num_possible), dim=-1).indices.sort(-1).values
-        return self._draw_candidates(Candidates(kept.gather(1, tokens), tokens), rows, positions)
-
-    def _scale(self, logits: Tensor, rows: Ints) -> Tensor:
-        return logits / torch.from_numpy(self._numbers["temperature"][rows]).to(logits.device)[:, None]
-
-    def _filter(self, name: str, idle: float, logits: Tensor, rows: Ints) -> Tensor | None:
-        """The rows' values, or None if every row leaves the filter idle."""
-        values = self._numbers[name][rows]
-        return torch.from_numpy(values).to(logits.device) if (values != idle).any() else None
-
-    def _draw_candidates(self, candidates: Candidates, rows: Ints, positions: Ints) -> Tensor:
-        scores = self._add_noise(candidates.logits, candidates.tokens, rows, positions)
-        return candidates.tokens.gather(1, scores.argmax(-1, keepdim=True))[:, 0]
-
-    def _add_noise(self, logits: Tensor, tokens: Tensor, rows: Ints, positions: Ints) -> Tensor:
-        seeds = torch.from_numpy(self._seeds[rows].view(np.int64)).to(logits.device)
-        return gumbel(seeds, torch.from_numpy(positions).to(logits.device), tokens).add_(logits)
-
     def _logprobs(self, logits: Tensor, chosen: Tensor, rows: Ints) -> dict[int, TokenLogprobs]:
         wanted = {
             place: self._num_logprobs[row] for place, row in enumerate(rows.tolist()) if row in self._num_logprobs
@@ -179,10 +129,6 @@ class Sampler:
         places = torch.tensor(list(wanted), device=logits.device)
         entries = token_logprobs(logits[places], chosen[places], list(wanted.values()))
         return dict(zip(wanted, entries, strict=True))
-
-
-def _likeliest_token(logits: Tensor, *_: Ints) -> Tensor:
-    return logits.argmax(-1)
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, num_top: list[int]) -> list[TokenLogprobs]:

@@ -17,6 +17,7 @@ from archerfish.arch.rope import RopeSpec
 from archerfish.models.decoder import Decoder
 from archerfish.models.families import Fields, find_family
 from archerfish.ops import Target, choose_ops
+from archerfish.ops.reference.drawing import draw
 from archerfish.weights.load import load_weights, random_weights
 from tests.equivalence.cases import VOCAB_SIZE, Case, Reference, reference
 
@@ -117,7 +118,7 @@ def test_layers_that_share_keys_and_values_agree_with_dense_attention() -> None:
     layout = kv_layout(arch)
     assert layout.num_slots == 2, "only layers that make their own keys and values take room"
     storage = KVStorage(layout, 8, 8, torch.float32, "cpu", OPS)
-    executor = LocalExecutor(EagerModel(model, storage), storage, 1, 64, "cpu")
+    executor = LocalExecutor(EagerModel(model, storage), storage, 1, 64, "cpu", draw)
     params = SamplingParams(temperature=0.0, prompt_logprobs=VOCAB_SIZE)
     start = SequenceStart(
         row=0, tokens=tuple(tokens), num_prompt_tokens=41, blocks=((),), params=params, seed=0, stop_token_ids=()

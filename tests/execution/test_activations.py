@@ -17,6 +17,7 @@ from archerfish.kvcache.layout import kv_layout
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
 from archerfish.ops import Target, choose_ops
+from archerfish.ops.reference.drawing import draw
 from archerfish.request import SamplingParams
 from archerfish.scheduling.plan import Chunk, Plan, SequenceStart
 from tests.checkpoints import CONFIG
@@ -43,7 +44,7 @@ def peak_bytes(arch, sizes, params):
         parameter.data.normal_(0.0, 0.02, generator=torch.Generator().manual_seed(0))
     num_blocks = sum(-(-sum(size) // BLOCK_SIZE) for size in sizes)
     storage = KVStorage(kv_layout(arch), num_blocks, BLOCK_SIZE, DTYPE, "cpu", ops)
-    executor = LocalExecutor(EagerModel(model, storage), storage, len(sizes), MAX_MODEL_LEN, "cpu")
+    executor = LocalExecutor(EagerModel(model, storage), storage, len(sizes), MAX_MODEL_LEN, "cpu", draw)
     free = iter(range(num_blocks))
     plan = Plan(0, [], [], [])
     for row, (start, length) in enumerate(sizes):

@@ -14,6 +14,7 @@ from archerfish.kvcache.storage import KVStorage
 from archerfish.kvcache.tables import BlockCopy
 from archerfish.models.decoder import Decoder
 from archerfish.ops import Target, choose_ops
+from archerfish.ops.reference.drawing import draw
 from archerfish.request import SamplingParams
 from archerfish.scheduling.plan import Chunk, Plan, SequenceStart
 from tests.execution.archs import ALL, FULL, MIXED, VOCABULARY
@@ -70,7 +71,7 @@ class Driver:
         storage = KVStorage(layout, num_blocks, BLOCK_SIZE, torch.float32, "cpu", OPS)
         storage.keys.fill_(leftovers)
         storage.values.fill_(leftovers)
-        self.executor = LocalExecutor(EagerModel(model, storage), storage, NUM_ROWS, MAX_MODEL_LEN, "cpu")
+        self.executor = LocalExecutor(EagerModel(model, storage), storage, NUM_ROWS, MAX_MODEL_LEN, "cpu", draw)
         self.num_groups = len(layout.windows)
         self.free = np.random.default_rng(0).permutation(num_blocks).tolist()
         self.tables = {}

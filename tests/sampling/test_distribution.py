@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from archerfish.ops.reference.drawing import draw as draw_operation
 from archerfish.request import SamplingParams
 from archerfish.sampling.sampler import Sampler
 from archerfish.scheduling.sequence import sequence_seed
+from tests.ops.cpu.native import KERNELS, native
 from tests.sampling import naive
 from tests.sampling.chance import count, largest_correlation, surprise
 
@@ -14,9 +16,16 @@ SMALL = [1.1, 0.4, -0.3, 2.0, 0.0, -1.2, 1.6, 0.9]
 EXPECTED_SURPRISE = 4.5
 
 
+@pytest.fixture(params=["reference", *KERNELS], autouse=True)
+def implementation(request, monkeypatch):
+    """Every test of this file draws with each of them."""
+    if request.param != "reference":
+        monkeypatch.setitem(globals(), "draw_operation", native(request.param, 1).draw)
+
+
 def over_positions(params, logits, num_draws, seed=0):
     """Draws of one row at positions 1, 2, 3, ..."""
-    sampler = Sampler(1, len(logits))
+    sampler = Sampler(1, draw_operation)
     sampler.set_row(0, params, seed, 1, ())
     logits = torch.tensor(logits, dtype=torch.float32)
     tokens = []
@@ -29,7 +38,7 @@ def over_positions(params, logits, num_draws, seed=0):
 
 def over_seeds(params, logits, seeds, position=1):
     """Draws of one position by rows of these seeds."""
-    sampler = Sampler(len(seeds), len(logits))
+    sampler = Sampler(len(seeds), draw_operation)
     for row, seed in enumerate(seeds):
         sampler.set_row(row, params, seed, 1, ())
     batch = torch.tensor(logits, dtype=torch.float32).expand(len(seeds), -1)

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from archerfish.errors import InvalidParameter
+from archerfish.ops.reference.drawing import draw as reference_draw
+from archerfish.ops.reference.filters import keep_likeliest
+from archerfish.ops.reference.noise import gumbel
 from archerfish.request import SamplingParams
-from archerfish.sampling.filters import keep_likeliest
-from archerfish.sampling.noise import gumbel
 from archerfish.sampling.sampler import ROWS_AT_ONCE, Sampler
 from tests.sampling import naive
 
@@ -26,7 +27,7 @@ def logits_of(seed, num_rows, vocabulary=VOCABULARY, spread=3.0):
 
 def draw(params, logits, seeds=None, positions=None, num_prompt=2, history=None, stops=()):
     """One step over fresh rows 0, 1, 2, ..."""
-    sampler = Sampler(len(params), logits.shape[1])
+    sampler = Sampler(len(params), reference_draw)
     for row, one in enumerate(params):
         sampler.set_row(row, one, 0 if seeds is None else seeds[row], num_prompt, stops)
     positions = np.full(len(params), num_prompt) if positions is None else np.array(positions)
@@ -173,7 +174,7 @@ class Population:
 
     def draw(self, members, places):
         """Sequence members[i] sits on row places[i] of a sampler of its own."""
-        sampler = Sampler(NUM_ROWS, self.vocabulary)
+        sampler = Sampler(NUM_ROWS, reference_draw)
         history = torch.full((NUM_ROWS, 16), 1, dtype=torch.int32)
         for member, place in zip(members, places, strict=True):
             sampler.set_row(place, self.params[member], self.seeds[member], self.num_prompt[member], (2, 8))
@@ -201,7 +202,7 @@ def test_a_draw_depends_on_nothing_but_its_own_sequence(seed, members, rows):
 def test_a_row_forgets_the_sequence_it_held_before():
     population = Population(3)
     for member in range(NUM_ROWS):
-        sampler = Sampler(2, VOCABULARY)
+        sampler = Sampler(2, reference_draw)
         for tenant in [*range(NUM_ROWS), member]:
             sampler.set_row(
                 1, population.params[tenant], population.seeds[tenant], population.num_prompt[tenant], (2, 8)
@@ -234,7 +235,7 @@ def watch_noise(monkeypatch):
         seen.append((len(seeds), tokens.shape[-1]))
         return gumbel(seeds, positions, tokens)
 
-    monkeypatch.setattr("archerfish.sampling.sampler.gumbel", watched)
+    monkeypatch.setattr("archerfish.ops.reference.drawing.gumbel", watched)
     return seen
 
 
@@ -295,7 +296,7 @@ def test_shortcuts_draw_what_noise_for_the_whole_vocabulary_draws(kind, asked):
 
 def test_a_row_that_occurs_several_times_in_a_step_is_drawn_at_each_position():
     population = Population(4)
-    sampler = Sampler(2, VOCABULARY)
+    sampler = Sampler(2, reference_draw)
     for member in range(NUM_ROWS):
         sampler.set_row(1, population.params[member], population.seeds[member], population.num_prompt[member], (2, 8))
         history = torch.from_numpy(population.history[[member, member]])

@@ -23,7 +23,7 @@ from archerfish.bench.kernels.matrices import (
     QuantizedMatrices,
     noise,
 )
-from archerfish.ops.signatures import Chunks
+from archerfish.ops.signatures import DRAW_ROW, Chunks
 
 _INDEX_BYTES = 8
 _HEAD, _ROUTER = "head", "router"
@@ -86,6 +86,7 @@ def _all_cases(asked: Asked) -> Iterator[KernelCase]:
             yield maker.attend(spec, num_tokens, 1, f"{num_tokens} x 1 token, context {asked.context}")
         yield maker.write_kv()
         yield maker.copy_blocks()
+        yield maker.draw()
         if asked.quantized:
             yield from _quantized_cases(asked, num_tokens)
     whole = _Maker(asked, asked.context, full)
@@ -329,6 +330,18 @@ class _Maker:
             shape=f"{count} blocks of {block_size} tokens",
             make=make,
             num_bytes=self._bytes(2 * count * block_size * spec.kv_width) + 2 * count * _INDEX_BYTES,
+        )
+
+    def draw(self) -> KernelCase:
+        rows, width = self._num_tokens, self._arch.vocab_size
+
+        def make() -> tuple[Any, ...]:
+            asked = np.zeros(rows, DRAW_ROW)
+            asked["seed"], asked["temperature"], asked["top_p"] = np.arange(rows), 0.7, 0.9
+            return self._noise(rows, width).float(), asked
+
+        return KernelCase(
+            operation="draw", shape=f"{rows} of {width:,} tokens, top_p 0.9", make=make, num_bytes=4 * rows * width
         )
 
     def _cache(self, num_blocks: int) -> Tensor:

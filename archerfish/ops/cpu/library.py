@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from archerfish.ops.cpu.program import STRUCTURES, Instruction, Step
+from archerfish.ops.signatures import DRAW_ROW
 
 _MODULE = "archerfish.ops.cpu._kernels"
 _VARIABLE = "NATIVE_ARCHERFISH"
@@ -38,8 +39,9 @@ def library() -> Library | str:
     functions.archerfish_run.restype = None
     functions.archerfish_run.argtypes = (c_void_p, POINTER(Instruction), c_int64, POINTER(Step))
     functions.archerfish_size_of.restype, functions.archerfish_size_of.argtypes = c_int64, (c_char_p,)
-    for structure in STRUCTURES:
-        if functions.archerfish_size_of(structure.__name__.encode()) != ctypes.sizeof(structure):
+    sizes = {structure.__name__: ctypes.sizeof(structure) for structure in STRUCTURES} | {"DrawRow": DRAW_ROW.itemsize}
+    for name, size in sizes.items():
+        if functions.archerfish_size_of(name.encode()) != size:
             return f"the native kernels in {path} are of another version: install the package again"
     kernels = tuple(functions.archerfish_kernels().decode().split())
     if not kernels:

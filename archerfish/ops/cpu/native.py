@@ -11,6 +11,7 @@ from ctypes import Structure, c_void_p
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from archerfish.ops.cpu.library import Team
 from archerfish.ops.cpu.program import ACTIVATIONS, Format, Index, Operation
 from archerfish.ops.cpu.recording import Recording
 from archerfish.ops.packed import PackedExperts, PackedWeight, pack_experts, pack_floats
-from archerfish.ops.signatures import Chunks, Routed
+from archerfish.ops.signatures import Chunks, Drawn, DrawRows, Routed
 
 _NUMBERS = {torch.float32: 0, torch.bfloat16: 1}
 _CACHE_LINE, _PAGE_PART = 64, 1024
@@ -28,7 +29,7 @@ _CACHE_LINE, _PAGE_PART = 64, 1024
 
 NATIVE_OPERATIONS = (
     *("linear", "embed", "add", "scale", "softcap", "rms_norm", "layer_norm", "rotate", "activate"),
-    *("route", "experts", "attend", "write_kv", "copy_blocks"),
+    *("route", "experts", "attend", "write_kv", "copy_blocks", "draw"),
 )
 
 
@@ -40,6 +41,8 @@ class NativeOps:
     MOST_HEAD_DIM = 256
     MOST_EXPERTS = 1 << 16
     """A thread has room for a number of each."""
+    MOST_TOKENS = 1 << 20
+    """Of a vocabulary: a thread has room for two numbers of each."""
 
     def __init__(self, team: Team) -> None:
         self.team = team
@@ -204,6 +207,14 @@ class NativeOps:
 
     def copy_blocks(self, cache: Tensor, sources: Tensor, targets: Tensor) -> None:
         cache[targets] = cache[sources]  # Whole blocks: how they are arranged inside does not matter.
+
+    def draw(self, logits: Tensor, rows: DrawRows) -> Drawn:
+        assert logits.shape[1] <= self.MOST_TOKENS, f"a vocabulary of {logits.shape[1]} is more than there is room for"
+        rows = np.ascontiguousarray(rows)
+        tokens, peaks = torch.empty(len(rows), dtype=torch.int64), torch.empty(len(rows))
+        operands = program.Draw(_rows(logits), rows.ctypes.data, tokens.data_ptr(), peaks.data_ptr())
+        self._do(Operation.DRAW, operands, _rows_only(logits), logits, rows, tokens, peaks)
+        return Drawn(tokens, peaks)
 
     # -- how ----------------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ class Operation(IntEnum):
     GATHER = 14
     EXPERT_LINEAR = 15
     COMBINE = 16
+    DRAW = 17
 
 
 class Format(IntEnum):
@@ -198,6 +199,10 @@ class Combine(Structure):
     _fields_ = (("out", Rows), ("input", Rows), ("routes", Routes), ("groups", Groups))
 
 
+class Draw(Structure):
+    _fields_ = (("logits", Rows), ("rows", c_void_p), ("tokens", c_void_p), ("peaks", c_void_p))
+
+
 class Instruction(Structure):
     _fields_ = (("operation", c_int32), ("operands", c_void_p))
 
@@ -234,6 +239,7 @@ OPERANDS: dict[Operation, type[Structure]] = {
     Operation.GATHER: Gather,
     Operation.EXPERT_LINEAR: ExpertLinear,
     Operation.COMBINE: Combine,
+    Operation.DRAW: Draw,
 }
 
 # For each operation, the operands that it reads rows from and those that it writes rows to.

@@ -5,6 +5,7 @@ from typing import Any
 
 from archerfish.ops.reference.attention import attend
 from archerfish.ops.reference.cache import copy_blocks, write_kv
+from archerfish.ops.reference.drawing import draw
 from archerfish.ops.reference.layers import (
     activate,
     add,
@@ -34,4 +35,5 @@ IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "attend": attend,
     "write_kv": write_kv,
     "copy_blocks": copy_blocks,
+    "draw": draw,
 }

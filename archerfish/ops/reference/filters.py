@@ -1,4 +1,4 @@
-"""What changes logits before a token is drawn. Each works on all rows at once; rows that do not ask pay nothing."""
+"""Which tokens may be drawn: min_p, top_k and top_p on all rows at once; rows that do not ask pay nothing."""
 
 from typing import NamedTuple
 
@@ -6,30 +6,6 @@ import torch
 from torch import Tensor
 
 _NUCLEUS_GUESS = 256  # Tokens to sort at first: a nucleus is rarely larger, and sorting the vocabulary is slow.
-
-
-def penalize(
-    logits: Tensor,
-    history: Tensor,
-    lengths: Tensor,
-    num_prompt: Tensor,
-    repetition: Tensor,
-    presence: Tensor,
-    frequency: Tensor,
-) -> Tensor:
-    """Make tokens that occurred less likely.
-
-    history [rows, longest] holds token ids, of which the first `lengths` count and the first `num_prompt` are prompt.
-    """
-    places = torch.arange(history.shape[1], device=history.device)
-    known = places < lengths[:, None]
-    written = known & (places >= num_prompt[:, None])
-    zeros = torch.zeros_like(logits)
-    seen = zeros.scatter_add(1, history, known.float()) > 0
-    counts = zeros.scatter_add(1, history, written.float())
-    weakened = torch.where(logits > 0, logits / repetition[:, None], logits * repetition[:, None])
-    logits = torch.where(seen, weakened, logits)
-    return logits - frequency[:, None] * counts - presence[:, None] * (counts > 0)
 
 
 def keep_likeliest(logits: Tensor, top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None) -> Tensor:

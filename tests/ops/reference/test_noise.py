@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from archerfish.sampling.noise import LARGEST_GAP, gumbel
+from archerfish.ops.reference.noise import LARGEST_GAP, gumbel
 from archerfish.scheduling.sequence import sequence_seed
 from tests.sampling.chance import distance_from_uniform, largest_correlation, surprise
 
