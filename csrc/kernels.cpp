@@ -13,6 +13,7 @@ namespace {
 
 #include "rows.inc"
 #include "linear.inc"
+#include "cache.inc"
 #include "attention.inc"
 
 }  // namespace

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from archerfish.arch.arch import Arch, AttentionSpec, ExpertsSpec, MlpSpec
 from archerfish.arch.cost import keys_read, keys_seen
-from archerfish.ops.signatures import Chunks
+from archerfish.ops.signatures import Chunks, LayerCache
 
 _NOISE_LENGTH = 1 << 20
 _INDEX_BYTES = 8
@@ -233,9 +233,8 @@ class _Maker:
         blocks = -(-self._asked.context // self._asked.block_size)
 
         def make() -> tuple[Any, ...]:
-            keys, values = (self._cache(num_chunks * blocks) for _ in range(2))
             q, chunks = self._noise(tokens, spec.num_heads, spec.head_dim), self._chunks(num_chunks, length, blocks)
-            return q, keys, values, chunks, 0, spec.scale, spec.window, spec.softcap
+            return q, self._cache(num_chunks * blocks), chunks, 0, spec.scale, spec.window, spec.softcap
 
         return KernelCase(
             operation="attend",
@@ -252,7 +251,7 @@ class _Maker:
         def make() -> tuple[Any, ...]:
             k, v = (self._noise(tokens, spec.num_kv_heads, spec.head_dim) for _ in range(2))
             slots = torch.randperm(blocks * self._asked.block_size, device=self._asked.device)[:tokens]
-            return k, v, self._cache(blocks), self._cache(blocks), slots
+            return k, v, self._cache(blocks), slots
 
         return KernelCase(
             operation="write_kv",
@@ -272,11 +271,12 @@ class _Maker:
             operation="copy_blocks",
             shape=f"{count} blocks of {block_size} tokens",
             make=make,
-            num_bytes=self._bytes(2 * count * block_size * spec.kv_width) + 2 * count * _INDEX_BYTES,
+            num_bytes=self._bytes(4 * count * block_size * spec.kv_width) + 2 * count * _INDEX_BYTES,
         )
 
-    def _cache(self, num_blocks: int) -> Tensor:
-        return self._noise(num_blocks, self._asked.block_size, self._attention.num_kv_heads, self._attention.head_dim)
+    def _cache(self, num_blocks: int) -> LayerCache:
+        shape = (num_blocks, self._asked.block_size, self._attention.num_kv_heads, self._attention.head_dim)
+        return LayerCache(self._noise(*shape), self._noise(*shape))
 
     def _chunks(self, num_chunks: int, length: int, blocks: int) -> Chunks:
         """Every chunk has blocks of its own, in no order."""
