@@ -91,10 +91,10 @@ class Recording:
 
     def finish(self, max_rows: int, *, inputs: tuple[Tensor, ...] = (), outputs: tuple[Tensor, ...]) -> Program:
         """Inputs are rows that will be filled in before each run."""
-        lines = _pack_where_made(_add_where_normalized(self._lines))
         shown = (*inputs, *outputs)
-        tensors = {tensor.data_ptr(): tensor for tensor in (*inputs, *self._tensors)}
         pinned = {tensor.data_ptr() for tensor in shown}
+        lines = _rotate_where_used(_pack_where_made(_add_where_normalized(self._lines)), pinned)
+        tensors = {tensor.data_ptr(): tensor for tensor in (*inputs, *self._tensors)}
         buffers = [_Buffer(start, tensors[start].nbytes, start in pinned) for start in sorted(tensors)]
         layout = _Layout(lines, buffers, max_rows)
         # Through numpy, whose zeroed pages take no room until they are written: most steps have few rows.
@@ -151,6 +151,27 @@ def _pack_where_made(lines: list[_Line]) -> list[_Line]:
                 continue
         joined.append(line)
     return joined
+
+
+def _rotate_where_used(lines: list[_Line], kept: set[int]) -> list[_Line]:
+    """Keys are rotated by whoever stores them and queries by whoever attends, if nobody else wants them rotated."""
+    rotations = {line.operands.out.data: line for line in lines if line.operation == Operation.ROTATE}
+    joined: list[_Line] = []
+    for line in lines:
+        name = {Operation.WRITE_KV: "keys", Operation.ATTEND: "queries"}.get(line.operation)
+        rotation = None if name is None else rotations.get(getattr(line.operands, name).data)
+        if name is not None and rotation is not None and _is_read_once(rotation.operands.out, lines, kept):
+            setattr(line.operands, name, rotation.operands.input)
+            line.operands.angles = rotation.operands.angles
+            joined.remove(rotation)
+        joined.append(line)
+    return joined
+
+
+def _is_read_once(rows: program.Rows, lines: list[_Line], kept: set[int]) -> bool:
+    taken = range(rows.data, rows.data + RECORDED_ROWS * rows.stride * ctypes.sizeof(ctypes.c_float))
+    read = (getattr(line.operands, name).data for line in lines for name in READS[line.operation])
+    return rows.data not in kept and sum(address is not None and address in taken for address in read) == 1
 
 
 def _writes(line: _Line, address: int) -> bool:
