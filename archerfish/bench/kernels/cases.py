@@ -14,7 +14,9 @@ from torch import Tensor
 
 from archerfish.arch.arch import Arch, AttentionSpec, ExpertsSpec, MlpSpec
 from archerfish.arch.cost import keys_read, keys_seen
+from archerfish.ops.dtypes import torch_dtype
 from archerfish.ops.signatures import Chunks, LayerCache
+from archerfish.quant import KvFormat
 
 _NOISE_LENGTH = 1 << 20
 _INDEX_BYTES = 8
@@ -46,6 +48,7 @@ class Asked:
     block_size: int
     device: str
     dtype: torch.dtype
+    kv_format: KvFormat
 
 
 def kernel_cases(asked: Asked) -> Iterator[KernelCase]:
@@ -241,7 +244,7 @@ class _Maker:
             shape=shape + window,
             make=make,
             flops=4.0 * spec.q_width * seen * num_chunks,
-            num_bytes=self._bytes(2 * spec.kv_width * read * num_chunks, 2 * tokens * spec.q_width),
+            num_bytes=self._kv_bytes(read * num_chunks) + self._bytes(2 * tokens * spec.q_width),
         )
 
     def write_kv(self) -> KernelCase:
@@ -257,11 +260,11 @@ class _Maker:
             operation="write_kv",
             shape=f"{tokens} x {spec.num_kv_heads} heads x {spec.head_dim}",
             make=make,
-            num_bytes=self._bytes(4 * tokens * spec.kv_width) + tokens * _INDEX_BYTES,
+            num_bytes=self._bytes(2 * tokens * spec.kv_width) + self._kv_bytes(tokens) + tokens * _INDEX_BYTES,
         )
 
     def copy_blocks(self) -> KernelCase:
-        count, spec, block_size = self._num_tokens, self._attention, self._asked.block_size
+        count, block_size = self._num_tokens, self._asked.block_size
 
         def make() -> tuple[Any, ...]:
             order = torch.randperm(2 * count, device=self._asked.device)
@@ -271,12 +274,21 @@ class _Maker:
             operation="copy_blocks",
             shape=f"{count} blocks of {block_size} tokens",
             make=make,
-            num_bytes=self._bytes(4 * count * block_size * spec.kv_width) + 2 * count * _INDEX_BYTES,
+            num_bytes=2 * self._kv_bytes(count * block_size) + 2 * count * _INDEX_BYTES,
         )
 
     def _cache(self, num_blocks: int) -> LayerCache:
         shape = (num_blocks, self._asked.block_size, self._attention.num_kv_heads, self._attention.head_dim)
-        return LayerCache(self._noise(*shape), self._noise(*shape))
+        dtype = torch_dtype(self._asked.kv_format.name)
+        if dtype != torch.int8:
+            return LayerCache(*(self._noise(*shape).to(dtype) for _ in range(2)))
+        numbers = ((self._noise(*shape) * 40).to(dtype) for _ in range(2))  # Hardly any of them beyond 127.
+        return LayerCache(*numbers, *(self._noise(*shape[:-1]).float() / 40 for _ in range(2)))
+
+    def _kv_bytes(self, num_tokens: int) -> float:
+        """Keys and values of so many tokens, as they are stored."""
+        bytes_per_value = self._asked.kv_format.bytes_per_value(self._attention.head_dim)
+        return 2 * num_tokens * self._attention.kv_width * bytes_per_value
 
     def _chunks(self, num_chunks: int, length: int, blocks: int) -> Chunks:
         """Every chunk has blocks of its own, in no order."""

@@ -6,11 +6,12 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from archerfish.bench.kernels.cases import KernelCase
 from archerfish.metrics.state import Peak
 from archerfish.ops.choose import Implementation, Target
-from archerfish.ops.signatures import Ops
+from archerfish.ops.signatures import LayerCache, Ops
 
 _ROTATED_BYTES = 256 << 20
 """Inputs of up to so many bytes take turns: in a model each layer reads its own, not what the last call left behind."""
@@ -126,8 +127,14 @@ def measure_kernels(
 
 def _make_inputs(case: KernelCase, most: int) -> list[tuple[Any, ...]]:
     first = case.make()
-    num_bytes = sum(argument.nbytes for argument in first if isinstance(argument, torch.Tensor))
+    num_bytes = sum(tensor.nbytes for argument in first for tensor in _tensors_of(argument))
     return [first, *(case.make() for _ in range(min(most, _ROTATED_BYTES // num_bytes) - 1))]
+
+
+def _tensors_of(argument: Any) -> list[Tensor]:
+    if isinstance(argument, LayerCache):
+        return argument.tensors
+    return [argument] if isinstance(argument, Tensor) else []
 
 
 def _sort_out(
