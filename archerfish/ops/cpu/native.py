@@ -273,6 +273,6 @@ class _Parts:
         # Zeroed by numpy, whose pages take no room until they are written: short contexts never do.
         self._sums = np.zeros(program.MOST_PARTS * program.MOST_HEAD_DIM, np.float32)
         self._peaks, self._totals = (np.zeros(program.MOST_PARTS, np.float32) for _ in range(2))
-        self._arrived = np.zeros(program.MOST_PARTS, np.int32)
-        every = (self._sums, self._peaks, self._totals, self._arrived)
+        self.arrived = np.zeros(program.MOST_PARTS, np.int32)
+        every = (self._sums, self._peaks, self._totals, self.arrived)
         self.pointers = program.Parts(*(array.ctypes.data for array in every))
