@@ -114,13 +114,17 @@ def test_the_log_names_what_is_lossy(caplog: pytest.LogCaptureFixture, settings:
     assert line.endswith(says)
 
 
-def test_int8_leaves_room_for_nearly_twice_as_many_tokens() -> None:
-    sizes = []
+def test_int8_leaves_room_for_nearly_twice_as_many_tokens_and_reads_nearly_half_as_much() -> None:
+    sizes, read = [], []
     for kv in ("auto", "int8"):
         with LLM("minnow", kv_cache_dtype=kv, kv_cache_memory_bytes=64 << 20) as llm:
+            assert llm.assembly.engine.cost is not None
             sizes.append(llm.assembly.cache_size.num_tokens)
+            read.append(sum(reach.bytes_per_key for reach in llm.assembly.engine.cost.reaches))
             head_dim = llm.assembly.arch.layers[0].attention.head_dim
-    assert sizes[1] / sizes[0] == pytest.approx(2 / (1 + 4 / head_dim), rel=0.01)
+    less = (1 + 4 / head_dim) / 2
+    assert sizes[0] / sizes[1] == pytest.approx(less, rel=0.01)
+    assert read[1] / read[0] == pytest.approx(less)
 
 
 def test_other_formats_are_refused_by_name() -> None:
