@@ -19,13 +19,14 @@ test: check
 check: $(INSTALLED)
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
 
-# The native kernels' tests with AddressSanitizer and UndefinedBehaviorSanitizer. Needs CMake and gcc.
+# The native kernels' tests with AddressSanitizer and UndefinedBehaviorSanitizer, which see what matrix tiles load only
+# in software. Needs CMake and gcc.
 sanitize: $(INSTALLED)
-	cmake -S csrc -B build/sanitize -DSANITIZE=ON
+	cmake -S csrc -B build/sanitize -DSANITIZE=ON -DTILES_IN_SOFTWARE=ON
 	cmake --build build/sanitize
 	NATIVE_ARCHERFISH=$(CURDIR)/build/sanitize/_kernels.so ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-	$(BIN)/python -m pytest tests/ops/cpu
+	$(BIN)/python -m pytest -n auto tests/ops/cpu
 
 bench: $(INSTALLED)
 	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done

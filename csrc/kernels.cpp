@@ -6,6 +6,9 @@
 
 #include "lanes.h"
 #include "program.h"
+#ifdef ARCHERFISH_TILES
+#include "tiles.h"
+#endif
 
 namespace archerfish {
 namespace ISA {
@@ -15,6 +18,7 @@ namespace {
 #include "linear.inc"
 #include "cache.inc"
 #include "attention.inc"
+#include "experts.inc"
 
 }  // namespace
 
@@ -32,6 +36,11 @@ const KernelTable table = {{
     {count_linear, linear},
     ByRow<WriteKv, write_kv>::kernel,
     {count_attend, attend},
+    ByRow<Route, route>::kernel,
+    {count_group, group},
+    ByRow<Gather, gather>::kernel,
+    {count_expert_linear, expert_linear},
+    ByRow<Combine, combine>::kernel,
 }};
 
 }  // namespace ISA

@@ -79,15 +79,18 @@ inline void store_bf16(uint16_t* p, Floats x) {
 inline void store_int8(int8_t* p, Ints x) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(x.v)); }
 
 inline Ints all_ints(int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline Ints load_ints(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 inline Ints load_u8(const uint8_t* p) { return {_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
 inline Ints operator+(Ints a, Ints b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline Ints operator*(Ints a, Ints b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
 
 inline Bytes load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+inline void store_bytes(uint8_t* p, Bytes x) { _mm512_storeu_si512(p, x.v); }
 inline Bytes low_nibbles(Bytes x) { return {_mm512_and_si512(x.v, _mm512_set1_epi8(0x0F))}; }
 inline Bytes high_nibbles(Bytes x) {
     return {_mm512_and_si512(_mm512_srli_epi16(x.v, 4), _mm512_set1_epi8(0x0F))};
 }
+inline Bytes less(Bytes x, uint8_t y) { return {_mm512_sub_epi8(x.v, _mm512_set1_epi8((char)y))}; }
 // Sixteen sums of four products each: unsigned bytes with the four signed ones of `four`.
 inline Ints add_products(Ints sum, Bytes x, int32_t four) {
 #ifdef __AVX512VNNI__
@@ -228,14 +231,16 @@ inline Ints add_products(Ints sum, Bytes x, int32_t four) {
     __m256i y = _mm256_set1_epi32(four);
     return {half_products(sum.a, x.a, y), half_products(sum.b, x.b, y)};
 }
-inline __m256 half_bf16_products(__m256 sum, __m256i x, uint32_t pair) {
-    __m256 low = _mm256_castsi256_ps(_mm256_slli_epi32(x, 16));
-    __m256 high = _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32((int)0xFFFF0000u)));
-    sum = _mm256_fmadd_ps(low, _mm256_set1_ps(float_of(pair << 16)), sum);
-    return _mm256_fmadd_ps(high, _mm256_set1_ps(float_of(pair & 0xFFFF0000u)), sum);
+inline __m256 low_bf16(__m256i pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }
+inline __m256 high_bf16(__m256i pairs) {
+    return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xFFFF0000u)));
+}
+inline __m256 half_bf16_products(__m256 sum, __m256i x, __m256i y) {
+    return _mm256_fmadd_ps(high_bf16(x), high_bf16(y), _mm256_fmadd_ps(low_bf16(x), low_bf16(y), sum));
 }
 inline Floats add_bf16_products(Floats sum, Bytes x, uint32_t pair) {
-    return {half_bf16_products(sum.a, x.a, pair), half_bf16_products(sum.b, x.b, pair)};
+    __m256i y = _mm256_set1_epi32((int)pair);
+    return {half_bf16_products(sum.a, x.a, y), half_bf16_products(sum.b, x.b, y)};
 }
 inline float sum(Floats x) {
     __m256 eight = _mm256_add_ps(x.a, x.b);

@@ -6,6 +6,9 @@
 #include <string>
 #include <vector>
 
+#ifdef ARCHERFISH_TILES
+#include "amx.h"
+#endif
 #include "program.h"
 #include "team.h"
 
@@ -16,6 +19,11 @@ extern const KernelTable table;
 namespace avx512 {
 extern const KernelTable table;
 }
+#ifdef ARCHERFISH_TILES
+namespace amx {
+extern const KernelTable table;
+}
+#endif
 
 namespace {
 
@@ -31,7 +39,13 @@ std::vector<Choice> choices() {
     bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                   __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
-    return {{"avx512", &avx512::table, avx512}, {"avx2", &avx2::table, avx2}};
+    return {
+#ifdef ARCHERFISH_TILES
+        {"amx", &amx::table, avx512 && amx_works()},
+#endif
+        {"avx512", &avx512::table, avx512},
+        {"avx2", &avx2::table, avx2},
+    };
 }
 
 const KernelTable* find(const char* name) {
@@ -75,8 +89,9 @@ int64_t archerfish_size_of(const char* name) {
         {"Embed", sizeof(Embed)},       {"Add", sizeof(Add)},         {"Scale", sizeof(Scale)},
         {"Softcap", sizeof(Softcap)},   {"Norm", sizeof(Norm)},       {"Rotate", sizeof(Rotate)},
         {"Activate", sizeof(Activate)}, {"Pack", sizeof(Pack)},       {"Linear", sizeof(Linear)},
-        {"WriteKv", sizeof(WriteKv)},   {"Attend", sizeof(Attend)},   {"Instruction", sizeof(Instruction)},
-        {"Step", sizeof(Step)},
+        {"WriteKv", sizeof(WriteKv)},   {"Attend", sizeof(Attend)},   {"Route", sizeof(Route)},
+        {"Group", sizeof(Group)},       {"Gather", sizeof(Gather)},   {"ExpertLinear", sizeof(ExpertLinear)},
+        {"Combine", sizeof(Combine)},   {"Step", sizeof(Step)},       {"Instruction", sizeof(Instruction)},
     };
     for (const auto& one : sizes)
         if (std::strcmp(one.name, name) == 0) return one.size;

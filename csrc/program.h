@@ -46,10 +46,40 @@ struct Weight {
 struct Packed {
     Format format;  // float32, bfloat16 or int8.
     int32_t group;
-    int64_t width;  // Padded.
-    uint8_t* data;  // [rows][width]
+    int64_t width;   // Padded.
+    int64_t stride;  // Bytes from one row to the next.
+    uint8_t* data;   // [rows][width]
     float* scales;  // [rows][width / group]
     int32_t* sums;
+};
+
+// What each row has chosen among experts, best first.
+struct Routes {
+    int32_t* chosen;  // [rows][num_chosen]
+    float* weights;   // [rows][num_chosen]
+    int32_t num_chosen;
+    int32_t num_experts;
+};
+
+// Consecutive places whose rows all go to one expert.
+struct Block {
+    int32_t expert;
+    int32_t first;
+    int32_t count;
+};
+
+// Rows sorted by expert: a row has one place for each expert that it chose.
+struct Groups {
+    int32_t* places;      // [rows][num_chosen]
+    Block* blocks;        // As many as there are places, at most.
+    int64_t* num_blocks;  // One number.
+};
+
+// One matrix for each expert, all of one shape and format.
+struct ExpertWeights {
+    Weight first;
+    int64_t data_stride;   // Bytes from one expert's panels to the next one's.
+    int64_t scale_stride;  // Numbers, likewise.
 };
 
 // -- instructions -----------------------------------------------------------------------------------------------------
@@ -67,6 +97,11 @@ enum class Operation : int32_t {
     linear,
     write_kv,
     attend,
+    route,
+    group,
+    gather,
+    expert_linear,
+    combine,
     num_operations
 };
 
@@ -111,6 +146,7 @@ struct Activate {
     int32_t gated;
     Packed packed;
     int32_t packs;
+    int32_t times;  // Rows there are for each one of the step: more than one where it chose several experts.
 };
 struct Pack {
     Rows in;
@@ -161,6 +197,31 @@ struct Attend {
     float softcap;   // 0: none.
     int64_t window;  // 0: none.
 };
+struct Route {  // The likeliest experts of each row, with their shares of a softmax.
+    Rows logits;
+    Routes out;
+    int32_t normalize;  // Shares of those chosen add up to 1.
+};
+struct Group {
+    Routes routes;
+    Groups out;
+};
+struct Gather {  // Every row to each of its places.
+    Packed in, out;
+    Routes routes;
+    Groups groups;
+};
+struct ExpertLinear {  // Every place by the matrix of its expert.
+    Rows out;
+    Packed in;
+    ExpertWeights weights;
+    Groups groups;
+};
+struct Combine {  // out = the sum of a row's places, each times its weight.
+    Rows out, in;
+    Routes routes;
+    Groups groups;
+};
 
 struct Instruction {
     Operation operation;
@@ -183,7 +244,7 @@ struct Step {
 
 // -- kernels ----------------------------------------------------------------------------------------------------------
 
-constexpr int64_t SCRATCH_BYTES = 1 << 20;  // Of each thread.
+constexpr int64_t SCRATCH_BYTES = 4 << 20;  // Of each thread; memory that is not touched is not taken.
 
 // How many pieces of work an instruction has for a step, and one of them.
 using CountUnits = int64_t (*)(const void* operands, const Step& step);

@@ -56,7 +56,7 @@ void Signal::wait_beyond(uint64_t seen) {
 }
 
 Team::Team(int num_threads) {
-    for (int i = 0; i < num_threads; ++i) scratch_.emplace_back(new uint8_t[SCRATCH_BYTES]);
+    for (int i = 0; i < num_threads; ++i) scratch_.emplace_back((uint8_t*)std::aligned_alloc(64, SCRATCH_BYTES), &std::free);
     for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this, i] { help(i); });
 }
 
@@ -67,16 +67,23 @@ Team::~Team() {
 }
 
 // Only ever called by one thread, when all pieces of the last instruction are done.
-void Team::open_next() {
+void Team::open_next(int thread) {
     // Closed first: nothing can be taken while what there is to take is being changed.
     uint64_t number = ticket_.load(std::memory_order_relaxed) >> PIECES;
     ticket_.store(number << PIECES | NUMBERS, std::memory_order_seq_cst);
+    const Step& step = *work_.step.load(std::memory_order_relaxed);
     int64_t units = 0;
-    for (; work_.next != work_.end && units == 0; ++work_.next) {
-        const Kernel& kernel = work_.kernels->kernels[(int)work_.next->operation];
-        units = kernel.count(work_.next->operands, *work_.step.load(std::memory_order_relaxed));
+    while (work_.next != work_.end && units == 0) {
+        const Instruction& next = *work_.next++;
+        const Kernel& kernel = work_.kernels->kernels[(int)next.operation];
+        units = kernel.count(next.operands, step);
+        if (units == 1) {
+            // Done at once: to tell the others takes longer than most of these.
+            kernel.run(next.operands, step, 0, scratch_[thread].get());
+            units = 0;
+        }
         work_.run.store(kernel.run, std::memory_order_relaxed);
-        work_.operands.store(work_.next->operands, std::memory_order_relaxed);
+        work_.operands.store(next.operands, std::memory_order_relaxed);
     }
     work_.num_done.store(0, std::memory_order_relaxed);
     work_.num_units.store(units, std::memory_order_relaxed);
@@ -99,7 +106,7 @@ bool Team::work_once(int thread) {
     const Step* step = work_.step.load(std::memory_order_relaxed);
     if (!ticket_.compare_exchange_strong(ticket, ticket + 1, std::memory_order_acq_rel)) return true;
     run(operands, *step, unit, scratch_[thread].get());
-    if (work_.num_done.fetch_add(1, std::memory_order_acq_rel) + 1 == units) open_next();
+    if (work_.num_done.fetch_add(1, std::memory_order_acq_rel) + 1 == units) open_next(thread);
     return true;
 }
 
@@ -119,7 +126,7 @@ void Team::run(const KernelTable& kernels, const Instruction* instructions, int6
     work_.end = instructions + count;
     work_.step.store(&step, std::memory_order_relaxed);
     finished_.store(false, std::memory_order_relaxed);
-    open_next();
+    open_next(0);
     for (;;) {
         uint64_t seen = opened_.value();
         while (work_once(0)) {

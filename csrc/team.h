@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -50,7 +51,7 @@ class Team {
 
     void help(int thread);
     bool work_once(int thread);
-    void open_next();
+    void open_next(int thread);
 
     // Instructions opened so far (high half) and pieces taken of the last one (low half), in one word: a thread that
     // was away while others went on cannot take a piece of something else by mistake.
@@ -59,7 +60,7 @@ class Team {
     Signal opened_;  // How often anything was opened: the high half of the ticket, once everybody has counted.
     std::atomic<bool> finished_{true};
     std::atomic<bool> ending_{false};
-    std::vector<std::unique_ptr<uint8_t[]>> scratch_;
+    std::vector<std::unique_ptr<uint8_t, decltype(&std::free)>> scratch_;
     std::vector<std::thread> threads_;
 };
 

@@ -22,6 +22,12 @@ def num_active_parameters(arch: Arch) -> int:
     return layers + arch.vocab_size * arch.hidden_size
 
 
+def num_router_parameters(arch: Arch) -> int:
+    """Numbers that choose experts."""
+    experts = (layer.feed_forward for layer in arch.layers if isinstance(layer.feed_forward, ExpertsSpec))
+    return sum(arch.hidden_size * spec.num_experts for spec in experts)
+
+
 def weight_bytes(arch: Arch, bytes_per_weight: float) -> float:
     return num_parameters(arch) * bytes_per_weight
 

@@ -12,7 +12,7 @@ LoadFormat = Literal["auto", "dummy"]
 Device = Literal["auto", "cpu", "cuda"]
 Quantization = Literal["none", "int8", "w8a8", "int4"]
 KvCacheDtype = Literal["auto", "float32", "bfloat16", "int8"]
-Kernels = Literal["auto", "avx512", "avx2", "reference"]
+Kernels = Literal["auto", "amx", "avx512", "avx2", "reference"]
 Batching = Literal["continuous", "dynamic", "static"]
 
 

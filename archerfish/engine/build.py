@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from archerfish.arch.arch import Arch
-from archerfish.arch.cost import num_parameters, step_cost
+from archerfish.arch.cost import num_parameters, num_router_parameters, step_cost
 from archerfish.config.resolve import Facts, ResolvedConfig, resolve
 from archerfish.config.settings import EngineConfig
 from archerfish.console import ProgressBar, logger
@@ -39,7 +39,7 @@ from archerfish.scheduling.scheduler import Limits, Scheduler
 from archerfish.tokenizer import Tokenizer
 from archerfish.weights.load import load_weights, random_weights
 from archerfish.weights.locate import locate, locate_config, read_config, read_json
-from archerfish.weights.packing import Packer
+from archerfish.weights.packing import ROUTER_BYTES, Packer
 
 OnProgress = Callable[[float], None]
 """Called with the share of the weights that has been loaded."""
@@ -217,9 +217,9 @@ def _native(checkpoint: _Checkpoint, config: ResolvedConfig) -> NativeOps | None
     why_not = "--kernels reference was given"
     native = None
     if wanted != "reference":
-        target = _target(checkpoint, config)
-        why_not = why_not_native(target) or ""
-        native = open_native(target, None if wanted == "auto" else wanted)
+        target, kernels = _target(checkpoint, config), None if wanted == "auto" else wanted
+        why_not = why_not_native(target, kernels) or ""
+        native = open_native(target, kernels)
     if native is None and wanted not in ("auto", "reference"):
         raise ConfigError(f"--kernels {wanted}: {why_not}; use --kernels auto")
     if native is None and config.quantization != "none":
@@ -237,11 +237,12 @@ def _weight_format(config: ResolvedConfig) -> WeightFormat:
 
 
 def _bytes_per_weight(arch: Arch, weights: WeightFormat, full: int) -> float:
-    """On average over the model: words may have another format than layers."""
+    """On average over the model: words may have another format than layers, and routers are never rounded."""
     words = arch.vocab_size * arch.hidden_size * (1 if arch.tie_embeddings else 2)
-    total = num_parameters(arch)
-    in_layers = weights.bytes_per_weight(full) * (total - words)
-    return (in_layers + weights.of_vocabulary.bytes_per_weight(full) * words) / total
+    total, routers = num_parameters(arch), num_router_parameters(arch)
+    in_layers = weights.bytes_per_weight(full) * (total - words - routers)
+    in_routers = (ROUTER_BYTES if weights.is_lossy else full) * routers
+    return (in_layers + in_routers + weights.of_vocabulary.bytes_per_weight(full) * words) / total
 
 
 def _runnable(

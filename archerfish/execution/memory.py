@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from archerfish.arch.arch import Arch, ExpertsSpec
+from archerfish.arch.arch import Arch, ExpertsSpec, MlpSpec
 from archerfish.arch.cost import weight_bytes
 from archerfish.config.numbers import format_bytes
 from archerfish.config.resolve import ResolvedConfig
@@ -85,9 +85,8 @@ class Memory:
         tokens = config.max_num_batched_tokens
         widest = scores = 0
         for layer in self.arch.layers:
-            part, attention, hidden = layer.feed_forward, layer.attention, 4 * self.arch.hidden_size
-            inner = part.size * (3 if isinstance(part, ExpertsSpec) or part.gated else 2)
-            inner *= part.num_experts_per_token if isinstance(part, ExpertsSpec) else 1
+            attention, hidden = layer.attention, 4 * self.arch.hidden_size
+            inner = _inner_width(layer.feed_forward, self.arch.hidden_size)
             widest = max(widest, hidden + inner, hidden + 3 * attention.qkv_width)
             scores = max(scores, _SCORE_COPIES * attention.num_heads * KEYS_PER_TILE + 4 * attention.q_width)
         drawing = min(config.max_num_seqs, tokens)
@@ -183,3 +182,11 @@ class Memory:
             fits = self._size(replace(config, max_model_len=middle * config.block_size)) is not None
             low, high = (middle, high) if fits else (low, middle - 1)
         return max(2, low * config.block_size)
+
+
+def _inner_width(part: MlpSpec | ExpertsSpec, hidden_size: int) -> int:
+    """Numbers of a token within the feed-forward part: what goes in or comes out beside gate and up."""
+    if isinstance(part, ExpertsSpec):
+        # A row for each expert that the token chose.
+        return part.num_experts_per_token * (2 * part.size + max(part.size, hidden_size))
+    return part.size * (3 if part.gated else 2)

@@ -147,17 +147,15 @@ class Experts(nn.Module):
     def __init__(self, hidden_size: int, spec: ExpertsSpec, ops: Ops) -> None:
         super().__init__()
         self.spec = spec
-        self.experts = ops.experts
+        self.route, self.experts = ops.route, ops.experts
         self.router = Linear(hidden_size, spec.num_experts, False, ops)
         self.up = nn.Parameter(torch.empty(spec.num_experts, 2 * spec.size, hidden_size))
         self.down = nn.Parameter(torch.empty(spec.num_experts, hidden_size, spec.size))
 
     def forward(self, x: Tensor) -> Tensor:
-        probabilities = torch.softmax(self.router(x).float(), dim=-1)
-        weights, chosen = probabilities.topk(self.spec.num_experts_per_token, dim=-1)
-        if self.spec.normalize_weights:
-            weights = weights / weights.sum(-1, keepdim=True)
-        return self.experts(x, self.up, self.down, chosen, weights, self.spec.activation)
+        spec = self.spec
+        chosen, weights = self.route(self.router(x), spec.num_experts_per_token, spec.normalize_weights)
+        return self.experts(x, self.up, self.down, chosen, weights, spec.activation)
 
 
 class Rotations(nn.Module):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Self
 
-from archerfish.arch.arch import Arch, ExpertsSpec
+from archerfish.arch.arch import Arch
 from archerfish.errors import NoKernel
 from archerfish.ops.cpu.library import Library, Team, library
 from archerfish.ops.cpu.native import NATIVE_OPERATIONS, NativeOps
@@ -25,8 +25,6 @@ class Target:
     """Some layer's attention does not reach back to the start."""
     has_softcap: bool = False
     """Some layer squashes its scores."""
-    has_experts: bool = False
-    """Some layer picks experts."""
     threads: int = 1
     """Of the CPU."""
 
@@ -40,7 +38,6 @@ class Target:
             block_size=block_size,
             has_window=any(spec.window is not None for spec in attention),
             has_softcap=any(spec.softcap is not None for spec in attention),
-            has_experts=any(isinstance(layer.feed_forward, ExpertsSpec) for layer in arch.layers),
             threads=threads,
         )
 
@@ -56,6 +53,8 @@ class Implementation:
     """None if it runs on the target, else the reason why not."""
     adapt: Callable[..., tuple[Any, ...]] = lambda *arguments: arguments
     """The reference's arguments as this one wants them, for whoever compares the two."""
+    takes_packed: bool = False
+    """Matrices may come packed, in any format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +74,10 @@ class ChosenOps(NamedTuple):
 
 def open_native(target: Target, kernels: str | None = None) -> NativeOps | None:
     """The native operations with their threads, if they run on the target; by default with the fastest kernels."""
-    found = library()
-    if why_not_native(target) is not None or not isinstance(found, Library):
-        return None
-    chosen = kernels or found.kernels[0]
-    return NativeOps(Team(target.threads, chosen)) if chosen in found.kernels else None
+    return None if why_not_native(target, kernels) is not None else NativeOps(Team(target.threads, kernels))
 
 
-def why_not_native(target: Target) -> str | None:
+def why_not_native(target: Target, kernels: str | None = None) -> str | None:
     """The reason, or None. They are chosen all together: they share packed weights and an arrangement of the cache."""
     found = library()
     if target.device != "cpu":
@@ -95,7 +90,9 @@ def why_not_native(target: Target) -> str | None:
         return f"heads of {target.head_dim} are no multiple of {NativeOps.LANES} up to {NativeOps.MOST_HEAD_DIM}"
     if target.block_size is not None and target.block_size % NativeOps.LANES:
         return f"--block-size {target.block_size} is no multiple of {NativeOps.LANES}"
-    return "there are none for experts yet" if target.has_experts else None
+    if kernels is not None and kernels not in found.kernels:
+        return f"this CPU runs {', '.join(found.kernels)}"
+    return None
 
 
 def implementations(native: NativeOps | None = None) -> list[Implementation]:
@@ -107,7 +104,7 @@ def implementations(native: NativeOps | None = None) -> list[Implementation]:
     if native is None:
         return reference
     return [
-        Implementation(op, f"native {native.kernels}", function, why_not_native, native.adapter(op))
+        Implementation(op, f"native {native.kernels}", function, why_not_native, native.adapter(op), takes_packed=True)
         for op, function in native.functions().items()
     ] + reference
 

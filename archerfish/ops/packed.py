@@ -3,7 +3,8 @@
 Made from numbers that are already in their format; how a matrix is rounded to few bits is not decided here.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,8 @@ from archerfish.ops.cpu.program import Format
 
 PANEL = 64
 """Outputs that lie together."""
+_BFLOAT16_GROUP = 32
+"""Inputs that a matrix tile takes at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,13 +42,48 @@ class PackedWeight:
         return self.data.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackedExperts:
+    """[experts, outputs, inputs]: one matrix for each expert, all of one format."""
+
+    first: PackedWeight
+    """Of the first expert: a view of what all of them share below."""
+    data: Tensor
+    """uint8 [experts, panels, bytes of a panel]"""
+    scales: Tensor | None = None
+    """[experts, padded outputs] float32, of int8."""
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((len(self.data), *self.first.shape))
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes + (0 if self.scales is None else self.scales.nbytes)
+
+
+def pack_experts(weights: Tensor, pack: Callable[[Tensor], PackedWeight]) -> PackedExperts:
+    """[experts, outputs, inputs], each packed on its own: no more than one is there twice."""
+    first = pack(weights[0])
+    data = torch.empty(len(weights), *first.data.shape, dtype=torch.uint8)
+    scales = None if first.scales is None else torch.empty(len(weights), len(first.scales))
+    for expert, weight in enumerate(weights):
+        one = pack(weight) if expert else first
+        data[expert] = one.data
+        if scales is not None and one.scales is not None:
+            scales[expert] = one.scales
+    first = replace(first, data=data[0], scales=None if scales is None else scales[0])
+    return PackedExperts(first=first, data=data, scales=scales)
+
+
 def pack_floats(weight: Tensor) -> PackedWeight:
     """float32 or bfloat16, as they are."""
     depth = 1 if weight.dtype == torch.float32 else 2
-    padded = _padded(weight, depth)
+    group = 1 if depth == 1 else _BFLOAT16_GROUP
+    padded = _padded(weight, group)
     return PackedWeight(
         format=Format.FLOAT32 if depth == 1 else Format.BFLOAT16,
-        group=depth,
+        group=group,
         num_outputs=weight.shape[0],
         num_inputs=weight.shape[1],
         padded_inputs=padded.shape[1],

@@ -5,7 +5,7 @@ Shapes use one notation: T tokens of a step, H query heads, G key-value heads, D
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -67,6 +67,10 @@ class LayerCache:
         every = (self.keys, self.values, self.key_scales, self.value_scales)
         return [tensor for tensor in every if tensor is not None]
 
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
 
 class Linear(Protocol):
     def __call__(self, x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
@@ -113,13 +117,30 @@ class Activate(Protocol):
         """Gated: [T, 2I] holding gate then up -> activation(gate) * up, [T, I]."""
 
 
+class Routed(NamedTuple):
+    """The experts of each token, the likeliest first."""
+
+    chosen: Tensor
+    """[T, k] integers."""
+    weights: Tensor
+    """[T, k] float32."""
+
+
+class Route(Protocol):
+    def __call__(self, logits: Tensor, num_chosen: int, normalize: bool) -> Routed:
+        """The largest of [T, experts], of equals those with lower numbers; each weighs its share of the softmax.
+
+        Normalized, a token's weights are scaled to add up to 1. Where a logit is no number, none of them is one.
+        """
+
+
 class Experts(Protocol):
     def __call__(
-        self, x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor, activation: Activation
+        self, x: Tensor, gate_up: Any, down: Any, chosen: Tensor, weights: Tensor, activation: Activation
     ) -> Tensor:
         """[T, hidden] through the chosen experts [T, k], summed by weights [T, k].
 
-        gate_up is [experts, 2I, hidden], down [experts, hidden, I].
+        gate_up is [experts, 2I, hidden], down [experts, hidden, I], as the implementation wants them.
         """
 
 
@@ -165,6 +186,7 @@ class Ops:
     layer_norm: LayerNorm
     rotate: Rotate
     activate: Activate
+    route: Route
     experts: Experts
     attend: Attend
     write_kv: WriteKv

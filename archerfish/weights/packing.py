@@ -4,10 +4,13 @@ from collections import defaultdict
 
 from torch import Tensor, nn
 
-from archerfish.models.decoder import Decoder
+from archerfish.models.decoder import Decoder, Experts
 from archerfish.models.layers import Embedding, Linear
-from archerfish.ops.packed import PackedWeight
+from archerfish.ops.packed import PackedExperts, PackedWeight, pack_experts, pack_floats
 from archerfish.quant import WeightFormat
+
+ROUTER_BYTES = 4
+"""Of a number that chooses experts, where other matrices are rounded: it stays float32."""
 
 
 class Packer:
@@ -22,6 +25,7 @@ class Packer:
             for name, parameter in module.named_parameters(recurse=False):
                 self._holders[id(parameter)].append((module, name))
         self._parameters = dict(model.named_parameters())
+        self._routers = [module.router for module in model.modules() if isinstance(module, Experts)]
 
     def __call__(self, name: str, tensor: Tensor) -> None:
         holders = self._holders.pop(id(self._parameters.pop(name)))
@@ -30,7 +34,12 @@ class Packer:
             delattr(module, field)
             setattr(module, field, kept)
 
-    def _kept(self, modules: list[nn.Module], tensor: Tensor) -> PackedWeight | nn.Parameter:
+    def _kept(self, modules: list[nn.Module], tensor: Tensor) -> PackedWeight | PackedExperts | nn.Parameter:
+        if any(isinstance(module, Experts) for module in modules):
+            return pack_experts(tensor, self._format.pack)
+        if any(module in self._routers for module in modules):
+            # Small, and a rounded choice is another choice. float32 products have the same bits on every CPU.
+            return pack_floats(tensor.float() if self._format.is_lossy else tensor)
         is_matrix = any(isinstance(module, Linear) for module in modules) and tensor.dim() > 1
         is_table = any(isinstance(module, Embedding) for module in modules)
         # Rows of a plain table are read one at a time: packing would only scatter them. Positions are few.

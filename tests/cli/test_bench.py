@@ -118,8 +118,14 @@ def test_kernels_need_nothing_but_a_shape(tmp_path: Path) -> None:
     sizes = ("--model", str(file), "--threads", "1", "--batch-size", "2", "--context", "16", "--seconds", "0.001")
     conditions, found = run_json("kernels", *sizes)
     assert conditions["model"] == "shape.json"
-    assert found["unused"] == ["scale", "softcap", "layer_norm", "experts"]
+    assert found["unused"] == ["scale", "softcap", "layer_norm", "route", "experts"]
     assert all(timing["ratio"] >= 1.0 and timing["roof_share"] > 0 for timing in found["timings"])
     assert "reference" in {timing["kernel"] for timing in found["timings"]}
     text = archerfish("bench", "kernels", *sizes, "--operation", "attend").stdout
     assert "prompt of 16 tokens" in text and "qkv" not in text and "Measured peak" in text
+    chosen = ("--operation", "linear", "--format", "none", "--format", "int4 g64")
+    _, found = run_json("kernels", *sizes, *chosen)
+    formats = {timing["format"] for timing in found["timings"]}
+    assert formats == ({None, "int4 g64"} if found["integer_flops"] else {None})
+    refused = archerfish("bench", "kernels", *sizes, "--format", "int5")
+    assert refused.exit_code == 2 and "there are none, int8, w8a8, int4 g32" in refused.stderr

@@ -67,6 +67,11 @@ CASES = [
     Case("mistral-window", "MistralConfig", {"sliding_window": 48}),
     Case("mistral-no-window", "MistralConfig", {"sliding_window": None, "head_dim": 16}),
     Case("mixtral", "MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
+    Case(
+        "mixtral-wide-heads",
+        "MixtralConfig",
+        {"num_local_experts": 7, "num_experts_per_tok": 3, "sliding_window": None, "head_dim": 16},
+    ),
     Case("qwen2", "Qwen2Config"),
     Case("qwen2-window", "Qwen2Config", {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 2}),
     Case("qwen3", "Qwen3Config", {"head_dim": 16, "tie_word_embeddings": True}),

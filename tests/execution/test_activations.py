@@ -1,11 +1,13 @@
 """What a step really takes beside weights and cache, against what memory sizing sets aside for it."""
 
+import json
 from dataclasses import replace
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from archerfish import LLM
 from archerfish.config import EngineConfig
 from archerfish.config.resolve import Facts, resolve
 from archerfish.execution.eager import EagerModel
@@ -17,7 +19,9 @@ from archerfish.models.decoder import Decoder
 from archerfish.ops import Target, choose_ops
 from archerfish.request import SamplingParams
 from archerfish.scheduling.plan import Chunk, Plan, SequenceStart
-from tests.execution.archs import FULL
+from tests.checkpoints import CONFIG
+from tests.execution.archs import EXPERTS, FULL
+from tests.ops.cpu.native import needs_native
 
 DTYPE = torch.bfloat16
 BLOCK_SIZE = 16
@@ -74,6 +78,7 @@ def peak_bytes(arch, sizes, params):
         (FULL, [(0, 256)] * 2, SamplingParams(temperature=0.0)),
         (FULL, [(256, 256)] * 2, SamplingParams(temperature=0.0)),
         (FULL, [(0, 64)] * 8, SamplingParams(temperature=0.0)),
+        (EXPERTS, [(0, 512)], SamplingParams(temperature=0.0)),
         (LONG_VOCABULARY, [(100, 1)] * 64, SamplingParams(temperature=0.0)),
         (LONG_VOCABULARY, [(100, 1)] * 64, SamplingParams(temperature=0.8)),
         (LONG_VOCABULARY, [(100, 1)] * 64, FILTERED),
@@ -85,6 +90,7 @@ def peak_bytes(arch, sizes, params):
         "two prompts",
         "two late pieces",
         "eight prompts",
+        "experts",
         "greedy",
         "random",
         "filtered",
@@ -103,3 +109,19 @@ def test_a_step_takes_no_more_than_was_set_aside(arch, sizes, params):
     facts = Facts(max_positions=4096, checkpoint_dtype=None, can_extend=False, has_cuda=False, num_cores=1)
     set_aside = Memory(arch, kv_layout(arch), 2**40, DTYPE.itemsize).activations(resolve(settings, facts))
     assert peak_bytes(arch, sizes, params) <= set_aside + SLACK
+
+
+@needs_native
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+@pytest.mark.parametrize(("hidden_size", "size"), [(512, 32), (64, 512)])
+def test_recorded_experts_take_no_more_than_was_set_aside(tmp_path, quantization, hidden_size, size):
+    """With so few heads that attention does not hide what experts need."""
+    file = tmp_path / "config.json"
+    heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 16, "sliding_window": None}
+    experts = {"num_local_experts": 8, "num_experts_per_tok": 8, "hidden_size": hidden_size, "intermediate_size": size}
+    file.write_text(json.dumps({**CONFIG, "model_type": "mixtral", **heads, **experts, "torch_dtype": "bfloat16"}))
+    with LLM(file, load_format="dummy", quantization=quantization, device="cpu", threads=1, max_num_seqs=2) as llm:
+        arch, config = llm.assembly.arch, llm.assembly.config
+        set_aside = Memory(arch, kv_layout(arch), 2**40, 2, bytes_per_activation=4).activations(config)
+        arena = llm.assembly.executor._model._forward.alive[0]
+    assert 8 * (2 * size + hidden_size) * config.max_num_batched_tokens < arena.nbytes <= set_aside + SLACK

@@ -6,6 +6,7 @@ and attention. Arithmetic of the others is left out, because memory bounds them 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,20 @@ from torch import Tensor
 
 from archerfish.arch.arch import Arch, AttentionSpec, ExpertsSpec, MlpSpec
 from archerfish.arch.cost import keys_read, keys_seen
+from archerfish.bench.kernels.matrices import (
+    FORMATS,
+    VOCABULARY_FORMATS,
+    FullMatrices,
+    Matrices,
+    QuantizedMatrices,
+    noise,
+)
 from archerfish.ops.dtypes import torch_dtype
 from archerfish.ops.signatures import Chunks, LayerCache
 from archerfish.quant import KvFormat
 
-_NOISE_LENGTH = 1 << 20
 _INDEX_BYTES = 8
+_HEAD, _ROUTER = "head", "router"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +43,8 @@ class KernelCase:
     num_bytes: float
     flops: float = 0.0
     """0 where only memory counts."""
+    format: str | None = None
+    """What its matrices are quantized to; None where they are as the model has them, or where it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +60,25 @@ class Asked:
     device: str
     dtype: torch.dtype
     kv_format: KvFormat
+    quantized: bool = False
+    """Also with matrices in every format they may be quantized to."""
 
 
 def kernel_cases(asked: Asked) -> Iterator[KernelCase]:
-    """Every case once, however many layers have it. An operation that the model does not use has none."""
+    """Every case once, however many layers have it. An operation that the model does not use has none.
+
+    What differs in nothing but its format stands side by side.
+    """
+    alike: dict[tuple[str, str], list[KernelCase]] = {}
+    for case in _all_cases(asked):
+        alike.setdefault((case.operation, case.shape), []).append(case)
+    return chain.from_iterable(alike.values())
+
+
+def _all_cases(asked: Asked) -> Iterator[KernelCase]:
+    full = FullMatrices(asked.dtype, asked.device)
     for num_tokens in asked.batch_sizes:
-        maker = _Maker(asked, num_tokens)
+        maker = _Maker(asked, num_tokens, full)
         yield from maker.linears()
         yield maker.embed()
         yield from maker.sums()
@@ -65,9 +89,23 @@ def kernel_cases(asked: Asked) -> Iterator[KernelCase]:
             yield maker.attend(spec, num_tokens, 1, f"{num_tokens} x 1 token, context {asked.context}")
         yield maker.write_kv()
         yield maker.copy_blocks()
-    whole = _Maker(asked, asked.context)
+        if asked.quantized:
+            yield from _quantized_cases(asked, num_tokens)
+    whole = _Maker(asked, asked.context, full)
     for spec in _distinct(layer.attention for layer in asked.arch.layers):
         yield whole.attend(spec, 1, asked.context, f"prompt of {asked.context} tokens")
+
+
+def _quantized_cases(asked: Asked, num_tokens: int) -> Iterator[KernelCase]:
+    """What has matrices, in each of their formats. Routers are never quantized."""
+    for weights in FORMATS:
+        maker = _Maker(asked, num_tokens, QuantizedMatrices(weights))
+        yield from maker.linears(lambda name: name not in (_HEAD, _ROUTER))
+        yield from maker.experts()
+    for weights in VOCABULARY_FORMATS:
+        maker = _Maker(asked, num_tokens, QuantizedMatrices(weights))
+        yield from maker.linears(lambda name: name == _HEAD)
+        yield maker.embed()
 
 
 def _distinct(specs: Iterator[AttentionSpec]) -> list[AttentionSpec]:
@@ -78,19 +116,17 @@ def _distinct(specs: Iterator[AttentionSpec]) -> list[AttentionSpec]:
 class _Maker:
     """Cases of steps with so many tokens."""
 
-    def __init__(self, asked: Asked, num_tokens: int) -> None:
+    def __init__(self, asked: Asked, num_tokens: int, matrices: Matrices) -> None:
         self._arch = asked.arch
         self._asked = asked
         self._num_tokens = num_tokens
+        self._matrices = matrices
         self._attention = asked.arch.layers[0].attention
 
     # -- inputs ---------------------------------------------------------------------------------------------------
 
     def _noise(self, *shape: int) -> Tensor:
-        """One stretch of random numbers, laid out until the shape is full."""
-        count = int(np.prod(shape))
-        noise = torch.randn(min(count, _NOISE_LENGTH), dtype=self._asked.dtype, device=self._asked.device)
-        return noise.expand(-(-count // len(noise)), -1).reshape(-1)[:count].view(shape)
+        return noise(shape, self._asked.dtype, self._asked.device)
 
     def _below(self, limit: int, *shape: int) -> Tensor:
         return torch.randint(limit, shape, device=self._asked.device)
@@ -100,7 +136,7 @@ class _Maker:
 
     # -- everything but attention ---------------------------------------------------------------------------------
 
-    def linears(self) -> Iterator[KernelCase]:
+    def linears(self, is_wanted: Callable[[str], bool] = lambda _: True) -> Iterator[KernelCase]:
         arch, wanted = self._arch, dict[tuple[int, int], str]()
         for layer in arch.layers:
             spec, part = layer.attention, layer.feed_forward
@@ -110,19 +146,21 @@ class _Maker:
                 wanted.setdefault((part.size * (2 if part.gated else 1), arch.hidden_size), "up")
                 wanted.setdefault((arch.hidden_size, part.size), "down")
             else:
-                wanted.setdefault((part.num_experts, arch.hidden_size), "router")
-        wanted.setdefault((arch.vocab_size, arch.hidden_size), "head")
+                wanted.setdefault((part.num_experts, arch.hidden_size), _ROUTER)
+        wanted.setdefault((arch.vocab_size, arch.hidden_size), _HEAD)
         for (out, into), name in wanted.items():
-            yield self._linear(name, out, into)
+            if is_wanted(name):
+                yield self._linear(name, out, into)
 
     def _linear(self, name: str, out: int, into: int) -> KernelCase:
         tokens = self._num_tokens
         return KernelCase(
             operation="linear",
             shape=f"{name}: {tokens} x {into} -> {out}",
-            make=lambda: (self._noise(tokens, into), self._noise(out, into), None),
+            format=self._matrices.format,
+            make=lambda: (self._noise(tokens, into), self._matrices.make(out, into), None),
             flops=2.0 * tokens * out * into,
-            num_bytes=self._bytes(out * into, tokens * into, tokens * out),
+            num_bytes=self._matrices.num_bytes(out, into) + self._bytes(tokens * into, tokens * out),
         )
 
     def embed(self) -> KernelCase:
@@ -130,8 +168,9 @@ class _Maker:
         return KernelCase(
             operation="embed",
             shape=f"{tokens} of {rows} rows x {width}",
-            make=lambda: (self._below(rows, tokens), self._noise(rows, width)),
-            num_bytes=self._bytes(2 * tokens * width) + tokens * _INDEX_BYTES,
+            format=self._matrices.format,
+            make=lambda: (self._below(rows, tokens), self._matrices.make(rows, width)),
+            num_bytes=tokens * (self._matrices.num_bytes(rows, width) / rows + self._bytes(width) + _INDEX_BYTES),
         )
 
     def sums(self) -> Iterator[KernelCase]:
@@ -196,7 +235,13 @@ class _Maker:
 
     def feed_forwards(self) -> Iterator[KernelCase]:
         for part in dict.fromkeys(layer.feed_forward for layer in self._arch.layers):
-            yield self._experts(part) if isinstance(part, ExpertsSpec) else self._activate(part)
+            yield self._activate(part) if isinstance(part, MlpSpec) else self._route(part)
+        yield from self.experts()
+
+    def experts(self) -> Iterator[KernelCase]:
+        for part in dict.fromkeys(layer.feed_forward for layer in self._arch.layers):
+            if isinstance(part, ExpertsSpec):
+                yield self._experts(part)
 
     def _activate(self, spec: MlpSpec) -> KernelCase:
         tokens, width = self._num_tokens, spec.size * (2 if spec.gated else 1)
@@ -207,23 +252,34 @@ class _Maker:
             num_bytes=self._bytes(tokens * width, tokens * spec.size),
         )
 
+    def _route(self, spec: ExpertsSpec) -> KernelCase:
+        tokens, count, normalize = self._num_tokens, spec.num_experts_per_token, spec.normalize_weights
+        return KernelCase(
+            operation="route",
+            shape=f"{tokens} x {count} of {spec.num_experts} experts",
+            make=lambda: (self._noise(tokens, spec.num_experts), count, normalize),
+            num_bytes=self._bytes(tokens * spec.num_experts) + tokens * count * (_INDEX_BYTES + 4),
+        )
+
     def _experts(self, spec: ExpertsSpec) -> KernelCase:
         tokens, width, count = self._num_tokens, self._arch.hidden_size, spec.num_experts_per_token
         num_chosen = min(spec.num_experts, tokens * count)
+        read = (self._matrices.num_bytes(num_chosen, *shape) for shape in ((2 * spec.size, width), (width, spec.size)))
 
         def make() -> tuple[Any, ...]:
             chosen = torch.arange(tokens * count, device=self._asked.device).view(tokens, count) % spec.num_experts
             weights = torch.full((tokens, count), 1 / count, device=self._asked.device)
-            up = self._noise(spec.num_experts, 2 * spec.size, width)
-            down = self._noise(spec.num_experts, width, spec.size)
+            up = self._matrices.make(spec.num_experts, 2 * spec.size, width)
+            down = self._matrices.make(spec.num_experts, width, spec.size)
             return self._noise(tokens, width), up, down, chosen, weights, spec.activation
 
         return KernelCase(
             operation="experts",
             shape=f"{tokens} x {width}, {count} of {spec.num_experts} experts of {spec.size}",
+            format=self._matrices.format,
             make=make,
             flops=2.0 * tokens * count * 3 * width * spec.size,
-            num_bytes=self._bytes(num_chosen * 3 * width * spec.size, 2 * tokens * width),
+            num_bytes=sum(read) + self._bytes(2 * tokens * width),
         )
 
     # -- attention and its cache ----------------------------------------------------------------------------------
@@ -241,7 +297,7 @@ class _Maker:
 
         return KernelCase(
             operation="attend",
-            shape=shape + window,
+            shape=shape + window + self._kv_note,
             make=make,
             flops=4.0 * spec.q_width * seen * num_chunks,
             num_bytes=self._kv_bytes(read * num_chunks) + self._bytes(2 * tokens * spec.q_width),
@@ -258,7 +314,7 @@ class _Maker:
 
         return KernelCase(
             operation="write_kv",
-            shape=f"{tokens} x {spec.num_kv_heads} heads x {spec.head_dim}",
+            shape=f"{tokens} x {spec.num_kv_heads} heads x {spec.head_dim}{self._kv_note}",
             make=make,
             num_bytes=self._bytes(2 * tokens * spec.kv_width) + self._kv_bytes(tokens) + tokens * _INDEX_BYTES,
         )
@@ -272,7 +328,7 @@ class _Maker:
 
         return KernelCase(
             operation="copy_blocks",
-            shape=f"{count} blocks of {block_size} tokens",
+            shape=f"{count} blocks of {block_size} tokens{self._kv_note}",
             make=make,
             num_bytes=2 * self._kv_bytes(count * block_size) + 2 * count * _INDEX_BYTES,
         )
@@ -284,6 +340,12 @@ class _Maker:
             return LayerCache(*(self._noise(*shape).to(dtype) for _ in range(2)))
         numbers = ((self._noise(*shape) * 40).to(dtype) for _ in range(2))  # Hardly any of them beyond 127.
         return LayerCache(*numbers, *(self._noise(*shape[:-1]).float() / 40 for _ in range(2)))
+
+    @property
+    def _kv_note(self) -> str:
+        """Where keys and values are not stored as the model has its numbers."""
+        stored = self._asked.kv_format
+        return "" if stored.name == stored.of_model else f", stored as {stored}"
 
     def _kv_bytes(self, num_tokens: int) -> float:
         """Keys and values of so many tokens, as they are stored."""

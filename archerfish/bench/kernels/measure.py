@@ -6,17 +6,19 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from archerfish.bench.kernels.cases import KernelCase
-from archerfish.metrics.state import Peak
+from archerfish.bench.kernels.roofs import Roofs
 from archerfish.ops.choose import Implementation, Target
+from archerfish.ops.packed import PackedExperts, PackedWeight
 from archerfish.ops.signatures import LayerCache, Ops
 
 _ROTATED_BYTES = 256 << 20
 """Inputs of up to so many bytes take turns: in a model each layer reads its own, not what the last call left behind."""
 _LEAST_TIMED = 1e-3
 """Seconds: shorter calls are timed several together."""
+
+_HAVE_BYTES = (torch.Tensor, PackedWeight, PackedExperts, LayerCache)
 
 Progress = Callable[[float], None]
 """Called with the cases done so far."""
@@ -28,6 +30,8 @@ class KernelTiming:
 
     operation: str
     shape: str
+    format: str | None
+    """What its matrices are quantized to; None where they are as the model has them, or where it has none."""
     kernel: str
     seconds: float
     """The best of many calls: what others do on the machine only adds."""
@@ -53,6 +57,8 @@ class KernelRefusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelReport:
+    integer_flops: float | None
+    """The measured peak for products of integers; None where nothing here is quantized."""
     timings: tuple[KernelTiming, ...]
     refusals: tuple[KernelRefusal, ...]
     unused: tuple[str, ...]
@@ -97,7 +103,7 @@ def measure_kernels(
     cases: Sequence[KernelCase],
     implementations: Iterable[Implementation],
     target: Target,
-    peak: Peak,
+    roofs: Roofs,
     stopwatch: Stopwatch,
     most_inputs: int,
     progress: Progress = lambda _: None,
@@ -113,28 +119,24 @@ def measure_kernels(
         timings += _compare(
             [
                 _timing(
-                    case, kernel.name, stopwatch.best(kernel.function, [kernel.adapt(*one) for one in inputs]), peak
+                    case, kernel.name, stopwatch.best(kernel.function, [kernel.adapt(*one) for one in inputs]), roofs
                 )
                 for kernel in supported
-                if kernel.operation == case.operation
+                if kernel.operation == case.operation and (case.format is None or kernel.takes_packed)
             ]
         )
         progress(done)
     used = {case.operation for case in cases}
     unused = tuple(field.name for field in fields(Ops) if field.name not in used)
-    return KernelReport(timings=tuple(timings), refusals=tuple(refusals), unused=unused)
+    return KernelReport(
+        integer_flops=roofs.integer_flops, timings=tuple(timings), refusals=tuple(refusals), unused=unused
+    )
 
 
 def _make_inputs(case: KernelCase, most: int) -> list[tuple[Any, ...]]:
     first = case.make()
-    num_bytes = sum(tensor.nbytes for argument in first for tensor in _tensors_of(argument))
+    num_bytes = sum(argument.nbytes for argument in first if isinstance(argument, _HAVE_BYTES))
     return [first, *(case.make() for _ in range(min(most, _ROTATED_BYTES // num_bytes) - 1))]
-
-
-def _tensors_of(argument: Any) -> list[Tensor]:
-    if isinstance(argument, LayerCache):
-        return argument.tensors
-    return [argument] if isinstance(argument, Tensor) else []
 
 
 def _sort_out(
@@ -150,11 +152,12 @@ def _sort_out(
     return supported, refusals
 
 
-def _timing(case: KernelCase, kernel: str, seconds: float, peak: Peak) -> KernelTiming:
-    computing, reading = case.flops / peak.flops, case.num_bytes / peak.bandwidth
+def _timing(case: KernelCase, kernel: str, seconds: float, roofs: Roofs) -> KernelTiming:
+    computing, reading = case.flops / roofs.flops(case), case.num_bytes / roofs.peak.bandwidth
     return KernelTiming(
         operation=case.operation,
         shape=case.shape,
+        format=case.format,
         kernel=kernel,
         seconds=seconds,
         flops_per_second=case.flops / seconds if case.flops else None,

@@ -38,6 +38,13 @@ _OTHER_SETTINGS = tuple(field.name for field in fields(EngineConfig) if field.na
 @click.option("--context", type=_COUNT, default=512, show_default=True, help="Tokens that each sequence attends to.")
 @click.option("--operation", "operations", multiple=True, metavar="NAME", help="Only this one; may be repeated.")
 @click.option(
+    "--format",
+    "formats",
+    multiple=True,
+    metavar="NAME",
+    help="Only matrices quantized to this, as in the table; none: as the model has them. May be repeated.",
+)
+@click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
     default=0.2,
@@ -50,6 +57,7 @@ def command(
     batch_sizes: tuple[int, ...],
     context: int,
     operations: tuple[str, ...],
+    formats: tuple[str, ...],
     seconds: float,
     as_json: bool,
     **settings: Any,
@@ -63,6 +71,7 @@ def command(
     config = load_config(EngineConfig, {**given, "load_format": "dummy"}, None, os.environ)
     from archerfish.bench.kernels.cases import Asked, kernel_cases
     from archerfish.bench.kernels.measure import Stopwatch, measure_kernels
+    from archerfish.bench.kernels.roofs import measure_roofs
     from archerfish.bench.offline.conditions import Conditions
     from archerfish.engine.build import examine
     from archerfish.ops import Target, all_implementations, torch_dtype
@@ -70,8 +79,17 @@ def command(
 
     blueprint = examine(config)
     resolved, arch = blueprint.config, blueprint.arch
-    _check_operations(operations)
+    _check_names(operations, formats)
     conditions = Conditions.of(blueprint)
+    target = Target.of_model(
+        arch,
+        device=resolved.device,
+        dtype=resolved.dtype,
+        block_size=resolved.block_size,
+        threads=resolved.threads,
+    )
+    implementations = all_implementations(target)
+    roofs = measure_roofs(conditions.peak, implementations, target)
     asked = Asked(
         arch=arch,
         batch_sizes=batch_sizes,
@@ -80,25 +98,16 @@ def command(
         device=resolved.device,
         dtype=torch_dtype(resolved.dtype),
         kv_format=KvFormat(resolved.kv_cache_dtype, resolved.dtype),
+        quantized=roofs.integer_flops is not None,
     )
-    cases = [case for case in kernel_cases(asked) if not operations or case.operation in operations]
-    target = Target.of_model(
-        arch,
-        device=resolved.device,
-        dtype=resolved.dtype,
-        block_size=resolved.block_size,
-        threads=resolved.threads,
-    )
-    stopwatch = Stopwatch(resolved.device, seconds)
+    cases = [
+        case
+        for case in kernel_cases(asked)
+        if (not operations or case.operation in operations) and (not formats or (case.format or "none") in formats)
+    ]
     with ProgressBar("kernels", len(cases)) as bar:
         report = measure_kernels(
-            cases,
-            all_implementations(target),
-            target,
-            conditions.peak,
-            stopwatch,
-            len(arch.layers),
-            bar.update,
+            cases, implementations, target, roofs, Stopwatch(resolved.device, seconds), len(arch.layers), bar.update
         )
     if as_json:
         write_record(conditions, report)
@@ -106,30 +115,36 @@ def command(
         _print(conditions, report)
 
 
-def _check_operations(operations: tuple[str, ...]) -> None:
+def _check_names(operations: tuple[str, ...], formats: tuple[str, ...]) -> None:
+    from archerfish.bench.kernels.matrices import FORMATS, format_name
     from archerfish.ops import Ops
 
-    known = [field.name for field in fields(Ops)]
-    for name in operations:
-        if name not in known:
-            raise ConfigError(f"--operation {name}: there is no such operation; there are {', '.join(known)}")
+    known_operations = [field.name for field in fields(Ops)]
+    known_formats = ["none", *(format_name(weights) for weights in FORMATS)]
+    for what, given, known in (("operation", operations, known_operations), ("format", formats, known_formats)):
+        for name in given:
+            if name not in known:
+                raise ConfigError(f"--{what} {name}: there is no such {what}; there are {', '.join(known)}")
 
 
 def _print(conditions: "Conditions", report: "KernelReport") -> None:
-    print_tables(f"{conditions.title}: kernels", _table(report))
+    print_tables(f"{conditions.title}: kernels", _table(report, conditions.settings.dtype))
     click.echo(peak_text(conditions.peak))
+    if report.integer_flops is not None:
+        click.echo(f"Measured peak for quantized matrices: {report.integer_flops / 1e9:,.1f} GOP/s.")
     for refusal in report.refusals:
         click.echo(f"{refusal.operation}: {refusal.kernel} does not run here: {refusal.reason}")
     if report.unused:
         click.echo(f"Not measured, because nothing here uses them: {', '.join(report.unused)}.")
 
 
-def _table(report: "KernelReport") -> "Table":
-    made = table("operation", "shape", "kernel", "us", "GFLOP/s", "GB/s", "of roof", "roof", "x best")
+def _table(report: "KernelReport", dtype: str) -> "Table":
+    made = table("operation", "shape", "format", "kernel", "us", "GOP/s", "GB/s", "of roof", "roof", "x best")
     for timing in report.timings:
         made.add_row(
             timing.operation,
             timing.shape,
+            timing.format or dtype,
             timing.kernel,
             f"{timing.seconds * 1e6:,.1f}",
             "-" if timing.flops_per_second is None else f"{timing.flops_per_second / 1e9:,.1f}",

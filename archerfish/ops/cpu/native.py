@@ -8,7 +8,8 @@ import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import Structure, c_void_p
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -19,15 +20,16 @@ from archerfish.ops.cpu import program
 from archerfish.ops.cpu.library import Team
 from archerfish.ops.cpu.program import ACTIVATIONS, Format, Index, Operation
 from archerfish.ops.cpu.recording import Recording
-from archerfish.ops.packed import PackedWeight, pack_floats
-from archerfish.ops.signatures import Chunks, LayerCache
+from archerfish.ops.packed import PackedExperts, PackedWeight, pack_experts, pack_floats
+from archerfish.ops.signatures import Chunks, LayerCache, Routed
 
 _NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+_CACHE_LINE, _PAGE_PART = 64, 1024
 
 
 NATIVE_OPERATIONS = (
     *("linear", "embed", "add", "scale", "softcap", "rms_norm", "layer_norm", "rotate", "activate"),
-    *("attend", "write_kv", "copy_blocks"),
+    *("route", "experts", "attend", "write_kv", "copy_blocks"),
 )
 
 
@@ -37,12 +39,14 @@ class NativeOps:
     LANES = 16
     """Numbers that are worked on at once: heads and blocks come in multiples."""
     MOST_HEAD_DIM = program.MOST_HEAD_DIM
+    MOST_EXPERTS = 1 << 16
+    """A thread has room for a number of each."""
 
     def __init__(self, team: Team) -> None:
         self.team = team
         self.kernels = team.kernels
         self._recording: Recording | None = None
-        self._last_packed: list[Tensor] = []
+        self._last_packed: tuple[Tensor, ...] = ()
         self._parts = _Parts()
 
     def functions(self) -> dict[str, Callable[..., Any]]:
@@ -58,8 +62,11 @@ class NativeOps:
                 one.float() if isinstance(one, Tensor) and one.is_floating_point() and place not in kept else one
                 for place, one in enumerate(arguments)
             ]
-            if operation == "linear":
+            if operation == "linear" and isinstance(arguments[1], Tensor):
                 wide[1] = pack_floats(arguments[1])
+            if operation == "experts":
+                wide[1:3] = (_packed_experts(one) for one in arguments[1:3])
+                wide[3] = arguments[3].int()
             return tuple(wide)
 
         return adapt
@@ -123,8 +130,53 @@ class NativeOps:
 
     def activate(self, x: Tensor, activation: Activation, gated: bool) -> Tensor:
         out = self._empty(len(x), x.shape[1] // (2 if gated else 1))
-        operands = program.Activate(_rows(out), _rows(x), ACTIVATIONS[activation], gated)
+        operands = program.Activate(_rows(out), _rows(x), ACTIVATIONS[activation], gated, times=1)
         self._do(Operation.ACTIVATE, operands, _rows_only(x), x, out)
+        return out
+
+    def route(self, logits: Tensor, num_chosen: int, normalize: bool) -> Routed:
+        num_experts = logits.shape[1]
+        assert num_chosen <= num_experts <= self.MOST_EXPERTS
+        routed = Routed(
+            self._empty(len(logits), num_chosen, dtype=torch.int32),
+            self._empty(len(logits), num_chosen),
+        )
+        operands = program.Route(_rows(logits), _routes(*routed, num_experts), normalize)
+        self._do(Operation.ROUTE, operands, _rows_only(logits), logits, *routed)
+        return routed
+
+    def experts(
+        self,
+        x: Tensor,
+        gate_up: PackedExperts,
+        down: PackedExperts,
+        chosen: Tensor,
+        weights: Tensor,
+        activation: Activation,
+    ) -> Tensor:
+        """A row has a place for each expert it chose; places lie by expert until the last line brings rows together."""
+        step, times = _rows_only(x), chosen.shape[1]
+        num_places, size = len(x) * times, down.first.num_inputs
+        routes, groups = _routes(chosen, weights, len(down.data)), self._groups(num_places)
+        self._do(Operation.GROUP, program.Group(routes, groups.operand), step, chosen, weights, *groups.kept)
+        taken = self._room(num_places, gate_up.first)
+        gather = program.Gather(self._packed(x, gate_up.first), taken.operand, routes, groups.operand)
+        self._do(Operation.GATHER, gather, step, *taken.kept)
+        inner = self._expert_linear(taken, gate_up, groups, step)
+        made = self._room(num_places, down.first)
+        activate = program.Activate(
+            out=_rows(inner[:, :size]),  # Over the gate, number by number.
+            input=_rows(inner),
+            activation=ACTIVATIONS[activation],
+            gated=True,
+            packed=made.operand,
+            packs=True,
+            times=times,
+        )
+        self._do(Operation.ACTIVATE, activate, step, inner, *made.kept)
+        summands, out = self._expert_linear(made, down, groups, step), self._empty(*x.shape)
+        combine = program.Combine(_rows(out), _rows(summands), routes, groups.operand)
+        self._do(Operation.COMBINE, combine, step, summands, out)
         return out
 
     def write_kv(self, k: Tensor, v: Tensor, cache: LayerCache, slots: Tensor) -> None:
@@ -171,22 +223,49 @@ class NativeOps:
         """x as the weights want it."""
         if self._recording is not None and (known := self._recording.packed(x, weight)) is not None:
             return known
+        room = self._room(len(x), weight)
+        self._do(Operation.PACK, program.Pack(_rows(x), room.operand), _rows_only(x), x, *room.kept)
+        if self._recording is not None:
+            self._recording.keep_packed(x, weight, room.operand)
+        else:
+            self._last_packed = room.kept  # Read by the product that follows at once.
+        return room.operand
+
+    def _room(self, num_rows: int, weight: PackedWeight) -> "_Room[program.Packed]":
+        """For rows as the weights want them."""
         number = weight.format if weight.format in (Format.FLOAT32, Format.BFLOAT16) else Format.INT8
         width, groups = weight.padded_inputs, weight.padded_inputs // weight.group
         dtype = {Format.FLOAT32: torch.float32, Format.BFLOAT16: torch.bfloat16, Format.INT8: torch.int8}[number]
-        data = self._empty(len(x), width, dtype=dtype)
-        packed = program.Packed(number, weight.group, width, data.data_ptr())
-        kept: list[Tensor] = [data]
-        if number == Format.INT8:
-            scales, sums = self._empty(len(x), groups), self._empty(len(x), groups, dtype=torch.int32)
-            packed.scales, packed.sums = scales.data_ptr(), sums.data_ptr()
-            kept += [scales, sums]
-        self._do(Operation.PACK, program.Pack(_rows(x), packed), _rows_only(x), x, *kept)
-        if self._recording is not None:
-            self._recording.keep_packed(x, weight, packed)
-        else:
-            self._last_packed = kept  # Read by the product that follows at once.
-        return packed
+        # Rows a page apart would fall on the same few lines of a cache.
+        stride = width * dtype.itemsize
+        stride += _CACHE_LINE if stride % _PAGE_PART == 0 else 0
+        data = self._empty(num_rows, stride, dtype=torch.uint8)
+        packed = program.Packed(number, weight.group, width, stride, data.data_ptr())
+        if number != Format.INT8:
+            return _Room(packed, (data,))
+        scales, sums = self._empty(num_rows, groups), self._empty(num_rows, groups, dtype=torch.int32)
+        packed.scales, packed.sums = scales.data_ptr(), sums.data_ptr()
+        return _Room(packed, (data, scales, sums))
+
+    def _groups(self, num_places: int) -> "_Room[program.Groups]":
+        """For rows sorted by expert. One number of blocks would do, but memory is counted by row."""
+        places = self._empty(num_places, dtype=torch.int32)
+        blocks = self._empty(num_places, ctypes.sizeof(program.Block), dtype=torch.uint8)
+        num_blocks = self._empty(num_places, dtype=torch.int64)
+        kept = (places, blocks, num_blocks)
+        return _Room(program.Groups(*(tensor.data_ptr() for tensor in kept)), kept)
+
+    def _expert_linear(
+        self,
+        rows: "_Room[program.Packed]",
+        weights: PackedExperts,
+        groups: "_Room[program.Groups]",
+        step: program.Step,
+    ) -> Tensor:
+        out = self._empty(len(rows.kept[0]), weights.first.num_outputs)
+        operands = program.ExpertLinear(_rows(out), rows.operand, _expert_weights(weights), groups.operand)
+        self._do(Operation.EXPERT_LINEAR, operands, step, out, weights)
+        return out
 
     def _empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         tensor = torch.empty(shape, dtype=dtype)
@@ -201,6 +280,18 @@ class NativeOps:
             return
         instructions = (program.Instruction * 1)(program.Instruction(operation, ctypes.addressof(operands)))
         self.team.run(instructions, step)
+
+
+Operand = TypeVar("Operand", bound=Structure)
+
+
+@dataclass(frozen=True, slots=True)
+class _Room(Generic[Operand]):
+    """Memory for what one instruction leaves to the next."""
+
+    operand: Operand
+    kept: tuple[Tensor, ...]
+    """What it points to."""
 
 
 def make_step(num_rows: int, tokens: Tensor | None, positions: Tensor | None, chunks: Chunks | None) -> program.Step:
@@ -240,6 +331,20 @@ def _weight(weight: PackedWeight, bias: Tensor | None) -> program.Weight:
         None if weight.scales is None else weight.scales.data_ptr(),
         None if bias is None else bias.data_ptr(),
     )
+
+
+def _expert_weights(weights: PackedExperts) -> program.ExpertWeights:
+    scale_stride = 0 if weights.scales is None else weights.scales.stride(0)
+    return program.ExpertWeights(_weight(weights.first, None), weights.data.stride(0), scale_stride)
+
+
+def _packed_experts(weights: PackedExperts | Tensor) -> PackedExperts:
+    return weights if isinstance(weights, PackedExperts) else pack_experts(weights, pack_floats)
+
+
+def _routes(chosen: Tensor, weights: Tensor, num_experts: int) -> program.Routes:
+    assert chosen.dtype == torch.int32 and chosen.is_contiguous() and weights.is_contiguous()
+    return program.Routes(chosen.data_ptr(), weights.data_ptr(), chosen.shape[1], num_experts)
 
 
 def _plain_table(table: Tensor) -> program.Weight:

@@ -2,7 +2,6 @@
 
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
-from typing import Any
 
 
 class Operation(IntEnum):
@@ -18,6 +17,11 @@ class Operation(IntEnum):
     LINEAR = 9
     WRITE_KV = 10
     ATTEND = 11
+    ROUTE = 12
+    GROUP = 13
+    GATHER = 14
+    EXPERT_LINEAR = 15
+    COMBINE = 16
 
 
 class Format(IntEnum):
@@ -72,10 +76,27 @@ class Packed(Structure):
         ("format", c_int32),
         ("group", c_int32),
         ("width", c_int64),
+        ("stride", c_int64),
         ("data", c_void_p),
         ("scales", c_void_p),
         ("sums", c_void_p),
     )
+
+
+class Routes(Structure):
+    _fields_ = (("chosen", c_void_p), ("weights", c_void_p), ("num_chosen", c_int32), ("num_experts", c_int32))
+
+
+class Block(Structure):
+    _fields_ = (("expert", c_int32), ("first", c_int32), ("count", c_int32))
+
+
+class Groups(Structure):
+    _fields_ = (("places", c_void_p), ("blocks", c_void_p), ("num_blocks", c_void_p))
+
+
+class ExpertWeights(Structure):
+    _fields_ = (("first", Weight), ("data_stride", c_int64), ("scale_stride", c_int64))
 
 
 class Embed(Structure):
@@ -123,6 +144,7 @@ class Activate(Structure):
         ("gated", c_int32),
         ("packed", Packed),
         ("packs", c_int32),
+        ("times", c_int32),
     )
 
 
@@ -169,6 +191,26 @@ class Attend(Structure):
     )
 
 
+class Route(Structure):
+    _fields_ = (("logits", Rows), ("out", Routes), ("normalize", c_int32))
+
+
+class Group(Structure):
+    _fields_ = (("routes", Routes), ("out", Groups))
+
+
+class Gather(Structure):
+    _fields_ = (("input", Packed), ("out", Packed), ("routes", Routes), ("groups", Groups))
+
+
+class ExpertLinear(Structure):
+    _fields_ = (("out", Rows), ("input", Packed), ("weights", ExpertWeights), ("groups", Groups))
+
+
+class Combine(Structure):
+    _fields_ = (("out", Rows), ("input", Rows), ("routes", Routes), ("groups", Groups))
+
+
 class Instruction(Structure):
     _fields_ = (("operation", c_int32), ("operands", c_void_p))
 
@@ -200,6 +242,11 @@ OPERANDS: dict[Operation, type[Structure]] = {
     Operation.LINEAR: Linear,
     Operation.WRITE_KV: WriteKv,
     Operation.ATTEND: Attend,
+    Operation.ROUTE: Route,
+    Operation.GROUP: Group,
+    Operation.GATHER: Gather,
+    Operation.EXPERT_LINEAR: ExpertLinear,
+    Operation.COMBINE: Combine,
 }
 
 # For each operation, the operands that it reads rows from and those that it writes rows to.
@@ -216,6 +263,11 @@ READS: dict[Operation, tuple[str, ...]] = {
     Operation.LINEAR: ("input",),
     Operation.WRITE_KV: ("keys", "values", "angles"),
     Operation.ATTEND: ("queries", "angles"),
+    Operation.ROUTE: ("logits",),
+    Operation.GROUP: ("routes",),
+    Operation.GATHER: ("input", "routes", "groups"),
+    Operation.EXPERT_LINEAR: ("input", "groups"),
+    Operation.COMBINE: ("input", "routes", "groups"),
 }
 WRITES: dict[Operation, tuple[str, ...]] = {
     Operation.RMS_NORM: ("out", "sum", "packed"),
@@ -232,10 +284,13 @@ WRITES: dict[Operation, tuple[str, ...]] = {
 }
 
 
-def pointers(operand: Any) -> list[str]:
-    """The fields of an operand that point to numbers which change from step to step."""
-    return ["data"] if isinstance(operand, Rows) else ["data", "scales", "sums"]
-
+POINTERS: dict[type[Structure], tuple[str, ...]] = {
+    Rows: ("data",),
+    Packed: ("data", "scales", "sums"),
+    Routes: ("chosen", "weights"),
+    Groups: ("places", "blocks", "num_blocks"),
+}
+"""The fields of an operand that point to numbers which change from step to step."""
 
 STRUCTURES: tuple[type[Structure], ...] = (*dict.fromkeys(OPERANDS.values()), Instruction, Step)
 """All that the library reads: their sizes must be its own."""

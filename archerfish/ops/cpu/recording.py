@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from archerfish.ops.cpu import program
-from archerfish.ops.cpu.program import READS, WRITES, Index, Operation
+from archerfish.ops.cpu.program import POINTERS, READS, WRITES, Index, Operation
 from archerfish.ops.packed import PackedWeight
 
 RECORDED_ROWS = 2
@@ -116,11 +116,12 @@ class Recording:
 
 def _row_pointers(line: _Line) -> list[tuple[Any, str]]:
     """Every pointer of an instruction to rows of the step, as (structure, field)."""
-    found = []
-    for name in (*READS[line.operation], *WRITES[line.operation]):
-        operand = getattr(line.operands, name)
-        found += [(operand, field) for field in program.pointers(operand) if getattr(operand, field)]
-    return found
+    return _pointers(line, (*READS[line.operation], *WRITES[line.operation]))
+
+
+def _pointers(line: _Line, names: tuple[str, ...]) -> list[tuple[Any, str]]:
+    operands = [getattr(line.operands, name) for name in names]
+    return [(operand, field) for operand in operands for field in POINTERS[type(operand)] if getattr(operand, field)]
 
 
 def _add_where_normalized(lines: list[_Line]) -> list[_Line]:
@@ -156,11 +157,12 @@ def _pack_where_made(lines: list[_Line]) -> list[_Line]:
 def _rotate_where_used(lines: list[_Line], kept: set[int]) -> list[_Line]:
     """Keys are rotated by whoever stores them and queries by whoever attends, if nobody else wants them rotated."""
     rotations = {line.operands.out.data: line for line in lines if line.operation == Operation.ROTATE}
+    read = [getattr(*pointer) for line in lines for pointer in _pointers(line, READS[line.operation])]
     joined: list[_Line] = []
     for line in lines:
         name = {Operation.WRITE_KV: "keys", Operation.ATTEND: "queries"}.get(line.operation)
         rotation = None if name is None else rotations.get(getattr(line.operands, name).data)
-        if name is not None and rotation is not None and _is_read_once(rotation.operands.out, lines, kept):
+        if name is not None and rotation is not None and _is_read_once(rotation.operands.out, read, kept):
             setattr(line.operands, name, rotation.operands.input)
             line.operands.angles = rotation.operands.angles
             joined.remove(rotation)
@@ -168,14 +170,14 @@ def _rotate_where_used(lines: list[_Line], kept: set[int]) -> list[_Line]:
     return joined
 
 
-def _is_read_once(rows: program.Rows, lines: list[_Line], kept: set[int]) -> bool:
+def _is_read_once(rows: program.Rows, read: list[int], kept: set[int]) -> bool:
     taken = range(rows.data, rows.data + RECORDED_ROWS * rows.stride * ctypes.sizeof(ctypes.c_float))
-    read = (getattr(line.operands, name).data for line in lines for name in READS[line.operation])
-    return rows.data not in kept and sum(address is not None and address in taken for address in read) == 1
+    return rows.data not in kept and sum(address in taken for address in read) == 1
 
 
 def _writes(line: _Line, address: int) -> bool:
-    return any(getattr(line.operands, name).data == address for name in WRITES[line.operation])
+    operands = (getattr(line.operands, name) for name in WRITES[line.operation])
+    return any(isinstance(operand, program.Rows) and operand.data == address for operand in operands)
 
 
 class _Layout:

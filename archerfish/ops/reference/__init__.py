@@ -14,6 +14,7 @@ from archerfish.ops.reference.layers import (
     linear,
     rms_norm,
     rotate,
+    route,
     scale,
     softcap,
 )
@@ -28,6 +29,7 @@ IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "layer_norm": layer_norm,
     "rotate": rotate,
     "activate": activate,
+    "route": route,
     "experts": experts,
     "attend": attend,
     "write_kv": write_kv,

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from archerfish.arch.arch import Activation
+from archerfish.ops.signatures import Routed
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -62,6 +63,14 @@ def _nonlinear(x: Tensor, activation: Activation) -> Tensor:
             return F.gelu(x, approximate="tanh")
         case "relu":
             return F.relu(x)
+
+
+def route(logits: Tensor, num_chosen: int, normalize: bool) -> Routed:
+    logits = logits.float()
+    # Unlike topk, a stable sort says which of equals it takes.
+    chosen = logits.sort(dim=-1, descending=True, stable=True).indices[:, :num_chosen]
+    weights = torch.softmax(logits, dim=-1).gather(-1, chosen)
+    return Routed(chosen, weights / weights.sum(-1, keepdim=True) if normalize else weights)
 
 
 def experts(

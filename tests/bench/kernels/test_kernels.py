@@ -10,15 +10,19 @@ import torch
 from archerfish.arch.arch import Arch, ExpertsSpec, LayerSpec, MlpSpec, NormSpec
 from archerfish.arch.rope import RopeSpec
 from archerfish.bench.kernels.cases import Asked, KernelCase, kernel_cases
+from archerfish.bench.kernels.matrices import FORMATS, QuantizedMatrices, format_name
 from archerfish.bench.kernels.measure import KernelReport, Stopwatch, measure_kernels
+from archerfish.bench.kernels.roofs import Roofs, measure_roofs
 from archerfish.metrics.state import Peak
 from archerfish.ops import Target
 from archerfish.ops.choose import Implementation, implementations
 from archerfish.ops.signatures import Ops
-from archerfish.quant import KvFormat
+from archerfish.quant import KvFormat, WeightFormat
 from tests.arch.shapes import arch, attention, uniform
+from tests.ops.cpu.native import KERNELS, native, needs_native
 
 PEAK = Peak(flops=1e9, bandwidth=1e8)
+ROOFS = Roofs(PEAK, integer_flops=4e9)
 TARGET = Target(device="cpu", dtype="float32")
 _ROPE = RopeSpec(dim=8, theta=10000.0)
 DENSE = uniform(
@@ -53,7 +57,7 @@ class FixedStopwatch(Stopwatch):
         return self._table.get(function, 0.5)
 
 
-def cases(of: Arch, *batch_sizes: int, kv: str = "float32") -> list[KernelCase]:
+def cases(of: Arch, *batch_sizes: int, quantized: bool = False, kv: str = "float32") -> list[KernelCase]:
     asked = Asked(
         arch=of,
         batch_sizes=batch_sizes,
@@ -62,17 +66,21 @@ def cases(of: Arch, *batch_sizes: int, kv: str = "float32") -> list[KernelCase]:
         device="cpu",
         dtype=torch.float32,
         kv_format=KvFormat(kv, "float32"),
+        quantized=quantized,
     )
     return list(kernel_cases(asked))
 
 
 def measure(of: Arch, known: list[Implementation], stopwatch: Stopwatch | None = None) -> KernelReport:
-    return measure_kernels(cases(of, 1, 4), known, TARGET, PEAK, stopwatch or FixedStopwatch(), 2)
+    return measure_kernels(cases(of, 1, 4), known, TARGET, ROOFS, stopwatch or FixedStopwatch(), 2)
 
 
 @pytest.mark.parametrize(
     ("of", "unused"),
-    [(DENSE, ("scale", "softcap", "layer_norm", "experts")), (MIXED, ("scale", "softcap", "rms_norm", "rotate"))],
+    [
+        (DENSE, ("scale", "softcap", "layer_norm", "route", "experts")),
+        (MIXED, ("scale", "softcap", "rms_norm", "rotate")),
+    ],
     ids=["dense", "mixed"],
 )
 def test_every_operation_of_a_model_is_run_at_every_batch_size(of: Arch, unused: tuple[str, ...]) -> None:
@@ -108,7 +116,8 @@ def test_a_smaller_cache_is_less_to_read_and_to_write() -> None:
     assert found["attend"].num_bytes == 2 * one * 40 * 4 + 4 * (2 * 4 * 32)
     assert found["write_kv"].num_bytes == 2 * one * 4 + 4 * (2 * 4 * 16) + 4 * 8
     assert found["copy_blocks"].num_bytes == 2 * 2 * one * 4 * 16 + 2 * 4 * 8
-    measure_kernels(list(found.values()), implementations(), TARGET, PEAK, FixedStopwatch(), 2)
+    report = measure_kernels(list(found.values()), implementations(), TARGET, ROOFS, FixedStopwatch(), 2)
+    assert sum("stored as int8 (lossy)" in timing.shape for timing in report.timings) == 3
 
 
 def test_layers_of_one_shape_give_one_case_and_take_turns() -> None:
@@ -142,3 +151,78 @@ def test_a_stopwatch_calls_with_every_input_in_turn() -> None:
     called: list[int] = []
     assert Stopwatch("cpu", 0.0).best(called.append, [(1,), (2,)]) > 0
     assert called == [1, 2, 1, 2]
+
+
+# -- quantized matrices -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weights", FORMATS, ids=format_name)
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 64), (130, 96), (1, 200)])
+def test_matrices_take_the_bytes_that_packing_a_real_one_takes(
+    weights: WeightFormat, outputs: int, inputs: int
+) -> None:
+    made, real = QuantizedMatrices(weights).make(outputs, inputs), weights.pack(torch.randn(outputs, inputs))
+    assert (made.nbytes, made.shape) == (real.nbytes, real.shape)
+    assert QuantizedMatrices(weights).num_bytes(outputs, inputs) == real.nbytes
+    experts = QuantizedMatrices(weights).make(3, outputs, inputs)
+    assert (experts.nbytes, experts.shape) == (3 * real.nbytes, (3, outputs, inputs))
+    assert QuantizedMatrices(weights).num_bytes(3, outputs, inputs) == 3 * real.nbytes
+
+
+def test_what_has_matrices_comes_in_every_format_beside_its_own() -> None:
+    found: dict[tuple[str, str], list[str | None]] = {}
+    listed = cases(MIXED, 4, quantized=True)
+    for case in listed:
+        found.setdefault((case.operation, case.shape), []).append(case.format)
+    every = [None, "int8", "w8a8", "int4 g32", "int4 g64", "int4 g128", "int4 g64 zeros"]
+    assert found["linear", "qkv: 4 x 32 -> 64"] == every
+    assert found["linear", "down: 4 x 48 -> 32"] == every
+    assert found["experts", "4 x 32, 2 of 4 experts of 16"] == every
+    assert found["linear", "head: 4 x 32 -> 100"] == [None, "int8", "w8a8"]
+    assert found["embed", "4 of 100 rows x 32"] == [None, "int8", "w8a8"]
+    assert found["linear", "router: 4 x 32 -> 4"] == [None]
+    assert found["attend", "prompt of 40 tokens"] == [None]
+    names = [(case.operation, case.shape) for case in listed]
+    assert names == [name for name, formats in found.items() for _ in formats], "alike ones stand side by side"
+
+
+def test_the_bytes_of_a_quantized_case_are_those_of_its_packed_matrices() -> None:
+    found = {(case.operation, case.shape, case.format): case for case in cases(MIXED, 1, quantized=True)}
+    qkv = found["linear", "qkv: 1 x 32 -> 64", "int4 g32"]
+    assert qkv.num_bytes == 64 * (32 / 2 + 2) + 4 * (32 + 64)  # Two nibbles a byte, and a float16 scale for each 32.
+    assert qkv.flops == 2 * 32 * 64
+    head = found["linear", "head: 1 x 32 -> 100", "int8"]
+    assert head.num_bytes == 128 * (32 + 4) + 4 * (32 + 100)  # Whole panels of 64 outputs, a float32 scale for each.
+    embed = found["embed", "1 of 100 rows x 32", "int8"]
+    assert embed.num_bytes == pytest.approx(128 * (32 + 4) / 100 + 4 * 32 + 8)
+    experts = found["experts", "1 x 32, 2 of 4 experts of 16", "int8"]
+    up, down = 64 * (32 + 4), 64 * (32 + 4)  # 32 x 32 and 32 x 16, filled up: 64 outputs, groups of 32 inputs.
+    assert experts.num_bytes == 2 * (up + down) + 4 * 2 * 32  # Of four experts one token reads two.
+
+
+@needs_native
+def test_quantized_cases_run_where_packed_matrices_are_taken_and_have_a_roof_of_their_own() -> None:
+    with_matrices = ("linear", "embed", "experts")
+    asked = [case for case in cases(MIXED, 4, quantized=True) if case.operation in with_matrices]
+    roofs = Roofs(Peak(flops=1e9, bandwidth=1e12), integer_flops=4e9)
+    report = measure_kernels(asked, implementations(native(KERNELS[0])), TARGET, roofs, FixedStopwatch(), 2)
+    assert report.integer_flops == 4e9
+    quantized = [timing for timing in report.timings if timing.format is not None]
+    assert {timing.kernel for timing in quantized} == {f"native {KERNELS[0]}"}
+    assert len(quantized) == sum(case.format is not None for case in asked)
+    assert len(report.timings) == len(quantized) + 2 * sum(case.format is None for case in asked)
+    for kind, flops in ((None, 1e9), ("int8", 4e9)):
+        [case] = (case for case in asked if (case.shape, case.format) == ("up: 4 x 32 -> 48", kind))
+        timing = next(one for one in report.timings if (one.shape, one.format) == (case.shape, kind))
+        assert (timing.roof_share, timing.limit) == (pytest.approx(case.flops / flops / 0.5), "compute")
+
+
+def test_without_kernels_for_them_nothing_is_quantized() -> None:
+    assert measure_roofs(PEAK, implementations(), TARGET) == Roofs(PEAK, None)
+
+
+@needs_native
+def test_products_of_integers_have_a_measured_roof(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("archerfish.bench.kernels.roofs._SECONDS", 0.0)
+    roofs = measure_roofs(PEAK, implementations(native(KERNELS[0])), TARGET)
+    assert roofs.peak == PEAK and roofs.integer_flops is not None and roofs.integer_flops > 0

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from archerfish.ops.reference.layers import activate, embed, experts, layer_norm, linear, rms_norm, rotate
+from archerfish.ops.reference.layers import activate, embed, experts, layer_norm, linear, rms_norm, rotate, route
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 ROUNDING = {torch.float32: 3e-6, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}
@@ -134,6 +134,20 @@ def test_linear(dtype, with_bias):
 def test_embedding_picks_rows():
     table = random(0, 11, 4)
     assert torch.equal(embed(torch.tensor([3, 10, 0, 3]), table), table[[3, 10, 0, 3]])
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_routing_takes_the_likeliest_and_of_equals_the_first(dtype, normalize):
+    logits = torch.randint(-4, 5, (40, 12), generator=torch.Generator().manual_seed(0)).to(dtype)  # Many are equal.
+    found = route(logits, 5, normalize)
+    powers = np.exp(wide(logits))
+    for row, shares in enumerate(powers / powers.sum(-1, keepdims=True)):
+        order = sorted(range(12), key=lambda expert: (-shares[expert], expert))[:5]
+        total = shares[order].sum() if normalize else 1.0
+        assert found.chosen[row].tolist() == order
+        assert np.allclose(found.weights[row], shares[order] / total, rtol=1e-5)
+    assert found.weights.dtype == torch.float32
 
 
 def naive_experts(x, gate_up, down, chosen, weights, activation):

@@ -1,0 +1,47 @@
+"""The most that a machine can do, measured: also for products of integers, which quantized matrices take part in."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from archerfish.bench.kernels.cases import KernelCase
+from archerfish.bench.kernels.matrices import QuantizedMatrices
+from archerfish.metrics.state import Peak
+from archerfish.ops.choose import Implementation, Target
+from archerfish.quant import WeightFormat
+
+_SECONDS = 0.3
+_ROWS, _SIDE = 96, 1024
+"""Large enough to keep every core busy, small enough for all of it to stay in the caches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roofs:
+    peak: Peak
+    """In the model's number format."""
+    integer_flops: float | None
+    """Operations per second of products of integers; None where no kernel has any."""
+
+    def flops(self, case: KernelCase) -> float:
+        if case.format is None:
+            return self.peak.flops
+        assert self.integer_flops is not None, "kernels with quantized matrices have a roof"
+        return self.integer_flops
+
+
+def measure_roofs(peak: Peak, implementations: Iterable[Implementation], target: Target) -> Roofs:
+    """Torch has no product of integers that is as fast as its others, so our own kernel sets this roof."""
+    packed = (one for one in implementations if one.operation == "linear" and one.takes_packed)
+    linear = next((one for one in packed if one.supports(target) is None), None)
+    if linear is None:
+        return Roofs(peak, None)
+    rows = torch.randn(_ROWS, _SIDE)
+    matrix = QuantizedMatrices(WeightFormat(name="w8a8")).make(_SIDE, _SIDE)
+    best, ends = float("inf"), time.perf_counter() + _SECONDS
+    while best == float("inf") or time.perf_counter() < ends:
+        started = time.perf_counter()
+        linear.function(rows, matrix, None)
+        best = min(best, time.perf_counter() - started)
+    return Roofs(peak, 2.0 * _ROWS * _SIDE * _SIDE / best)

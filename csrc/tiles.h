@@ -1,0 +1,108 @@
+// Matrix tiles (AMX): eight registers of up to 16 rows of 64 bytes, and products of two of them added to a third.
+//
+// Written as instructions, because the compiler's own intrinsics want the numbers of registers as literals, and because
+// gcc 12 believes that loading a configuration reads eight bytes of it. Without ARCHERFISH_TILES_IN_SOFTWARE the CPU does
+// it; with it a model of the CPU, for machines that have none and for sanitizers, which do not see what tiles load.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace archerfish {
+namespace ISA {
+
+struct alignas(64) TileShapes {
+    uint8_t palette = 1;
+    uint8_t start_row = 0;
+    uint8_t reserved[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+
+    void set(int tile, int64_t num_rows, int64_t num_bytes) {
+        rows[tile] = (uint8_t)num_rows;
+        row_bytes[tile] = (uint16_t)num_bytes;
+    }
+};
+
+#ifndef ARCHERFISH_TILES_IN_SOFTWARE
+
+inline void tiles_shape(const TileShapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes) : "memory"); }
+inline void tiles_release() { asm volatile("tilerelease" ::: "memory"); }
+template <int T>
+inline void tile_zero() {
+    asm volatile("tilezero %%tmm%c0" ::"i"(T));
+}
+template <int T>
+inline void tile_load(const void* from, int64_t stride) {
+    asm volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(T), "r"(from), "r"(stride) : "memory");
+}
+template <int T>
+inline void tile_store(void* to, int64_t stride) {
+    asm volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(T), "r"(to), "r"(stride) : "memory");
+}
+// Signed bytes, four at a time, to 32 bits.
+template <int C, int A, int B>
+inline void tile_add_products() {
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+}
+// Pairs of bfloat16.
+template <int C, int A, int B>
+inline void tile_add_bf16_products() {
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+}
+
+#else
+
+struct Tile {
+    uint8_t bytes[16][64];
+};
+inline thread_local Tile tiles[8];
+inline thread_local TileShapes tile_shapes;
+
+inline void tiles_shape(const TileShapes& shapes) { tile_shapes = shapes; }
+inline void tiles_release() { tile_shapes = TileShapes(); }
+template <int T>
+inline void tile_zero() {
+    std::memset(&tiles[T], 0, sizeof(Tile));
+}
+template <int T>
+inline void tile_load(const void* from, int64_t stride) {
+    tile_zero<T>();
+    for (int r = 0; r < tile_shapes.rows[T]; ++r)
+        std::memcpy(tiles[T].bytes[r], (const uint8_t*)from + r * stride, tile_shapes.row_bytes[T]);
+}
+template <int T>
+inline void tile_store(void* to, int64_t stride) {
+    for (int r = 0; r < tile_shapes.rows[T]; ++r)
+        std::memcpy((uint8_t*)to + r * stride, tiles[T].bytes[r], tile_shapes.row_bytes[T]);
+}
+template <int C, int A, int B>
+inline void tile_add_products() {
+    for (int m = 0; m < tile_shapes.rows[C]; ++m)
+        for (int n = 0; n < tile_shapes.row_bytes[C] / 4; ++n) {
+            int32_t& sum = ((int32_t*)tiles[C].bytes[m])[n];
+            for (int k = 0; k < tile_shapes.row_bytes[A]; ++k)
+                sum += (int)(int8_t)tiles[A].bytes[m][k] * (int)(int8_t)tiles[B].bytes[k / 4][4 * n + k % 4];
+        }
+}
+template <int C, int A, int B>
+inline void tile_add_bf16_products() {
+    auto number = [](const uint8_t* bytes, int place) {
+        uint32_t bits = (uint32_t)((const uint16_t*)bytes)[place] << 16;
+        float value;
+        std::memcpy(&value, &bits, 4);
+        return value;
+    };
+    for (int m = 0; m < tile_shapes.rows[C]; ++m)
+        for (int n = 0; n < tile_shapes.row_bytes[C] / 4; ++n) {
+            float sums[2] = {};
+            for (int k = 0; k < tile_shapes.row_bytes[A] / 2; ++k)
+                sums[k % 2] += number(tiles[A].bytes[m], k) * number(tiles[B].bytes[k / 2], 2 * n + k % 2);
+            ((float*)tiles[C].bytes[m])[n] += sums[0] + sums[1];
+        }
+}
+
+#endif
+
+}  // namespace ISA
+}  // namespace archerfish
