@@ -1,4 +1,4 @@
-"""What each format of the weights does to a model: perplexity of a text, and how often the likeliest token stays.
+"""What formats of weights, keys and values do to a model: perplexity, and how often the likeliest token stays.
 
 python benchmarks/quality_of_formats.py TEXT, where lines <|endoftext|> part documents.
 """
@@ -15,7 +15,9 @@ from archerfish import LLM, SamplingParams
 FORMATS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
+    "keys and values int8": {"kv_cache_dtype": "int8"},
     "int8": {"quantization": "int8"},
+    "int8, keys and values too": {"quantization": "int8", "kv_cache_dtype": "int8"},
     "w8a8": {"quantization": "w8a8"},
     "int4, groups of 32": {"quantization": "int4", "quantization_group": 32},
     "int4, groups of 64": {"quantization": "int4"},

@@ -16,6 +16,7 @@ namespace {
 
 #include "rows.inc"
 #include "linear.inc"
+#include "cache.inc"
 #include "attention.inc"
 #include "experts.inc"
 #include "draw.inc"

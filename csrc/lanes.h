@@ -64,6 +64,9 @@ inline Floats load_bf16(const uint16_t* p) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
 }
 inline Floats load_f16(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+inline Floats load_int8(const int8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
+}
 inline void store_bf16(uint16_t* p, Floats x) {
     // To the nearest, ties to even; NaN stays NaN.
     __m512i bits = _mm512_castps_si512(x.v);
@@ -192,6 +195,10 @@ inline Floats load_bf16(const uint16_t* p) { return {eight_of_bf16(p), eight_of_
 inline Floats load_f16(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }
+inline __m256 eight_of_int8(const int8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+}
+inline Floats load_int8(const int8_t* p) { return {eight_of_int8(p), eight_of_int8(p + 8)}; }
 inline __m256i half_to_bf16(__m256 x) {
     __m256i bits = _mm256_castps_si256(x);
     __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));

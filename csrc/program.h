@@ -18,7 +18,7 @@ struct Rows {
     int32_t width;
 };
 
-enum class Number : int32_t { float32 = 0, bfloat16 = 1 };
+enum class Number : int32_t { float32 = 0, bfloat16 = 1, int8 = 2 };
 
 enum class Format : int32_t { float32 = 0, bfloat16 = 1, int8 = 2, int4 = 3, int4_zeros = 4 };
 
@@ -158,11 +158,16 @@ struct Linear {
     Packed in;
     Weight weight;
 };
+constexpr int64_t MOST_HEAD_DIM = 256;  // Of heads in the cache.
+
 // The cache of one layer: blocks of num_heads * head_dim * block_size numbers. Keys of a block are
 // [heads][block_size / 16][head_dim][16 tokens], so that sixteen scores grow side by side; values [block_size][heads][head_dim].
+// int8 ones are whole multiples of a scale for each head and token, which lie [heads][block_size] in a block.
 struct Cache {
     uint8_t* keys;
     uint8_t* values;
+    float* key_scales;  // Null, like those of the values, where numbers are floats.
+    float* value_scales;
     Number number;
     int32_t block_size;
     int32_t num_heads;
@@ -171,11 +176,24 @@ struct Cache {
 };
 struct WriteKv {
     Rows keys, values;
+    Rows angles;  // To rotate keys by first; without data: none.
     Cache cache;
+};
+
+constexpr int64_t MOST_PARTS = 8192;  // Of a step's attention: spans of keys, for each query.
+
+// Room for what queries gather from single spans of keys, before it is put together.
+struct Parts {
+    float* sums;       // [MOST_PARTS][head_dim]
+    float* peaks;      // [MOST_PARTS]
+    float* totals;     // [MOST_PARTS]
+    int32_t* arrived;  // [MOST_PARTS] spans that are done, of queries that are worked on; 0 between two steps.
 };
 struct Attend {
     Rows out, queries;
+    Rows angles;  // To rotate queries by first; without data: none.
     Cache cache;
+    Parts parts;
     float scale;
     float softcap;   // 0: none.
     int64_t window;  // 0: none.

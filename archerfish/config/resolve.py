@@ -41,6 +41,7 @@ class ResolvedConfig:
     block_size: int
     enable_prefix_caching: bool
     gpu_memory_utilization: float
+    kv_cache_dtype: str
     kv_cache_memory_bytes: int | None
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -53,9 +54,11 @@ def resolve(config: EngineConfig, facts: Facts) -> ResolvedConfig:
     """Concrete settings, or a ConfigError that names the field and a value that works."""
     device = _device(config, facts)
     on_cpu = device == "cpu"
+    dtype = _dtype(config, facts, on_cpu=on_cpu)
     chosen = {
         "device": device,
-        "dtype": _dtype(config, facts, on_cpu=on_cpu),
+        "dtype": dtype,
+        "kv_cache_dtype": dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         "max_model_len": _max_model_len(config, facts),
     }
     given = {f.name: getattr(config, f.name) for f in fields(ResolvedConfig)}

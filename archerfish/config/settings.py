@@ -11,6 +11,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
 Device = Literal["auto", "cpu", "cuda"]
 Quantization = Literal["none", "int8", "w8a8", "int4"]
+KvCacheDtype = Literal["auto", "float32", "bfloat16", "int8"]
 Kernels = Literal["auto", "amx", "avx512", "avx2", "reference"]
 Batching = Literal["continuous", "dynamic", "static"]
 
@@ -59,6 +60,9 @@ plain torch."""
     """Keep the KV cache of finished requests, and compute a prefix seen before only once."""
     gpu_memory_utilization: float | None = None
     """Share of the device's free memory (main memory on a CPU) to fill; by default 0.9 on a GPU, 0.5 on a CPU."""
+    kv_cache_dtype: KvCacheDtype = "auto"
+    """Number format of keys and values in the cache; auto takes the model's own. Lossy, where it is smaller: int8 \
+keeps a scale for each head and token."""
     kv_cache_memory_bytes: int | None = None
     """Size of the KV cache, instead of what memory utilization leaves. Accepts 2G, 512M."""
     max_num_seqs: int | None = None

@@ -30,7 +30,7 @@ from archerfish.models.decoder import Decoder
 from archerfish.models.families import Family, Fields, find_family
 from archerfish.ops import Ops, Target, choose_ops, implementations, open_native, torch_dtype, why_not_native
 from archerfish.ops.cpu.native import NativeOps
-from archerfish.quant import WeightFormat
+from archerfish.quant import KvFormat, WeightFormat
 from archerfish.request import SamplingParams
 from archerfish.sampling.compiled import CompiledForms
 from archerfish.sampling.grammar import Grammars
@@ -101,18 +101,22 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
     torch.set_num_threads(resolved.threads if native is None else 1)
     ops, _ = choose_ops(_target(checkpoint, resolved), implementations(native))
     dtype, weights = torch_dtype(resolved.dtype), _weight_format(resolved)
-    layout = kv_layout(checkpoint.arch)
+    bytes_per_weight = _bytes_per_weight(checkpoint.arch, weights, dtype.itemsize)
+    layout, kv_format = kv_layout(checkpoint.arch), KvFormat(resolved.kv_cache_dtype, resolved.dtype)
+    bytes_per_kv_value = kv_format.bytes_per_value(layout.head_dim)
     memory = Memory(
         checkpoint.arch,
         layout,
         _free_memory(resolved.device),
         dtype.itemsize,
-        bytes_per_weight=_bytes_per_weight(checkpoint.arch, weights, dtype.itemsize),
+        bytes_per_kv_value=bytes_per_kv_value,
+        bytes_per_weight=bytes_per_weight,
         bytes_per_activation=dtype.itemsize if native is None else 4,  # Native operations compute in float32.
     )
     cache_size = memory.size_cache(resolved)
     decoder = _model(checkpoint, resolved, ops, on_progress, packed=native is not None)
-    storage = KVStorage(layout, cache_size.num_blocks, resolved.block_size, dtype, resolved.device, ops)
+    kv_dtype = torch_dtype(resolved.kv_cache_dtype)
+    storage = KVStorage(layout, cache_size.num_blocks, resolved.block_size, kv_dtype, resolved.device, ops)
     model = _runnable(decoder, storage, native, resolved)
     forms = None if tokenizer is None else CompiledForms(tokenizer, checkpoint.arch.vocab_size, eos_token_ids)
     grammars = None if forms is None else Grammars(forms)
@@ -120,7 +124,7 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
         model, storage, resolved.max_num_seqs, resolved.max_model_len, resolved.device, ops.draw, grammars
     )
     scheduler = _scheduler(resolved, layout, cache_size, eos_token_ids)
-    logger.info(str(cache_size))
+    logger.info("%s, %s", cache_size, kv_format)
     return Assembly(
         directory=checkpoint.directory,
         tokenizer_directory=tokenizer_directory,
@@ -128,9 +132,7 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
             scheduler,
             executor,
             time.monotonic,
-            cost=step_cost(
-                checkpoint.arch, _bytes_per_weight(checkpoint.arch, weights, dtype.itemsize), dtype.itemsize
-            ),
+            cost=step_cost(checkpoint.arch, bytes_per_weight, bytes_per_kv_value),
             check_invariants=resolved.check_invariants,
         ),
         executor=executor,

@@ -60,7 +60,9 @@ class Memory:
     layout: KVLayout
     available: int
     bytes_per_value: int
-    """Of keys and values, and of everything else unless it says otherwise below."""
+    """Of everything, unless it says otherwise below."""
+    bytes_per_kv_value: float | None = None
+    """In the cache, with its share of a scale."""
     bytes_per_weight: float | None = None
     bytes_per_activation: int | None = None
 
@@ -115,7 +117,7 @@ class Memory:
         return blocks_held(config.max_model_len, windows, config.block_size, step_tokens)
 
     def _block_bytes(self, config: ResolvedConfig) -> int:
-        return self.layout.block_bytes(config.block_size, self.bytes_per_value)
+        return self.layout.block_bytes(config.block_size, self.bytes_per_kv_value or self.bytes_per_value)
 
     # -- what to say when it does not fit -------------------------------------------------------------------------
 

@@ -27,8 +27,9 @@ class KVLayout:
     num_kv_heads: int
     head_dim: int
 
-    def block_bytes(self, block_size: int, bytes_per_value: int) -> int:
-        return 2 * self.num_slots * block_size * self.num_kv_heads * self.head_dim * bytes_per_value
+    def block_bytes(self, block_size: int, bytes_per_value: float) -> int:
+        """A value's bytes may be a fraction: that is its share of a scale, and comes to whole ones over a head."""
+        return round(2 * self.num_slots * block_size * self.num_kv_heads * self.head_dim * bytes_per_value)
 
 
 def kv_layout(arch: Arch) -> KVLayout:

@@ -10,11 +10,12 @@ from archerfish.ops.choose import (
     why_not_native,
 )
 from archerfish.ops.dtypes import torch_dtype
-from archerfish.ops.signatures import Chunks, Ops
+from archerfish.ops.signatures import Chunks, LayerCache, Ops
 
 __all__ = [
     "Choice",
     "Chunks",
+    "LayerCache",
     "Ops",
     "Target",
     "all_implementations",

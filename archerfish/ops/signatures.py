@@ -50,6 +50,29 @@ class Chunks:
         return made
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerCache:
+    """Keys and values of one layer, as they are stored."""
+
+    keys: Tensor
+    """[N, B, G, D]"""
+    values: Tensor
+    """[N, B, G, D]"""
+    key_scales: Tensor | None = None
+    """[N, B, G] float32, if numbers are int8: what a 1 stands for. None of any other format."""
+    value_scales: Tensor | None = None
+    """[N, B, G] the same of values."""
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        every = (self.keys, self.values, self.key_scales, self.value_scales)
+        return [tensor for tensor in every if tensor is not None]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
 class Linear(Protocol):
     def __call__(self, x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
         """[T, K] x [N, K] -> [T, N]. The weight is as the implementation wants it: a tensor, or packed."""
@@ -126,20 +149,21 @@ class Attend(Protocol):
     def __call__(
         self,
         q: Tensor,
-        keys: Tensor,
-        values: Tensor,
+        cache: LayerCache,
         chunks: Chunks,
         group: int,
         scale: float,
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        """Causal attention of q [T, H, D] over paged keys and values [N, B, G, D] -> [T, H, D]."""
+        """Causal attention of q [T, H, D] over paged keys and values -> [T, H, D]."""
 
 
 class WriteKv(Protocol):
-    def __call__(self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-        """Store k and v [T, G, D] at their slots of [N, B, G, D].
+    def __call__(self, k: Tensor, v: Tensor, cache: LayerCache, slots: Tensor) -> None:
+        """Store k and v [T, G, D] at their slots, rounded to the cache's format.
+
+        int8 has one scale for each head of each token, its largest number over 127.
 
         How numbers are arranged within a block is between this and Attend, which are always chosen together.
         """
@@ -155,8 +179,8 @@ DRAW_ROW = np.dtype(
         ("top_k", np.int32),
     ]
 )
-"""What a row's next token is drawn by, as native kernels read it. Idle are: a top_p of 1, a min_p and a top_k of 0. With a
-temperature of 0 the likeliest token is taken."""
+"""What a row's next token is drawn by, as native kernels read it. Idle are a top_p of 1, a min_p of 0 and a top_k of 0;
+with a temperature of 0 the likeliest token is taken."""
 
 DrawRows = np.ndarray[tuple[int], np.dtype[np.void]]
 
@@ -172,14 +196,14 @@ class Draw(Protocol):
     def __call__(self, logits: Tensor, rows: DrawRows) -> Drawn:
         """The next token of each row of float32 logits [rows, vocabulary]: the largest of logits / temperature + noise.
 
-        Noise is a function of seed, position and token. Of equals the lower id wins. What may be drawn: min_p is applied
-        first, then top_k, then top_p, each to what the one before it left; equally likely tokens stay or go together.
+        Noise is a function of seed, position and token. Of equals the lower id wins. Filters say what may be drawn:
+        min_p, then top_k, then top_p, each on what the one before it left; equally likely tokens stay or go together.
         """
 
 
 class CopyBlocks(Protocol):
-    def __call__(self, cache: Tensor, sources: Tensor, targets: Tensor) -> None:
-        """Copy whole blocks of [N, B, G, D]."""
+    def __call__(self, cache: LayerCache, sources: Tensor, targets: Tensor) -> None:
+        """Copy whole blocks, all of them as they were before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,5 @@
-"""Run-time formats of weights: how many bits a number has, and how it is rounded to them."""
+"""Run-time formats of weights, keys and values: how many bits a number has, and how it is rounded to them."""
 
-from archerfish.quant.formats import WeightFormat
+from archerfish.quant.formats import KvFormat, WeightFormat
 
-__all__ = ["WeightFormat"]
+__all__ = ["KvFormat", "WeightFormat"]

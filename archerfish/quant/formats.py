@@ -1,10 +1,11 @@
-"""The formats weights may have while a model runs, and their making from full numbers. Knows no model."""
+"""The formats of weights, keys and values while a model runs; makes weights from full numbers. Knows no model."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
+from archerfish.ops.dtypes import torch_dtype
 from archerfish.ops.packed import PackedWeight, pack_floats, pack_int4, pack_int8
 from archerfish.quant.rounding import round_int4, round_int8
 
@@ -12,6 +13,7 @@ Name = Literal["none", "int8", "w8a8", "int4"]
 
 _ACTIVATION_GROUPS = (128, 64, 32)
 _SCALE_BYTES = 2  # float16, one for each group of int4.
+_KV_SCALE_BYTES = 4  # float32, one for each head of a token.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,28 @@ class WeightFormat:
             case "int4":
                 values, scales, zeros = round_int4(weight, self.group, zero_points=self.zero_points)
                 return pack_int4(values, scales, zeros, self.group)
+
+
+@dataclass(frozen=True, slots=True)
+class KvFormat:
+    """Of keys and values in the cache."""
+
+    name: str
+    """A number format: float32, bfloat16, float16 or int8."""
+    of_model: str
+    """The model's own number format."""
+
+    @property
+    def is_lossy(self) -> bool:
+        return self.name not in (self.of_model, "float32")
+
+    def bytes_per_value(self, head_dim: int) -> float:
+        """With the share of a scale, where heads have one."""
+        scale = _KV_SCALE_BYTES / head_dim if self.name == "int8" else 0.0
+        return torch_dtype(self.name).itemsize + scale
+
+    def __str__(self) -> str:
+        return self.name + (" (lossy)" if self.is_lossy else "")
 
 
 def _activation_group(num_inputs: int) -> int:

@@ -1,4 +1,4 @@
-"""Draws the next token of every row of a step, each by its own parameters: edits, grammars, penalties, then the draw."""
+"""Draws the next token of every row of a step by its own parameters: edits, grammars, penalties, then the draw."""
 
 import math
 from typing import NamedTuple

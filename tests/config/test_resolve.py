@@ -49,6 +49,14 @@ def test_what_cannot_work_is_refused_by_its_flag(settings: dict[str, Any], says:
     assert says in str(refusal.value)
 
 
+def test_the_cache_has_the_models_numbers_unless_it_is_told_otherwise() -> None:
+    assert resolved().kv_cache_dtype == "bfloat16"
+    assert resolved(checkpoint_dtype="float16").kv_cache_dtype == "float32", "as the model on a CPU"
+    assert resolved(dtype="float32").kv_cache_dtype == "float32"
+    assert resolved(dtype="float32", kv_cache_dtype="bfloat16").kv_cache_dtype == "bfloat16"
+    assert resolved(kv_cache_dtype="int8").kv_cache_dtype == "int8"
+
+
 def test_steps_and_sequences_follow_each_other_where_only_one_is_set() -> None:
     assert resolved().max_num_seqs == 256
     assert resolved(max_num_batched_tokens=100).max_num_seqs == 100

@@ -23,7 +23,9 @@ from archerfish.bench.kernels.matrices import (
     QuantizedMatrices,
     noise,
 )
-from archerfish.ops.signatures import DRAW_ROW, Chunks
+from archerfish.ops.dtypes import torch_dtype
+from archerfish.ops.signatures import DRAW_ROW, Chunks, LayerCache
+from archerfish.quant import KvFormat
 
 _INDEX_BYTES = 8
 _HEAD, _ROUTER = "head", "router"
@@ -57,6 +59,7 @@ class Asked:
     block_size: int
     device: str
     dtype: torch.dtype
+    kv_format: KvFormat
     quantized: bool = False
     """Also with matrices in every format they may be quantized to."""
 
@@ -290,16 +293,15 @@ class _Maker:
         blocks = -(-self._asked.context // self._asked.block_size)
 
         def make() -> tuple[Any, ...]:
-            keys, values = (self._cache(num_chunks * blocks) for _ in range(2))
             q, chunks = self._noise(tokens, spec.num_heads, spec.head_dim), self._chunks(num_chunks, length, blocks)
-            return q, keys, values, chunks, 0, spec.scale, spec.window, spec.softcap
+            return q, self._cache(num_chunks * blocks), chunks, 0, spec.scale, spec.window, spec.softcap
 
         return KernelCase(
             operation="attend",
-            shape=shape + window,
+            shape=shape + window + self._kv_note,
             make=make,
             flops=4.0 * spec.q_width * seen * num_chunks,
-            num_bytes=self._bytes(2 * spec.kv_width * read * num_chunks, 2 * tokens * spec.q_width),
+            num_bytes=self._kv_bytes(read * num_chunks) + self._bytes(2 * tokens * spec.q_width),
         )
 
     def write_kv(self) -> KernelCase:
@@ -309,17 +311,17 @@ class _Maker:
         def make() -> tuple[Any, ...]:
             k, v = (self._noise(tokens, spec.num_kv_heads, spec.head_dim) for _ in range(2))
             slots = torch.randperm(blocks * self._asked.block_size, device=self._asked.device)[:tokens]
-            return k, v, self._cache(blocks), self._cache(blocks), slots
+            return k, v, self._cache(blocks), slots
 
         return KernelCase(
             operation="write_kv",
-            shape=f"{tokens} x {spec.num_kv_heads} heads x {spec.head_dim}",
+            shape=f"{tokens} x {spec.num_kv_heads} heads x {spec.head_dim}{self._kv_note}",
             make=make,
-            num_bytes=self._bytes(4 * tokens * spec.kv_width) + tokens * _INDEX_BYTES,
+            num_bytes=self._bytes(2 * tokens * spec.kv_width) + self._kv_bytes(tokens) + tokens * _INDEX_BYTES,
         )
 
     def copy_blocks(self) -> KernelCase:
-        count, spec, block_size = self._num_tokens, self._attention, self._asked.block_size
+        count, block_size = self._num_tokens, self._asked.block_size
 
         def make() -> tuple[Any, ...]:
             order = torch.randperm(2 * count, device=self._asked.device)
@@ -327,9 +329,9 @@ class _Maker:
 
         return KernelCase(
             operation="copy_blocks",
-            shape=f"{count} blocks of {block_size} tokens",
+            shape=f"{count} blocks of {block_size} tokens{self._kv_note}",
             make=make,
-            num_bytes=self._bytes(2 * count * block_size * spec.kv_width) + 2 * count * _INDEX_BYTES,
+            num_bytes=2 * self._kv_bytes(count * block_size) + 2 * count * _INDEX_BYTES,
         )
 
     def draw(self) -> KernelCase:
@@ -344,8 +346,24 @@ class _Maker:
             operation="draw", shape=f"{rows} of {width:,} tokens, top_p 0.9", make=make, num_bytes=4 * rows * width
         )
 
-    def _cache(self, num_blocks: int) -> Tensor:
-        return self._noise(num_blocks, self._asked.block_size, self._attention.num_kv_heads, self._attention.head_dim)
+    def _cache(self, num_blocks: int) -> LayerCache:
+        shape = (num_blocks, self._asked.block_size, self._attention.num_kv_heads, self._attention.head_dim)
+        dtype = torch_dtype(self._asked.kv_format.name)
+        if dtype != torch.int8:
+            return LayerCache(*(self._noise(*shape).to(dtype) for _ in range(2)))
+        numbers = ((self._noise(*shape) * 40).to(dtype) for _ in range(2))  # Hardly any of them beyond 127.
+        return LayerCache(*numbers, *(self._noise(*shape[:-1]).float() / 40 for _ in range(2)))
+
+    @property
+    def _kv_note(self) -> str:
+        """Where keys and values are not stored as the model has its numbers."""
+        stored = self._asked.kv_format
+        return "" if stored.name == stored.of_model else f", stored as {stored}"
+
+    def _kv_bytes(self, num_tokens: int) -> float:
+        """Keys and values of so many tokens, as they are stored."""
+        bytes_per_value = self._asked.kv_format.bytes_per_value(self._attention.head_dim)
+        return 2 * num_tokens * self._attention.kv_width * bytes_per_value
 
     def _chunks(self, num_chunks: int, length: int, blocks: int) -> Chunks:
         """Every chunk has blocks of its own, in no order."""

@@ -11,14 +11,14 @@ from archerfish.bench.kernels.cases import KernelCase
 from archerfish.bench.kernels.roofs import Roofs
 from archerfish.ops.choose import Implementation, Target
 from archerfish.ops.packed import PackedExperts, PackedWeight
-from archerfish.ops.signatures import Ops
+from archerfish.ops.signatures import LayerCache, Ops
 
 _ROTATED_BYTES = 256 << 20
 """Inputs of up to so many bytes take turns: in a model each layer reads its own, not what the last call left behind."""
 _LEAST_TIMED = 1e-3
 """Seconds: shorter calls are timed several together."""
 
-_HAVE_BYTES = (torch.Tensor, PackedWeight, PackedExperts)
+_HAVE_BYTES = (torch.Tensor, PackedWeight, PackedExperts, LayerCache)
 
 Progress = Callable[[float], None]
 """Called with the cases done so far."""

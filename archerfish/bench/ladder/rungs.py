@@ -137,6 +137,7 @@ def quantize(ascent: Ascent, tell: Tell) -> Climb | Cannot:
             quantization=name,
             quantization_group=asked.quantization_group,
             quantization_zero_points=asked.quantization_zero_points,
+            kv_cache_dtype=asked.kv_cache_dtype,
         )
     except ConfigError as error:
         return Cannot(str(error))
@@ -170,11 +171,12 @@ def _engine_config(ascent: Ascent, changes: dict[str, Any]) -> EngineConfig:
     config = ascent.config
     longest = max(len(job.prompt) for job in ascent.workload.jobs)
     step_tokens = config.max_num_batched_tokens or max(longest, config.max_num_seqs or 0)
-    # Full weights, a prefix cache and the fastest kernels are what a rung does not say otherwise.
+    # Full numbers, a prefix cache and the fastest kernels are what a rung does not say otherwise.
     full: dict[str, Any] = {
         "quantization": "none",
         "quantization_group": 64,
         "quantization_zero_points": False,
+        "kv_cache_dtype": "auto",
         "enable_prefix_caching": True,
         "max_num_batched_tokens": step_tokens,
     }

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from archerfish.bench.offline.conditions import Conditions
 
 _COUNT = click.IntRange(min=1)
-_SETTINGS = ("model", "revision", "dtype", "hf_overrides", "device", "threads", "block_size")
+_SETTINGS = ("model", "revision", "dtype", "hf_overrides", "device", "threads", "block_size", "kv_cache_dtype")
 """What decides about shapes and kernels; everything else about an engine does not matter here."""
 _OTHER_SETTINGS = tuple(field.name for field in fields(EngineConfig) if field.name not in _SETTINGS)
 
@@ -75,6 +75,7 @@ def command(
     from archerfish.bench.offline.conditions import Conditions
     from archerfish.engine.build import examine
     from archerfish.ops import Target, all_implementations, torch_dtype
+    from archerfish.quant import KvFormat
 
     blueprint = examine(config)
     resolved, arch = blueprint.config, blueprint.arch
@@ -96,6 +97,7 @@ def command(
         block_size=resolved.block_size,
         device=resolved.device,
         dtype=torch_dtype(resolved.dtype),
+        kv_format=KvFormat(resolved.kv_cache_dtype, resolved.dtype),
         quantized=roofs.integer_flops is not None,
     )
     cases = [

@@ -21,9 +21,9 @@ from archerfish.ops.cpu.library import Team
 from archerfish.ops.cpu.program import ACTIVATIONS, Format, Index, Operation
 from archerfish.ops.cpu.recording import Recording
 from archerfish.ops.packed import PackedExperts, PackedWeight, pack_experts, pack_floats
-from archerfish.ops.signatures import Chunks, Drawn, DrawRows, Routed
+from archerfish.ops.signatures import Chunks, Drawn, DrawRows, LayerCache, Routed
 
-_NUMBERS = {torch.float32: 0, torch.bfloat16: 1}
+_NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 _CACHE_LINE, _PAGE_PART = 64, 1024
 
 
@@ -38,7 +38,7 @@ class NativeOps:
 
     LANES = 16
     """Numbers that are worked on at once: heads and blocks come in multiples."""
-    MOST_HEAD_DIM = 256
+    MOST_HEAD_DIM = program.MOST_HEAD_DIM
     MOST_EXPERTS = 1 << 16
     """A thread has room for a number of each."""
     MOST_TOKENS = 1 << 20
@@ -49,6 +49,7 @@ class NativeOps:
         self.kernels = team.kernels
         self._recording: Recording | None = None
         self._last_packed: tuple[Tensor, ...] = ()
+        self._parts = _Parts()
 
     def functions(self) -> dict[str, Callable[..., Any]]:
         """Its operations by their names."""
@@ -58,8 +59,7 @@ class NativeOps:
         """Makes arguments of the reference's kind into this kind: float32 rows, packed matrices."""
 
         def adapt(*arguments: Any) -> tuple[Any, ...]:
-            # Tables, and keys and values where they are stored, stay as they are.
-            kept = {"embed": (1,), "attend": (1, 2), "write_kv": (2, 3), "copy_blocks": (0,)}.get(operation, ())
+            kept = {"embed": (1,)}.get(operation, ())  # Tables stay as they are.
             wide = [
                 one.float() if isinstance(one, Tensor) and one.is_floating_point() and place not in kept else one
                 for place, one in enumerate(arguments)
@@ -181,17 +181,16 @@ class NativeOps:
         self._do(Operation.COMBINE, combine, step, summands, out)
         return out
 
-    def write_kv(self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+    def write_kv(self, k: Tensor, v: Tensor, cache: LayerCache, slots: Tensor) -> None:
         group = 0 if self._recording is None else self._recording.group(slots)
-        operands = program.WriteKv(_rows(k), _rows(v), _cache(keys, values, group))
+        operands = program.WriteKv(keys=_rows(k), values=_rows(v), cache=_cache(cache, group))
         step = program.Step(num_rows=len(k), slots=(c_void_p * 1)(slots.data_ptr()))
-        self._do(Operation.WRITE_KV, operands, step, k, v, keys, values)
+        self._do(Operation.WRITE_KV, operands, step, k, v, cache)
 
     def attend(
         self,
         q: Tensor,
-        keys: Tensor,
-        values: Tensor,
+        cache: LayerCache,
         chunks: Chunks,
         group: int,
         scale: float,
@@ -199,14 +198,16 @@ class NativeOps:
         softcap: float | None,
     ) -> Tensor:
         out = self._empty(*q.shape)
-        cache = _cache(keys, values, group)
-        operands = program.Attend(_rows(out), _rows(q), cache, scale, softcap or 0.0, window or 0)
+        operands = program.Attend(out=_rows(out), queries=_rows(q), cache=_cache(cache, group), scale=scale)
+        operands.parts = self._parts.pointers
+        operands.softcap, operands.window = softcap or 0.0, window or 0
         step = _rows_only(q) if self._recording is not None else make_step(len(q), None, None, chunks)
-        self._do(Operation.ATTEND, operands, step, q, keys, values, out)
+        self._do(Operation.ATTEND, operands, step, q, cache, self._parts, out)
         return out
 
-    def copy_blocks(self, cache: Tensor, sources: Tensor, targets: Tensor) -> None:
-        cache[targets] = cache[sources]  # Whole blocks: how they are arranged inside does not matter.
+    def copy_blocks(self, cache: LayerCache, sources: Tensor, targets: Tensor) -> None:
+        for tensor in cache.tensors:
+            tensor[targets] = tensor[sources]  # Whole blocks: how they are arranged inside does not matter.
 
     def draw(self, logits: Tensor, rows: DrawRows) -> Drawn:
         assert logits.shape[1] <= self.MOST_TOKENS, f"a vocabulary of {logits.shape[1]} is more than there is room for"
@@ -364,7 +365,29 @@ def _plain_table(table: Tensor) -> program.Weight:
     return program.Weight(number, 1, rows, width, width, 0, table.data_ptr())
 
 
-def _cache(keys: Tensor, values: Tensor, group: int) -> program.Cache:
-    _, block_size, num_heads, head_dim = keys.shape
-    number = _NUMBERS[keys.dtype]
-    return program.Cache(keys.data_ptr(), values.data_ptr(), number, block_size, num_heads, head_dim, group)
+def _cache(cache: LayerCache, group: int) -> program.Cache:
+    assert all(tensor.is_contiguous() for tensor in cache.tensors), "blocks are arranged anew within"
+    _, block_size, num_heads, head_dim = cache.keys.shape
+    return program.Cache(
+        cache.keys.data_ptr(),
+        cache.values.data_ptr(),
+        None if cache.key_scales is None else cache.key_scales.data_ptr(),
+        None if cache.value_scales is None else cache.value_scales.data_ptr(),
+        _NUMBERS[cache.keys.dtype],
+        block_size,
+        num_heads,
+        head_dim,
+        group,
+    )
+
+
+class _Parts:
+    """Room for parts of attention: one for all programs of a team, which run one after the other."""
+
+    def __init__(self) -> None:
+        # Zeroed by numpy, whose pages take no room until they are written: short contexts never do.
+        self._sums = np.zeros(program.MOST_PARTS * program.MOST_HEAD_DIM, np.float32)
+        self._peaks, self._totals = (np.zeros(program.MOST_PARTS, np.float32) for _ in range(2))
+        self.arrived = np.zeros(program.MOST_PARTS, np.int32)
+        every = (self._sums, self._peaks, self._totals, self.arrived)
+        self.pointers = program.Parts(*(array.ctypes.data for array in every))

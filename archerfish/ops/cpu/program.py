@@ -40,6 +40,11 @@ class Index(IntEnum):
     POSITIONS = 1
 
 
+MOST_HEAD_DIM = 256
+"""Of heads in the cache."""
+MOST_PARTS = 8192
+"""Of a step's attention: spans of keys, for each query."""
+
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
 
 
@@ -156,6 +161,8 @@ class Cache(Structure):
     _fields_ = (
         ("keys", c_void_p),
         ("values", c_void_p),
+        ("key_scales", c_void_p),
+        ("value_scales", c_void_p),
         ("number", c_int32),
         ("block_size", c_int32),
         ("num_heads", c_int32),
@@ -165,14 +172,20 @@ class Cache(Structure):
 
 
 class WriteKv(Structure):
-    _fields_ = (("keys", Rows), ("values", Rows), ("cache", Cache))
+    _fields_ = (("keys", Rows), ("values", Rows), ("angles", Rows), ("cache", Cache))
+
+
+class Parts(Structure):
+    _fields_ = (("sums", c_void_p), ("peaks", c_void_p), ("totals", c_void_p), ("arrived", c_void_p))
 
 
 class Attend(Structure):
     _fields_ = (
         ("out", Rows),
         ("queries", Rows),
+        ("angles", Rows),
         ("cache", Cache),
+        ("parts", Parts),
         ("scale", c_float),
         ("softcap", c_float),
         ("window", c_int64),
@@ -254,8 +267,8 @@ READS: dict[Operation, tuple[str, ...]] = {
     Operation.ACTIVATE: ("input",),
     Operation.PACK: ("input",),
     Operation.LINEAR: ("input",),
-    Operation.WRITE_KV: ("keys", "values"),
-    Operation.ATTEND: ("queries",),
+    Operation.WRITE_KV: ("keys", "values", "angles"),
+    Operation.ATTEND: ("queries", "angles"),
     Operation.ROUTE: ("logits",),
     Operation.GROUP: ("routes",),
     Operation.GATHER: ("input", "routes", "groups"),

@@ -91,10 +91,10 @@ class Recording:
 
     def finish(self, max_rows: int, *, inputs: tuple[Tensor, ...] = (), outputs: tuple[Tensor, ...]) -> Program:
         """Inputs are rows that will be filled in before each run."""
-        lines = _pack_where_made(_add_where_normalized(self._lines))
         shown = (*inputs, *outputs)
-        tensors = {tensor.data_ptr(): tensor for tensor in (*inputs, *self._tensors)}
         pinned = {tensor.data_ptr() for tensor in shown}
+        lines = _rotate_where_used(_pack_where_made(_add_where_normalized(self._lines)), pinned)
+        tensors = {tensor.data_ptr(): tensor for tensor in (*inputs, *self._tensors)}
         buffers = [_Buffer(start, tensors[start].nbytes, start in pinned) for start in sorted(tensors)]
         layout = _Layout(lines, buffers, max_rows)
         # Through numpy, whose zeroed pages take no room until they are written: most steps have few rows.
@@ -116,11 +116,12 @@ class Recording:
 
 def _row_pointers(line: _Line) -> list[tuple[Any, str]]:
     """Every pointer of an instruction to rows of the step, as (structure, field)."""
-    found = []
-    for name in (*READS[line.operation], *WRITES[line.operation]):
-        operand = getattr(line.operands, name)
-        found += [(operand, field) for field in POINTERS[type(operand)] if getattr(operand, field)]
-    return found
+    return _pointers(line, (*READS[line.operation], *WRITES[line.operation]))
+
+
+def _pointers(line: _Line, names: tuple[str, ...]) -> list[tuple[Any, str]]:
+    operands = [getattr(line.operands, name) for name in names]
+    return [(operand, field) for operand in operands for field in POINTERS[type(operand)] if getattr(operand, field)]
 
 
 def _add_where_normalized(lines: list[_Line]) -> list[_Line]:
@@ -151,6 +152,27 @@ def _pack_where_made(lines: list[_Line]) -> list[_Line]:
                 continue
         joined.append(line)
     return joined
+
+
+def _rotate_where_used(lines: list[_Line], kept: set[int]) -> list[_Line]:
+    """Keys are rotated by whoever stores them and queries by whoever attends, if nobody else wants them rotated."""
+    rotations = {line.operands.out.data: line for line in lines if line.operation == Operation.ROTATE}
+    read = [getattr(*pointer) for line in lines for pointer in _pointers(line, READS[line.operation])]
+    joined: list[_Line] = []
+    for line in lines:
+        name = {Operation.WRITE_KV: "keys", Operation.ATTEND: "queries"}.get(line.operation)
+        rotation = None if name is None else rotations.get(getattr(line.operands, name).data)
+        if name is not None and rotation is not None and _is_read_once(rotation.operands.out, read, kept):
+            setattr(line.operands, name, rotation.operands.input)
+            line.operands.angles = rotation.operands.angles
+            joined.remove(rotation)
+        joined.append(line)
+    return joined
+
+
+def _is_read_once(rows: program.Rows, read: list[int], kept: set[int]) -> bool:
+    taken = range(rows.data, rows.data + RECORDED_ROWS * rows.stride * ctypes.sizeof(ctypes.c_float))
+    return rows.data not in kept and sum(address in taken for address in read) == 1
 
 
 def _writes(line: _Line, address: int) -> bool:

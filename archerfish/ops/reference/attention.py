@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archerfish.ops.signatures import Chunks
+from archerfish.ops.signatures import Chunks, LayerCache
 
 KEYS_PER_TILE = 256
 QUERIES_PER_TILE = 256
@@ -56,8 +56,7 @@ def stack_equal(chunks: Chunks) -> tuple[EqualChunks, ...]:
 
 def attend(
     q: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    cache: LayerCache,
     chunks: Chunks,
     group: int,
     scale: float,
@@ -69,8 +68,8 @@ def attend(
         length = equal.token_rows.shape[1]
         for first in range(0, length, QUERIES_PER_TILE):
             rows = equal.token_rows[:, first : first + QUERIES_PER_TILE]
-            tile = _QueryTile(q[rows], keys.shape[2], scale, softcap)
-            tile.walk(keys, values, equal, chunks.tables[group], first, window)
+            tile = _QueryTile(q[rows], cache.keys.shape[2], scale, softcap)
+            tile.walk(cache, equal, chunks.tables[group], first, window)
             out[rows] = tile.result().to(q.dtype)
     return out
 
@@ -93,10 +92,8 @@ class _QueryTile:
         self.total = self.q.new_zeros(rows)
         self.sum = torch.zeros_like(self.q)
 
-    def walk(
-        self, keys: Tensor, values: Tensor, equal: EqualChunks, table: Tensor, first: int, window: int | None
-    ) -> None:
-        block_size, device = keys.shape[1], keys.device
+    def walk(self, cache: LayerCache, equal: EqualChunks, table: Tensor, first: int, window: int | None) -> None:
+        block_size, device = cache.keys.shape[1], cache.keys.device
         blocks_per_tile = max(1, KEYS_PER_TILE // block_size)
         query_positions = equal.starts[:, None] + torch.arange(first, first + self.length, device=device)
         # Each chunk starts at the block where its first query's window begins: position 0 without one.
@@ -110,7 +107,6 @@ class _QueryTile:
             begin = 0 if window is None else max(0, end - self.length - window + 1) // block_size
             furthest.append(-(-end // block_size) - begin)
         offsets = torch.arange(block_size, device=device)
-        keys, values = keys.permute(2, 0, 1, 3), values.permute(2, 0, 1, 3)  # [G, N, B, D]
         for tile in range(0, max(furthest), blocks_per_tile):
             # Without a window chunks end in order, longest first; with one they may not, and all stay.
             active = sum(blocks > tile for blocks in furthest) if window is None else self.num_chunks
@@ -121,13 +117,14 @@ class _QueryTile:
             visible = key_positions[:, None, :] <= query_positions[:active, :, None]  # [active, length, keys]
             if window is not None:
                 visible &= key_positions[:, None, :] > query_positions[:active, :, None] - window
-            self._add(keys[:, ids].flatten(2, 3), values[:, ids].flatten(2, 3), visible, active)
+            keys = _gather(cache.keys, cache.key_scales, ids)
+            self._add(keys, _gather(cache.values, cache.value_scales, ids), visible, active)
 
     def _add(self, keys: Tensor, values: Tensor, visible: Tensor, active: int) -> None:
         """Take in one tile of keys and values, [G, active, keys, D]."""
         # A block may hold another request's leftovers, even NaN: a weight of zero would not silence those.
-        values = values.float().masked_fill_(~visible.any(1)[:, :, None], 0.0)
-        scores = self.q[:, :active] @ keys.float().transpose(2, 3)  # [G, active, repeat * length, keys]
+        values = values.masked_fill_(~visible.any(1)[:, :, None], 0.0)
+        scores = self.q[:, :active] @ keys.transpose(2, 3)  # [G, active, repeat * length, keys]
         if self.softcap is not None:
             scores = torch.tanh(scores / self.softcap) * self.softcap
         scores = self._by_query(scores).masked_fill_(~visible[:, None], -torch.inf).flatten(2, 3)
@@ -148,3 +145,11 @@ class _QueryTile:
     def _by_query(self, x: Tensor) -> Tensor:
         """[G, chunks, repeat * length, n] -> [G, chunks, repeat, length, n]."""
         return x.view(*x.shape[:2], self.repeat, self.length, x.shape[-1])
+
+
+def _gather(numbers: Tensor, scales: Tensor | None, ids: Tensor) -> Tensor:
+    """Blocks [active, blocks] of [N, B, G, D], one after the other: [G, active, keys, D] float32."""
+    gathered = numbers.permute(2, 0, 1, 3)[:, ids].flatten(2, 3).float()
+    if scales is not None:
+        gathered *= scales.permute(2, 0, 1)[:, ids].flatten(2, 3)[..., None]
+    return gathered

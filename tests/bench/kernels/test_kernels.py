@@ -17,7 +17,7 @@ from archerfish.metrics.state import Peak
 from archerfish.ops import Target
 from archerfish.ops.choose import Implementation, implementations
 from archerfish.ops.signatures import Ops
-from archerfish.quant import WeightFormat
+from archerfish.quant import KvFormat, WeightFormat
 from tests.arch.shapes import arch, attention, uniform
 from tests.ops.cpu.native import KERNELS, native, needs_native
 
@@ -57,7 +57,7 @@ class FixedStopwatch(Stopwatch):
         return self._table.get(function, 0.5)
 
 
-def cases(of: Arch, *batch_sizes: int, quantized: bool = False) -> list[KernelCase]:
+def cases(of: Arch, *batch_sizes: int, quantized: bool = False, kv: str = "float32") -> list[KernelCase]:
     asked = Asked(
         arch=of,
         batch_sizes=batch_sizes,
@@ -65,6 +65,7 @@ def cases(of: Arch, *batch_sizes: int, quantized: bool = False) -> list[KernelCa
         block_size=16,
         device="cpu",
         dtype=torch.float32,
+        kv_format=KvFormat(kv, "float32"),
         quantized=quantized,
     )
     return list(kernel_cases(asked))
@@ -106,6 +107,17 @@ def test_the_work_of_a_case_is_what_cannot_be_avoided() -> None:
     assert window["4 x 1 token, context 40, window 5"].flops == 4 * 32 * 5 * 4
     experts = next(case for case in cases(MIXED, 1) if case.operation == "experts")
     assert experts.num_bytes == 4 * (2 * 3 * 32 * 16 + 2 * 32)  # One token chooses two of the four.
+
+
+def test_a_smaller_cache_is_less_to_read_and_to_write() -> None:
+    found = {case.operation: case for case in cases(DENSE, 4, kv="int8") if "prompt" not in case.shape}
+    head_dim = DENSE.layers[0].attention.head_dim
+    one = 16 * (1 + 4 / head_dim)  # A token's keys, or values.
+    assert found["attend"].num_bytes == 2 * one * 40 * 4 + 4 * (2 * 4 * 32)
+    assert found["write_kv"].num_bytes == 2 * one * 4 + 4 * (2 * 4 * 16) + 4 * 8
+    assert found["copy_blocks"].num_bytes == 2 * 2 * one * 4 * 16 + 2 * 4 * 8
+    report = measure_kernels(list(found.values()), implementations(), TARGET, ROOFS, FixedStopwatch(), 2)
+    assert sum("stored as int8 (lossy)" in timing.shape for timing in report.timings) == 3
 
 
 def test_layers_of_one_shape_give_one_case_and_take_turns() -> None:

@@ -10,13 +10,15 @@ from torch.utils._pytree import tree_leaves
 
 from archerfish.ops.reference import attention
 from archerfish.ops.reference.attention import attend, stack_equal
+from archerfish.ops.signatures import LayerCache
 from tests.ops.ragged import Batch, Shape
 
 SCALE = 0.4
 
 
 def found(batch, group=0, scale=SCALE, softcap=None):
-    return attend(batch.q, batch.keys[group], batch.values[group], batch.chunks, group, scale, batch.window, softcap)
+    cache = LayerCache(batch.keys[group], batch.values[group])
+    return attend(batch.q, cache, batch.chunks, group, scale, batch.window, softcap)
 
 
 def check(batch, scale=SCALE, softcap=None):

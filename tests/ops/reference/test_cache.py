@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from archerfish.ops.reference.cache import copy_blocks, write_kv
+from archerfish.ops.reference.cache import copy_blocks, round_heads, write_kv
+from archerfish.ops.signatures import LayerCache
 
 NUM_BLOCKS, BLOCK_SIZE, HEADS, DIM = 5, 4, 2, 3
 
@@ -29,7 +30,7 @@ def test_keys_and_values_go_to_their_slots_and_nowhere_else(slots, dtypes):
     for place, slot in enumerate(slots):
         wanted_keys[slot // BLOCK_SIZE, slot % BLOCK_SIZE] = k[place].to(stored)
         wanted_values[slot // BLOCK_SIZE, slot % BLOCK_SIZE] = v[place].to(stored)
-    write_kv(k, v, keys, values, torch.tensor(slots, dtype=torch.int64))
+    write_kv(k, v, LayerCache(keys, values), torch.tensor(slots, dtype=torch.int64))
     assert torch.equal(keys, wanted_keys)
     assert torch.equal(values, wanted_values)
 
@@ -38,7 +39,7 @@ def test_writing_into_one_slot_of_a_larger_storage_reaches_the_storage():
     """Layers are given views; a copy made on the way would lose what was written."""
     storage = torch.zeros(3, NUM_BLOCKS, BLOCK_SIZE, HEADS, DIM)
     k = torch.ones(1, HEADS, DIM)
-    write_kv(k, 2 * k, storage[1], storage[2], torch.tensor([6]))
+    write_kv(k, 2 * k, LayerCache(storage[1], storage[2]), torch.tensor([6]))
     assert storage[1].sum() == HEADS * DIM
     assert storage[2].sum() == 2 * HEADS * DIM
     assert (storage[1, 1, 2] == 1).all()
@@ -50,12 +51,12 @@ def test_writing_and_copying_reach_a_cache_that_lies_in_pieces():
     heads_first = torch.zeros(2, NUM_BLOCKS, HEADS, BLOCK_SIZE, DIM).transpose(2, 3)
     for keys, values in ((beside[:, 0], beside[:, 1]), (heads_first[0], heads_first[1])):
         k = torch.randn(2, HEADS, DIM)
-        write_kv(k, 2 * k, keys, values, torch.tensor([6, 17]))
+        write_kv(k, 2 * k, LayerCache(keys, values), torch.tensor([6, 17]))
         assert torch.equal(keys[1, 2], k[0])
         assert torch.equal(keys[4, 1], k[1])
         assert torch.equal(values, 2 * keys)
         assert keys.count_nonzero() == k.numel()
-        copy_blocks(keys, torch.tensor([1]), torch.tensor([3]))
+        copy_blocks(LayerCache(keys, values), torch.tensor([1]), torch.tensor([3]))
         assert torch.equal(keys[3], keys[1])
         assert keys.count_nonzero() == k.numel() + HEADS * DIM
 
@@ -66,9 +67,35 @@ def test_writing_and_copying_reach_a_cache_that_lies_in_pieces():
     ids=["one", "fan out", "swap", "chain", "none"],
 )
 def test_blocks_are_copied_as_they_were_before_the_step(sources, targets):
-    blocks = cache(0)
-    wanted = blocks.clone()
-    for source, target in zip(sources, targets, strict=True):
-        wanted[target] = blocks[source]
+    blocks = LayerCache(cache(0), cache(1), cache(2)[..., 0], cache(3)[..., 0])
+    wanted = [tensor.clone() for tensor in blocks.tensors]
+    for tensor, copy in zip(blocks.tensors, wanted, strict=True):
+        for source, target in zip(sources, targets, strict=True):
+            copy[target] = tensor[source]
     copy_blocks(blocks, torch.tensor(sources, dtype=torch.int64), torch.tensor(targets, dtype=torch.int64))
-    assert torch.equal(blocks, wanted)
+    assert all(torch.equal(tensor, copy) for tensor, copy in zip(blocks.tensors, wanted, strict=True))
+
+
+def test_int8_is_at_most_half_a_step_away():
+    x = (
+        torch.randn(50, 3, 16, generator=torch.Generator().manual_seed(0))
+        * 10 ** torch.linspace(-20, 20, 50)[:, None, None]
+    )
+    numbers, scales = round_heads(x)
+    assert numbers.dtype == torch.int8
+    assert (numbers.abs().amax(-1) == 127).all()
+    assert ((numbers * scales[..., None] - x).abs() <= scales[..., None] * 0.5001).all()
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
+def test_int8_of_what_is_no_number_has_no_scale(broken):
+    x = torch.ones(2, 2, 4)
+    x[1, 0, 3] = broken
+    numbers, scales = round_heads(x)
+    assert scales.isnan().tolist() == [[False, False], [True, False]]
+    assert (numbers[1, 0] == 0).all() and (numbers[0] == 127).all()
+
+
+def test_int8_of_nothing_is_nothing():
+    x = torch.tensor([0.0, 1e-45, -1e-45]).expand(1, 1, 3)
+    assert all((part == 0).all() for part in round_heads(x))

@@ -1,0 +1,51 @@
+"""The cache's tensors: every byte is counted, and a copied block is the block, scales and all."""
+
+import pytest
+import torch
+
+from archerfish.kvcache.layout import KVLayout, Place
+from archerfish.kvcache.storage import KVStorage
+from archerfish.kvcache.tables import BlockCopy
+from archerfish.ops import Target, choose_ops
+from archerfish.quant import KvFormat
+
+OPS = choose_ops(Target(device="cpu", dtype="float32")).ops
+
+
+def storage(name: str, head_dim: int = 16) -> KVStorage:
+    layout = KVLayout((None,), 3, tuple(Place(0, slot) for slot in range(3)), 5, head_dim)
+    return KVStorage(layout, 7, 32, getattr(torch, name), "cpu", OPS)
+
+
+def tensors(stored: KVStorage) -> list[torch.Tensor]:
+    every = (stored.keys, stored.values, stored.key_scales, stored.value_scales)
+    return [tensor for tensor in every if tensor is not None]
+
+
+@pytest.mark.parametrize("head_dim", [16, 48, 80, 96, 112])
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "int8"])
+def test_a_block_weighs_what_its_tensors_weigh_to_the_byte(name: str, head_dim: int) -> None:
+    stored = storage(name, head_dim)
+    of_value = KvFormat(name, "float32").bytes_per_value(head_dim)
+    assert 7 * stored.layout.block_bytes(32, of_value) == sum(tensor.nbytes for tensor in tensors(stored))
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "int8"])
+def test_copies_bring_all_of_a_block_in_every_slot(name: str) -> None:
+    stored = storage(name)
+    assert len(tensors(stored)) == (4 if name == "int8" else 2)
+    for tensor in tensors(stored):
+        tensor.copy_(torch.arange(tensor.numel()).remainder(101).view(tensor.shape))
+    before = [tensor.clone() for tensor in tensors(stored)]
+    stored.copy([BlockCopy(1, 4), BlockCopy(6, 0)])
+    for tensor, old in zip(tensors(stored), before, strict=True):
+        assert torch.equal(tensor[:, [4, 0]], old[:, [1, 6]])
+        assert torch.equal(tensor[:, [1, 2, 3, 5, 6]], old[:, [1, 2, 3, 5, 6]])
+
+
+def test_what_is_smaller_than_the_models_own_numbers_is_called_lossy() -> None:
+    assert str(KvFormat("int8", "bfloat16")) == "int8 (lossy)"
+    assert str(KvFormat("bfloat16", "float32")) == "bfloat16 (lossy)"
+    assert str(KvFormat("bfloat16", "float16")) == "bfloat16 (lossy)"
+    assert str(KvFormat("bfloat16", "bfloat16")) == "bfloat16"
+    assert str(KvFormat("float32", "bfloat16")) == "float32"
