@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from archerfish.models.decoder import Decoder
 from archerfish.models.layers import Embedding, Linear
 from archerfish.ops.packed import PackedWeight
-from archerfish.quant import WeightFormat
+from archerfish.quant import InputStatistics, WeightFormat
 
 
 class Packer:
@@ -16,25 +16,30 @@ class Packer:
     def __init__(self, model: Decoder, weight_format: WeightFormat) -> None:
         self._model = model
         self._format = weight_format
-        self._holders: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
-        """By the parameter: a tied head is held twice."""
+        by_parameter: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
         for module in model.modules():
             for name, parameter in module.named_parameters(recurse=False):
-                self._holders[id(parameter)].append((module, name))
-        self._parameters = dict(model.named_parameters())
+                by_parameter[id(parameter)].append((module, name))
+        self._holders = {name: by_parameter[id(parameter)] for name, parameter in model.named_parameters()}
+        """By the parameter's name: a tied head is held twice."""
 
-    def __call__(self, name: str, tensor: Tensor) -> None:
-        holders = self._holders.pop(id(self._parameters.pop(name)))
-        kept = self._kept([module for module, _ in holders], tensor)
-        for module, field in holders:
+    def __call__(self, name: str, tensor: Tensor, inputs: InputStatistics | None = None) -> None:
+        """What a matrix's inputs did matters where its format is calibrated."""
+        self.put(name, self._kept([module for module, _ in self._holders[name]], tensor, inputs))
+
+    def put(self, name: str, kept: PackedWeight | nn.Parameter) -> None:
+        """In the parameter's place, as it is."""
+        for module, field in self._holders[name]:
             delattr(module, field)
             setattr(module, field, kept)
 
-    def _kept(self, modules: list[nn.Module], tensor: Tensor) -> PackedWeight | nn.Parameter:
+    def _kept(
+        self, modules: list[nn.Module], tensor: Tensor, inputs: InputStatistics | None
+    ) -> PackedWeight | nn.Parameter:
         is_matrix = any(isinstance(module, Linear) for module in modules) and tensor.dim() > 1
         is_table = any(isinstance(module, Embedding) for module in modules)
         # Rows of a plain table are read one at a time: packing would only scatter them. Positions are few.
         if is_matrix or (is_table and self._format.is_lossy and self._model.positions not in modules):
             is_vocabulary = self._model.embedding in modules or self._model.head in modules
-            return (self._format.of_vocabulary if is_vocabulary else self._format).pack(tensor)
+            return (self._format.of_vocabulary if is_vocabulary else self._format).pack(tensor, inputs)
         return nn.Parameter(tensor if is_table else tensor.float(), requires_grad=False)

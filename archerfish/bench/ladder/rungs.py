@@ -137,6 +137,7 @@ def quantize(ascent: Ascent, tell: Tell) -> Climb | Cannot:
             quantization=name,
             quantization_group=asked.quantization_group,
             quantization_zero_points=asked.quantization_zero_points,
+            quantization_rounding=asked.quantization_rounding,
         )
     except ConfigError as error:
         return Cannot(str(error))
@@ -175,6 +176,7 @@ def _engine_config(ascent: Ascent, changes: dict[str, Any]) -> EngineConfig:
         "quantization": "none",
         "quantization_group": 64,
         "quantization_zero_points": False,
+        "quantization_rounding": "auto",
         "enable_prefix_caching": True,
         "max_num_batched_tokens": step_tokens,
     }
