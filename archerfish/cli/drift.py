@@ -47,7 +47,7 @@ def _print(found: list[FormatDrift]) -> None:
     first = found[0].drift
     title = f"{first.num_tokens:,} tokens; perplexity in float32 {first.original_perplexity:.3f}"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2))
-    table.add_column("format")
+    table.add_column("format", no_wrap=True)
     for heading in ("perplexity", "against float32", "KL divergence", "same likeliest token"):
         table.add_column(heading, justify="right")
     for one in found:

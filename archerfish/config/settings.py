@@ -44,7 +44,7 @@ each output, and activations in groups; w8a8 has one scale for a token's activat
     quantization_rounding: Rounding = "auto"
     """With int4: nearest takes every weight by itself; calibrated has the model write a text first and rounds with \
 regard to what inputs do there, which is nearer to the original and takes longer to load; auto calibrates \
-models of up to 600 million parameters."""
+models of up to 200 million parameters."""
     hf_overrides: Mapping[str, Any] = field(default_factory=dict)
     """JSON object laid over config.json, for fields that are wrong or not understood; a null sets one to none."""
     seed: int = 0

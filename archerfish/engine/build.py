@@ -101,7 +101,6 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
     tokenizer_directory = _tokenizer_directory(config, checkpoint)
     tokenizer = None if tokenizer_directory is None else Tokenizer.load(tokenizer_directory)
     eos_token_ids = _eos_token_ids(checkpoint, tokenizer)
-    texts = calibration_texts(config, resolved, build)
     native = _native(checkpoint, resolved)
     # Beside native threads torch's would only have to be woken for what little it still does.
     torch.set_num_threads(resolved.threads if native is None else 1)
@@ -117,6 +116,7 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
         bytes_per_activation=dtype.itemsize if native is None else 4,  # Native operations compute in float32.
     )
     cache_size = memory.size_cache(resolved)
+    texts = calibration_texts(config, resolved, build)
     decoder = _model(checkpoint, resolved, ops, on_progress, packed=native is not None, texts=texts)
     storage = KVStorage(layout, cache_size.num_blocks, resolved.block_size, dtype, resolved.device, ops)
     model = _runnable(decoder, storage, native, resolved)

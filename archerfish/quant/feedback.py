@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 BLOCK = 512
-"""Inputs that make up for each other; the work grows with it. With 192 of them perch's divergence was a sixth more."""
+"""Inputs that make up for each other; the work grows with it. With 192 instead of all, perch diverged a sixth more."""
 _STRIP = 16
 """Inputs whose errors are passed on one by one; from a whole strip they go on to the rest of the block together."""
 _DAMPING = 0.01

@@ -33,7 +33,7 @@ class WeightFormat:
 
     @property
     def of_vocabulary(self) -> "WeightFormat":
-        """Of embedding and head: with int4 there too, perch lost 15.6 % in perplexity instead of 11.2."""
+        """Of embedding and head: with int4 there too, perch lost 15.6 % instead of 11.2, rounded to nearest."""
         return WeightFormat(name="int8") if self.name == "int4" else self
 
     def bytes_per_weight(self, full: int) -> float:

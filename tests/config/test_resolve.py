@@ -32,8 +32,8 @@ def test_what_is_not_set_is_chosen_by_the_machine() -> None:
 @pytest.mark.parametrize(
     ("settings", "num_parameters", "rounding"),
     [
-        ({"quantization": "int4"}, 600_000_000, "calibrated"),
-        ({"quantization": "int4"}, 600_000_001, "nearest"),
+        ({"quantization": "int4"}, 200_000_000, "calibrated"),
+        ({"quantization": "int4"}, 200_000_001, "nearest"),
         ({"quantization": "int4", "load_format": "dummy"}, 1_000, "nearest"),
         ({"quantization": "int4", "quantization_rounding": "nearest"}, 1_000, "nearest"),
         ({"quantization": "int4", "quantization_rounding": "calibrated"}, 70_000_000_000, "calibrated"),

@@ -70,3 +70,26 @@ def test_it_sees_the_inputs_of_the_full_model(monkeypatch: pytest.MonkeyPatch) -
         # Words are int8 by then: what comes in is a little off from the start.
         torch.testing.assert_close(found, exact, atol=0.1, rtol=0.1)
     assert all(isinstance(part.weight, PackedWeight) for part in model.modules() if isinstance(part, Linear))
+
+
+def test_where_inputs_are_no_numbers_it_rounds_to_nearest_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    weight_format = WeightFormat(name="int4", calibrated=True)
+    with torch.device("meta"):
+        model = Decoder(ARCH, choose_ops(TARGET, implementations(native(KERNELS[0]))).ops, 64)
+    pack = CalibratedPacker(model, weight_format, TEXTS)
+    full: dict[str, Tensor] = {}
+
+    def keep(name: str, tensor: Tensor) -> None:
+        if name == "layers.1.mlp.down.weight":
+            tensor[0, 0] = torch.nan
+        full[name] = tensor.clone()
+        pack(name, tensor)
+
+    random_weights(model, 0, keep)
+    told = {message.split()[0] for message in caplog.messages if "is rounded to nearest" in message}
+    # Attention may or may not let them through to its own output.
+    others = {f"layers.2.{name}.weight" for name in ("attention.qkv", "mlp.up", "mlp.down")}
+    assert others <= told <= others | {"layers.2.attention.output.weight"}
+    for name in ("layers.0.mlp.up.weight", "layers.2.mlp.up.weight"):
+        nearest, found = weight_format.pack(full[name]), model.get_submodule(name.removesuffix(".weight")).weight
+        assert torch.equal(found.data, nearest.data) == (name in told)
