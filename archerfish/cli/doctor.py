@@ -30,7 +30,7 @@ _MAX_TOKENS = 65_536
     type=click.IntRange(min=2),
     default=_MAX_TOKENS,
     show_default=True,
-    help="With --drift: most tokens of the text to read.",
+    help="With --text: most tokens of it to read.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; memory in bytes and bytes per second.")
 @click.pass_context
@@ -42,6 +42,9 @@ def command(
     Measures how fast memory can be read, which bounds how fast answers are written. With --drift: how far each format
     of the weights takes MODEL (by default the one in the box) from its float32 original.
     """
+    # A text of the model's own has its length.
+    if text is None and context.get_parameter_source("max_tokens") is not ParameterSource.DEFAULT:
+        raise click.UsageError("--max-tokens belongs to --text; use archerfish doctor --drift --text FILE")
     if drift:
         from archerfish.cli.drift import show_drift
 
@@ -50,8 +53,6 @@ def command(
     for name, given in (("MODEL", model), ("--text", text)):
         if given is not None:
             raise click.UsageError(f"{name} belongs to --drift; use archerfish doctor --drift")
-    if context.get_parameter_source("max_tokens") is not ParameterSource.DEFAULT:
-        raise click.UsageError("--max-tokens belongs to --drift; use archerfish doctor --drift")
     from archerfish.cli.diagnosis import diagnose
 
     diagnosis = diagnose()

@@ -24,7 +24,7 @@ def show_drift(model: str | None, text: Path | None, max_tokens: int, *, as_json
             )
         )
     if as_json:
-        click.echo(json.dumps([{"format": one.format, **asdict(one.drift)} for one in found], indent=2))
+        click.echo(json.dumps({"formats": [{"format": one.format, **asdict(one.drift)} for one in found]}, indent=2))
     else:
         _print(found)
 

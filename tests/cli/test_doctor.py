@@ -100,7 +100,7 @@ def test_drift_of_a_model_over_a_text_as_json(asked: list[tuple[object, ...]], t
     text = tmp_path / "text"
     text.write_text("One.\n<|endoftext|>\nTwo.\n")
     result = archerfish("doctor", "--drift", "minnow", "--text", str(text), "--max-tokens", "99", "--json")
-    [found] = json.loads(result.stdout)
+    [found] = json.loads(result.stdout)["formats"]
     assert found == {
         "format": "int8",
         "num_tokens": 4064,
@@ -112,11 +112,18 @@ def test_drift_of_a_model_over_a_text_as_json(asked: list[tuple[object, ...]], t
     assert asked == [("minnow", ["One.", "Two."], 99)]
 
 
-@pytest.mark.parametrize("arguments", [("perch",), ("--text", __file__), ("--max-tokens", "65536")])
-def test_what_belongs_to_drift_is_refused_without_it(arguments: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("perch",), "MODEL belongs to --drift"),
+        (("--text", __file__), "--text belongs to --drift"),
+        (("--drift", "--max-tokens", "65536"), "--max-tokens belongs to --text"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(arguments: tuple[str, ...], says: str) -> None:
     result = archerfish("doctor", *arguments)
     assert result.exit_code == 2
-    assert "belongs to --drift" in result.stderr
+    assert says in result.stderr
 
 
 def test_documents_lie_between_lines_that_part_them() -> None:
