@@ -3,23 +3,56 @@
 import json
 from collections.abc import Iterable
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from archerfish.cli.diagnosis import CpuReport, Diagnosis, KernelReport, MemoryReport
 
+_MAX_TOKENS = 65_536
+
 
 @click.command("doctor")
+@click.argument("model", required=False)
+@click.option("--drift", is_flag=True, help="Measure instead what each format of the weights does to MODEL.")
+@click.option(
+    "--text",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="With --drift: what to read, lines <|endoftext|> part documents; by default what the model writes itself.",
+)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(min=2),
+    default=_MAX_TOKENS,
+    show_default=True,
+    help="With --text: most tokens of it to read.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; memory in bytes and bytes per second.")
-def command(as_json: bool) -> None:
+@click.pass_context
+def command(
+    context: click.Context, model: str | None, drift: bool, text: Path | None, max_tokens: int, as_json: bool
+) -> None:
     """Show what this machine offers and which kernels will run on it.
 
-    Measures how fast memory can be read, which bounds how fast answers are written.
+    Measures how fast memory can be read, which bounds how fast answers are written. With --drift: how far each format
+    of the weights takes MODEL (by default the one in the box) from its float32 original.
     """
+    # A text of the model's own has its length.
+    if text is None and context.get_parameter_source("max_tokens") is not ParameterSource.DEFAULT:
+        raise click.UsageError("--max-tokens belongs to --text; use archerfish doctor --drift --text FILE")
+    if drift:
+        from archerfish.cli.drift import show_drift
+
+        show_drift(model, text, max_tokens, as_json=as_json)
+        return
+    for name, given in (("MODEL", model), ("--text", text)):
+        if given is not None:
+            raise click.UsageError(f"{name} belongs to --drift; use archerfish doctor --drift")
     from archerfish.cli.diagnosis import diagnose
 
     diagnosis = diagnose()

@@ -12,6 +12,7 @@ LoadFormat = Literal["auto", "dummy"]
 Device = Literal["auto", "cpu", "cuda"]
 Quantization = Literal["none", "int8", "w8a8", "int4"]
 KvCacheDtype = Literal["auto", "float32", "bfloat16", "int8"]
+Rounding = Literal["auto", "nearest", "calibrated"]
 Kernels = Literal["auto", "amx", "avx512", "avx2", "reference"]
 Batching = Literal["continuous", "dynamic", "static"]
 
@@ -41,6 +42,10 @@ each output, and activations in groups; w8a8 has one scale for a token's activat
     """With int4: weights that share a scale, 32, 64 or 128. Fewer are nearer to the original, and take more memory."""
     quantization_zero_points: bool = False
     """With int4: groups have a zero point each, instead of being symmetric around 0."""
+    quantization_rounding: Rounding = "auto"
+    """With int4: nearest takes every weight by itself; calibrated has the model write a text first and rounds with \
+regard to what inputs do there, which is nearer to the original and takes longer to load; auto calibrates \
+models of up to 200 million parameters."""
     hf_overrides: Mapping[str, Any] = field(default_factory=dict)
     """JSON object laid over config.json, for fields that are wrong or not understood; a null sets one to none."""
     seed: int = 0

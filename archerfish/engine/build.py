@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from archerfish.arch.arch import Arch
 from archerfish.arch.cost import num_parameters, num_router_parameters, step_cost
@@ -16,6 +17,7 @@ from archerfish.config.settings import EngineConfig
 from archerfish.console import ProgressBar, logger
 from archerfish.engine.engine import Engine
 from archerfish.engine.intake import Intake
+from archerfish.engine.self_written import calibration_texts
 from archerfish.errors import ConfigError, InvalidParameter, ModelError
 from archerfish.execution.eager import EagerModel
 from archerfish.execution.executor import Executor
@@ -37,7 +39,8 @@ from archerfish.sampling.grammar import Grammars
 from archerfish.scheduling.policy import batching_policy
 from archerfish.scheduling.scheduler import Limits, Scheduler
 from archerfish.tokenizer import Tokenizer
-from archerfish.weights.load import load_weights, random_weights
+from archerfish.weights.calibration import CalibratedPacker
+from archerfish.weights.load import Keep, load_weights, random_weights
 from archerfish.weights.locate import locate, locate_config, read_config, read_json
 from archerfish.weights.packing import ROUTER_BYTES, Packer
 
@@ -61,6 +64,8 @@ class Assembly:
     cache_size: CacheSize
     recommended: Mapping[str, Any]
     """Sampling parameters that the model's makers recommend, by name."""
+    start_token_id: int
+    """What a text begins with."""
     forms: CompiledForms | None
     """Of answers, for whoever compiles them ahead; None without a tokenizer."""
 
@@ -114,7 +119,8 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
         bytes_per_activation=dtype.itemsize if native is None else 4,  # Native operations compute in float32.
     )
     cache_size = memory.size_cache(resolved)
-    decoder = _model(checkpoint, resolved, ops, on_progress, packed=native is not None)
+    texts = calibration_texts(config, resolved, build)
+    decoder = _model(checkpoint, resolved, ops, on_progress, packed=native is not None, texts=texts)
     kv_dtype = torch_dtype(resolved.kv_cache_dtype)
     storage = KVStorage(layout, cache_size.num_blocks, resolved.block_size, kv_dtype, resolved.device, ops)
     model = _runnable(decoder, storage, native, resolved)
@@ -141,6 +147,7 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
         config=resolved,
         cache_size=cache_size,
         recommended=recommended,
+        start_token_id=_start_token_id(checkpoint, eos_token_ids),
         forms=forms,
     )
 
@@ -183,6 +190,7 @@ def _facts(checkpoint: _Checkpoint) -> Facts:
         can_extend=checkpoint.arch.can_extend_positions,
         has_cuda=torch.cuda.is_available(),
         num_cores=num_usable_cores(),
+        num_parameters=num_parameters(checkpoint.arch),
     )
 
 
@@ -234,7 +242,10 @@ def _native(checkpoint: _Checkpoint, config: ResolvedConfig) -> NativeOps | None
 
 def _weight_format(config: ResolvedConfig) -> WeightFormat:
     return WeightFormat(
-        name=config.quantization, group=config.quantization_group, zero_points=config.quantization_zero_points
+        name=config.quantization,
+        group=config.quantization_group,
+        zero_points=config.quantization_zero_points,
+        calibrated=config.quantization_rounding == "calibrated",
     )
 
 
@@ -269,16 +280,27 @@ def _free_memory(device: str) -> int:
 
 
 def _model(
-    checkpoint: _Checkpoint, config: ResolvedConfig, ops: Ops, on_progress: OnProgress, *, packed: bool
+    checkpoint: _Checkpoint,
+    config: ResolvedConfig,
+    ops: Ops,
+    on_progress: OnProgress,
+    *,
+    packed: bool,
+    texts: Tensor | None = None,
 ) -> Decoder:
-    """Packed: with weights in their run-time format, none of which is ever there in full beside the others."""
+    """Packed: with weights in their run-time format, of which no more than a layer is ever there in full.
+
+    With texts, weights are calibrated on them.
+    """
     device = "meta" if packed else config.device
     with _default_dtype(torch_dtype(config.dtype)), torch.device(device):
         model = Decoder(checkpoint.arch, ops, config.max_model_len)
     model.requires_grad_(False).eval()
     if not packed:
         model.to(config.device)
-    keep = Packer(model, _weight_format(config)) if packed else None
+    keep: Keep | None = Packer(model, _weight_format(config)) if packed else None
+    if texts is not None:
+        keep = CalibratedPacker(model, _weight_format(config), texts)
     number = config.dtype if config.quantization == "none" else str(_weight_format(config))
     size = f"{num_parameters(checkpoint.arch) / 1e6:,.1f}M parameters, {number} on {config.device}"
     if config.load_format == "dummy":
@@ -342,6 +364,13 @@ def _eos_token_ids(checkpoint: _Checkpoint, tokenizer: Tokenizer | None) -> tupl
         found.add(tokenizer.eos_token_id)
     # Files also name tokens that the model has no row for: it never writes them, so there is nothing to bar.
     return tuple(sorted(token for token in found if 0 <= token < checkpoint.arch.vocab_size))
+
+
+def _start_token_id(checkpoint: _Checkpoint, eos: tuple[int, ...]) -> int:
+    """What texts begin with: the token named for it, else one that ends them, as between training texts."""
+    inner = checkpoint.config.get("text_config") or {}
+    named = (checkpoint.config.get("bos_token_id"), inner.get("bos_token_id"), *eos, 0)
+    return next(token for token in named if isinstance(token, int) and 0 <= token < checkpoint.arch.vocab_size)
 
 
 def _recommended(generation: Mapping[str, Any], path: Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Runs plans on this machine: one forward pass over all chunks, then the draw."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +17,9 @@ from archerfish.request import TokenLogprobs
 from archerfish.sampling.grammar import Grammars
 from archerfish.sampling.sampler import Sampler, token_logprobs
 from archerfish.scheduling.plan import Plan, StepResult
+
+PromptListener = Callable[[Tensor, Tensor], None]
+"""Called with logits [rows, vocabulary], good until it returns, and the tokens [rows] that the prompt goes on with."""
 
 
 class RunnableModel(Protocol):
@@ -54,6 +58,8 @@ class LocalExecutor:
         self._sampler = Sampler(max_num_seqs, draw, grammars)
         self._num_prompt_logprobs: dict[int, int] = {}
         """Rows that want log-probabilities of their prompt, and how many."""
+        self.prompt_listener: PromptListener | None = None
+        """Hears the logits of all prompts that want log-probabilities, where somebody asks for whole distributions."""
         self._state_sums: dict[int, Tensor] = {}
         """Rows that want the mean state over their prompt, and the sum so far."""
 
@@ -124,6 +130,8 @@ class LocalExecutor:
             for piece in range(0, count, LOGIT_ROWS_AT_ONCE):
                 part = tokens[piece : piece + LOGIT_ROWS_AT_ONCE]
                 logits = self._model.logits(hidden[first + piece : first + piece + len(part)])
+                if self.prompt_listener is not None:
+                    self.prompt_listener(logits, part)
                 entries += token_logprobs(logits, part, [num_top] * len(part))
             found[place] = entries
         return found

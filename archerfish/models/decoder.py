@@ -40,16 +40,21 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: AttendFunction) -> Tensor:
         """[T], [T] -> hidden states [T, hidden], normalized and ready for `logits`."""
-        x = self.embedding(tokens)
-        if self.embedding_multiplier != 1.0:
-            x = self.scale(x, self.embedding_multiplier)
-        if self.positions is not None:
-            x = self.add(x, self.positions(positions), 1.0)
+        x = self.embedded(tokens, positions)
         angles = self.rotations(positions)
         for layer in self.layers:
             x = layer(x, angles, attend)
         out: Tensor = self.norm(x)
         return out
+
+    def embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """[T], [T] -> [T, hidden], as the first layer takes it."""
+        x: Tensor = self.embedding(tokens)
+        if self.embedding_multiplier != 1.0:
+            x = self.scale(x, self.embedding_multiplier)
+        if self.positions is not None:
+            x = self.add(x, self.positions(positions), 1.0)
+        return x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, vocabulary], in float32."""

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from archerfish.ops.dtypes import torch_dtype
 from archerfish.ops.packed import PackedWeight, pack_floats, pack_int4, pack_int8
+from archerfish.quant.feedback import InputStatistics
 from archerfish.quant.rounding import round_int4, round_int8
 
 Name = Literal["none", "int8", "w8a8", "int4"]
@@ -25,6 +26,8 @@ class WeightFormat:
     """Of int4: inputs that share a scale."""
     zero_points: bool = False
     """Of int4: groups have a zero point of their own, instead of being symmetric around 0."""
+    calibrated: bool = False
+    """Of int4: rounded with regard to what the inputs of each matrix did, which whoever packs has to know."""
 
     @property
     def is_lossy(self) -> bool:
@@ -32,7 +35,7 @@ class WeightFormat:
 
     @property
     def of_vocabulary(self) -> "WeightFormat":
-        """Of embedding and head: with int4 there too, perch lost 15.6 % in perplexity instead of 11.2."""
+        """Of embedding and head: with int4 there too, perch lost 15.6 % instead of 11.2, rounded to nearest."""
         return WeightFormat(name="int8") if self.name == "int4" else self
 
     def bytes_per_weight(self, full: int) -> float:
@@ -48,10 +51,12 @@ class WeightFormat:
     def __str__(self) -> str:
         if self.name != "int4":
             return self.name + (" (lossy)" if self.is_lossy else "")
-        return f"int4 (lossy) in groups of {self.group}{' with zero points' if self.zero_points else ''}"
+        rounded = "calibrated" if self.calibrated else "rounded to nearest"
+        return f"int4 (lossy, {rounded}) in groups of {self.group}{' with zero points' if self.zero_points else ''}"
 
-    def pack(self, weight: Tensor) -> PackedWeight:
-        """[outputs, inputs], rounded and arranged."""
+    def pack(self, weight: Tensor, inputs: InputStatistics | None = None) -> PackedWeight:
+        """[outputs, inputs], rounded and arranged; of int4 to the nearest where nothing is known of the inputs."""
+        assert inputs is None or self.calibrated
         match self.name:
             case "none":
                 return pack_floats(weight)
@@ -61,7 +66,7 @@ class WeightFormat:
                 # One scale for a whole row of activations: the fastest, and the roughest on outliers.
                 return pack_int8(*round_int8(weight), -(-weight.shape[1] // 64) * 64)
             case "int4":
-                values, scales, zeros = round_int4(weight, self.group, zero_points=self.zero_points)
+                values, scales, zeros = round_int4(weight, self.group, zero_points=self.zero_points, inputs=inputs)
                 return pack_int4(values, scales, zeros, self.group)
 
 

@@ -1,10 +1,15 @@
-"""Rounding to nearest with a searched clip: to cut off a group's largest numbers can leave less error in all others."""
+"""Rounding with searched scales: to cut off a group's largest numbers can leave less error in all others.
+
+Knows numbers, and perhaps what the inputs did that they will be multiplied with; not which matrix they are.
+"""
 
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from archerfish.quant.feedback import InputStatistics, round_with_feedback
 
 _CLIPS_INT8 = (1.0, 0.95)
 _CLIPS_INT4 = (1.0, 0.96, 0.92, 0.88, 0.84, 0.8, 0.75, 0.7)
@@ -41,24 +46,36 @@ def round_int8(weight: Tensor) -> Rounded:
     return Rounded(values, scales)
 
 
-def round_int4(weight: Tensor, group: int, *, zero_points: bool) -> RoundedGroups:
-    """One scale, and perhaps one zero point, for each group of inputs. The last group may be short."""
-    outputs, inputs = weight.shape
-    num_groups = -(-inputs // group)
+def round_int4(
+    weight: Tensor, group: int, *, zero_points: bool, inputs: InputStatistics | None = None
+) -> RoundedGroups:
+    """One scale, and perhaps one zero point, for each group of inputs. The last group may be short.
+
+    To the nearest; or, where it is known what inputs do, so that errors make up for each other.
+    """
+    num_outputs, num_inputs = weight.shape
+    num_groups = -(-num_inputs // group)
     values = torch.empty(weight.shape, dtype=torch.uint8)
-    scales = torch.empty(outputs, num_groups, dtype=torch.float16)
-    zeros = torch.empty(outputs, num_groups, dtype=torch.uint8) if zero_points else None
+    scales = torch.empty(num_outputs, num_groups, dtype=torch.float16)
+    zeros = torch.empty(num_outputs, num_groups, dtype=torch.uint8) if zero_points else None
+    importance = torch.ones(num_inputs) if inputs is None else inputs.importance
+    weighed = F.pad(importance, (0, num_groups * group - num_inputs)).view(num_groups, group)
     for rows in _pieces(weight):
-        numbers = F.pad(weight[rows].float(), (0, num_groups * group - inputs)).view(-1, num_groups, group)
+        numbers = weight[rows].float()
+        grouped = F.pad(numbers, (0, num_groups * group - num_inputs)).view(-1, num_groups, group)
         if zeros is None:
-            scale = _best_scale(numbers, _outermost(numbers) / -8, -8, 7, _CLIPS_INT4).half()
-            shift = torch.full_like(scale, 8, dtype=torch.float32)
+            scale = _best_scale(grouped, _outermost(grouped) / -8, -8, 7, _CLIPS_INT4, weighed)
+            shift = torch.full_like(scale, 8)
         else:
-            scale, shift = _range_scale(numbers)
+            scale, shift = _range_scale(grouped, weighed)
             zeros[rows] = shift.to(torch.uint8)
-        scales[rows] = scale
-        whole = (numbers / scale.float()[..., None]).round_().add_(shift[..., None]).clamp_(0, 15)
-        values[rows] = whole.flatten(1)[:, :inputs].to(torch.uint8)
+        scales[rows] = scale.half()
+        wide, moved = (part.repeat_interleave(group, 1)[:, :num_inputs] for part in (scale, shift))
+        if inputs is None:
+            whole = (numbers / wide).round_().add_(moved).clamp_(0, 15)
+        else:
+            whole = round_with_feedback(numbers, wide, moved, inputs)
+        values[rows] = whole.to(torch.uint8)
     return RoundedGroups(values, scales, zeros)
 
 
@@ -74,12 +91,16 @@ def _outermost(numbers: Tensor) -> Tensor:
     return torch.where(-low > high, low, high)
 
 
-def _best_scale(numbers: Tensor, widest: Tensor, low: int, high: int, clips: tuple[float, ...]) -> Tensor:
+def _best_scale(
+    numbers: Tensor, widest: Tensor, low: int, high: int, clips: tuple[float, ...], importance: Tensor | None = None
+) -> Tensor:
     """Of the widest scale times each clip, the one with the least squared error."""
     best, least = _storable(widest), torch.full_like(widest, torch.inf)
     for clip in clips:
         scale = _storable(widest * clip)
-        error = _squared_error(numbers, scale, low, high)
+        wide = scale[..., None]
+        rounded = (numbers / wide).round_().clamp_(low, high).mul_(wide)
+        error = _squared_error(rounded, numbers, importance)
         better = error < least
         best, least = torch.where(better, scale, best), torch.where(better, error, least)
     return best
@@ -91,13 +112,13 @@ def _storable(scale: Tensor) -> Tensor:
     return torch.where(kept.abs() < _SMALLEST_HALF, _SMALLEST_HALF, kept)
 
 
-def _squared_error(numbers: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
-    wide = scale[..., None]
-    rounded = (numbers / wide).round_().clamp_(low, high).mul_(wide)
-    return rounded.sub_(numbers).square_().sum(-1)
+def _squared_error(rounded: Tensor, numbers: Tensor, importance: Tensor | None) -> Tensor:
+    """Of each group. Overwrites what was rounded."""
+    squares = rounded.sub_(numbers).square_()
+    return (squares if importance is None else squares.mul_(importance)).sum(-1)
 
 
-def _range_scale(numbers: Tensor) -> tuple[Tensor, Tensor]:
+def _range_scale(numbers: Tensor, importance: Tensor) -> tuple[Tensor, Tensor]:
     """From the smallest to the largest number; 0 is always among the values."""
     low, high = numbers.amin(-1).clamp(max=0), numbers.amax(-1).clamp(min=0)
     best_scale, best_shift = torch.ones_like(low), torch.zeros_like(low)
@@ -106,13 +127,13 @@ def _range_scale(numbers: Tensor) -> tuple[Tensor, Tensor]:
         scale = _storable((high - low) * clip / 15)
         shift = (-low * clip / scale).round().clamp(0, 15)
         wide, moved = scale[..., None], shift[..., None]
-        found = (numbers / wide).round_().add_(moved).clamp_(0, 15).sub_(moved).mul_(wide)
-        error = found.sub_(numbers).square_().sum(-1)
+        rounded = (numbers / wide).round_().add_(moved).clamp_(0, 15).sub_(moved).mul_(wide)
+        error = _squared_error(rounded, numbers, importance)
         better = error < least
         best_scale = torch.where(better, scale, best_scale)
         best_shift = torch.where(better, shift, best_shift)
         least = torch.where(better, error, least)
-    return best_scale.half(), best_shift
+    return best_scale, best_shift
 
 
 _SMALLEST_HALF = 2.0**-24

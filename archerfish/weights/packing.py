@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from archerfish.models.decoder import Decoder, Experts
 from archerfish.models.layers import Embedding, Linear
 from archerfish.ops.packed import PackedExperts, PackedWeight, pack_experts, pack_floats
-from archerfish.quant import WeightFormat
+from archerfish.quant import InputStatistics, WeightFormat
 
 ROUTER_BYTES = 4
 """Of a number that chooses experts, where other matrices are rounded: it stays float32."""
@@ -19,22 +19,24 @@ class Packer:
     def __init__(self, model: Decoder, weight_format: WeightFormat) -> None:
         self._model = model
         self._format = weight_format
-        self._holders: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
-        """By the parameter: a tied head is held twice."""
+        by_parameter: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
         for module in model.modules():
             for name, parameter in module.named_parameters(recurse=False):
-                self._holders[id(parameter)].append((module, name))
-        self._parameters = dict(model.named_parameters())
+                by_parameter[id(parameter)].append((module, name))
+        self._holders = {name: by_parameter[id(parameter)] for name, parameter in model.named_parameters()}
+        """By the parameter's name: a tied head is held twice."""
         self._routers = [module.router for module in model.modules() if isinstance(module, Experts)]
 
-    def __call__(self, name: str, tensor: Tensor) -> None:
-        holders = self._holders.pop(id(self._parameters.pop(name)))
-        kept = self._kept([module for module, _ in holders], tensor)
-        for module, field in holders:
+    def __call__(self, name: str, tensor: Tensor, inputs: InputStatistics | None = None) -> None:
+        """What a matrix's inputs did matters where its format is calibrated."""
+        kept = self._kept([module for module, _ in self._holders[name]], tensor, inputs)
+        for module, field in self._holders[name]:
             delattr(module, field)
             setattr(module, field, kept)
 
-    def _kept(self, modules: list[nn.Module], tensor: Tensor) -> PackedWeight | PackedExperts | nn.Parameter:
+    def _kept(
+        self, modules: list[nn.Module], tensor: Tensor, inputs: InputStatistics | None
+    ) -> PackedWeight | PackedExperts | nn.Parameter:
         if any(isinstance(module, Experts) for module in modules):
             return pack_experts(tensor, self._format.pack)
         if any(module in self._routers for module in modules):
@@ -45,5 +47,5 @@ class Packer:
         # Rows of a plain table are read one at a time: packing would only scatter them. Positions are few.
         if is_matrix or (is_table and self._format.is_lossy and self._model.positions not in modules):
             is_vocabulary = self._model.embedding in modules or self._model.head in modules
-            return (self._format.of_vocabulary if is_vocabulary else self._format).pack(tensor)
+            return (self._format.of_vocabulary if is_vocabulary else self._format).pack(tensor, inputs)
         return nn.Parameter(tensor if is_table else tensor.float(), requires_grad=False)

@@ -1,11 +1,16 @@
 """`archerfish doctor`: every fact is there, in words and as JSON."""
 
 import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from archerfish.cli import diagnosis
+from archerfish.cli import diagnosis, drift
 from archerfish.cli.doctor import _why_not
+from archerfish.cli.drift import split_documents
+from archerfish.compress.drift import Drift
+from archerfish.compress.formats import FormatDrift
 from archerfish.errors import NoKernel
 from archerfish.ops import Choice, Target
 from tests.cli.running import archerfish
@@ -61,3 +66,69 @@ def test_a_missing_kernel_is_a_finding_not_a_failure(monkeypatch: pytest.MonkeyP
     result = archerfish("doctor")
     assert result.exit_code == 0
     assert "no linear for float32" in result.stdout and "no linear for bfloat16" in result.stdout
+
+
+# -- drift ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
+    """What is to be measured, for which there are figures at once."""
+    asked: list[tuple[object, ...]] = []
+
+    def measure(
+        model: str | None, documents: list[str] | None, max_tokens: int, progress: Callable[[str, float], None]
+    ) -> Iterator[FormatDrift]:
+        asked.append((model, documents, max_tokens))
+        progress("int8", 1.0)
+        figures = Drift(num_tokens=4064, original_perplexity=10.0, perplexity=10.25, divergence=0.0125, agreement=0.962)
+        yield FormatDrift("int8", figures)
+
+    monkeypatch.setattr(drift, "measure_formats", measure)
+    return asked
+
+
+def test_drift_is_shown_for_each_format(asked: list[tuple[object, ...]]) -> None:
+    result = archerfish("doctor", "--drift")
+    assert result.exit_code == 0
+    for word in ("4,064 tokens", "10.000", "int8", "10.250", "+2.50%", "0.01250", "96.2%"):
+        assert word in result.stdout
+    assert asked == [(None, None, 65536)]
+
+
+def test_drift_of_a_model_over_a_text_as_json(asked: list[tuple[object, ...]], tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("One.\n<|endoftext|>\nTwo.\n")
+    result = archerfish("doctor", "--drift", "minnow", "--text", str(text), "--max-tokens", "99", "--json")
+    [found] = json.loads(result.stdout)["formats"]
+    assert found == {
+        "format": "int8",
+        "num_tokens": 4064,
+        "original_perplexity": 10.0,
+        "perplexity": 10.25,
+        "divergence": 0.0125,
+        "agreement": 0.962,
+    }
+    assert asked == [("minnow", ["One.", "Two."], 99)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("perch",), "MODEL belongs to --drift"),
+        (("--text", __file__), "--text belongs to --drift"),
+        (("--drift", "--max-tokens", "65536"), "--max-tokens belongs to --text"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(arguments: tuple[str, ...], says: str) -> None:
+    result = archerfish("doctor", *arguments)
+    assert result.exit_code == 2
+    assert says in result.stderr
+
+
+def test_documents_lie_between_lines_that_part_them() -> None:
+    assert split_documents("One\nmore\n<|endoftext|>\n\n<|endoftext|>\n two <|endoftext|>") == [
+        "One\nmore",
+        "two <|endoftext|>",
+    ]
+    assert split_documents("all\n\nof it\n") == ["all\n\nof it"]

@@ -9,9 +9,16 @@ from archerfish.config.settings import EngineConfig
 from archerfish.errors import ConfigError
 
 
-def resolved(*, has_cuda: bool = False, checkpoint_dtype: str = "bfloat16", **settings: Any) -> ResolvedConfig:
+def resolved(
+    *, has_cuda: bool = False, checkpoint_dtype: str = "bfloat16", num_parameters: int = 1_000_000, **settings: Any
+) -> ResolvedConfig:
     facts = Facts(
-        max_positions=4096, checkpoint_dtype=checkpoint_dtype, can_extend=False, has_cuda=has_cuda, num_cores=6
+        max_positions=4096,
+        checkpoint_dtype=checkpoint_dtype,
+        can_extend=False,
+        has_cuda=has_cuda,
+        num_cores=6,
+        num_parameters=num_parameters,
     )
     return resolve(EngineConfig(**settings), facts)
 
@@ -20,6 +27,21 @@ def test_what_is_not_set_is_chosen_by_the_machine() -> None:
     cpu, gpu = resolved(), resolved(has_cuda=True)
     assert (cpu.device, cpu.threads, cpu.gpu_memory_utilization, cpu.max_num_batched_tokens) == ("cpu", 6, 0.5, 512)
     assert (gpu.device, gpu.threads, gpu.gpu_memory_utilization, gpu.max_num_batched_tokens) == ("cuda", 6, 0.9, 8192)
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_parameters", "rounding"),
+    [
+        ({"quantization": "int4"}, 200_000_000, "calibrated"),
+        ({"quantization": "int4"}, 200_000_001, "nearest"),
+        ({"quantization": "int4", "load_format": "dummy"}, 1_000, "nearest"),
+        ({"quantization": "int4", "quantization_rounding": "nearest"}, 1_000, "nearest"),
+        ({"quantization": "int4", "quantization_rounding": "calibrated"}, 70_000_000_000, "calibrated"),
+        ({"quantization": "int8"}, 1_000, "nearest"),
+    ],
+)
+def test_small_models_are_calibrated_unasked(settings: dict[str, Any], num_parameters: int, rounding: str) -> None:
+    assert resolved(num_parameters=num_parameters, **settings).quantization_rounding == rounding
 
 
 def test_what_is_set_stays() -> None:
@@ -32,6 +54,10 @@ def test_what_is_set_stays() -> None:
     ("settings", "says"),
     [
         ({"threads": 0}, "--threads 0: it must be at least 1"),
+        (
+            {"quantization": "int8", "quantization_rounding": "nearest"},
+            "--quantization-rounding belongs to --quantization int4, not to int8",
+        ),
         ({"gpu_memory_utilization": 0.0}, "--gpu-memory-utilization 0.0: it must be above 0 and at most 1"),
         ({"gpu_memory_utilization": 1.5}, "--gpu-memory-utilization 1.5: it must be above 0"),
         ({"max_num_batched_tokens": 0}, "--max-num-batched-tokens 0: it must be at least 1"),

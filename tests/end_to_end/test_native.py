@@ -1,12 +1,16 @@
 """Perch by native kernels: the reference's answers in float32, and one answer however it is run in every format."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from archerfish import LLM, SamplingParams
-from archerfish.errors import ConfigError
+from archerfish.errors import ConfigError, ModelError
+from archerfish.weights.locate import locate
 from tests.ops.cpu.native import KERNELS, needs_native
 
 pytestmark = needs_native
@@ -73,6 +77,8 @@ def test_what_cannot_be_had_is_refused_by_name() -> None:
     if "amx" not in KERNELS:
         with pytest.raises(ConfigError, match="--kernels amx: this CPU runs avx"):
             LLM(kernels="amx")
+    with pytest.raises(ConfigError, match="--quantization int4 needs the native kernels"):
+        LLM(quantization="int4", kernels="reference")
     with pytest.raises(ConfigError, match="groups have 32, 64 or 128"):
         LLM(quantization="int4", quantization_group=48)
     with pytest.raises(ConfigError, match="belong to --quantization int4"):
@@ -88,6 +94,16 @@ def test_groups_and_zero_points(group: int) -> None:
     with LLM(quantization="int4", quantization_group=group, quantization_zero_points=True, max_num_seqs=4) as llm:
         [output] = llm.generate("Once upon a time", PARAMS, progress=False)
     assert output.outputs[0].text.startswith(", there was a")
+
+
+def test_a_model_that_cannot_write_cannot_be_calibrated(tmp_path: Path) -> None:
+    broken = shutil.copytree(locate("minnow"), tmp_path / "broken")
+    weights = load_file(broken / "model.safetensors")
+    save_file({**weights, "model.norm.weight": weights["model.norm.weight"] * torch.nan}, broken / "model.safetensors")
+    with pytest.raises(ModelError, match=r"cannot write a text of its own: .*use --quantization-rounding nearest"):
+        LLM(str(broken), quantization="int4")
+    with LLM(str(broken), quantization="int4", quantization_rounding="nearest", max_num_seqs=2) as llm:
+        assert llm.assembly.config.quantization_rounding == "nearest"
 
 
 def test_closing_ends_the_threads() -> None:

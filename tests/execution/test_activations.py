@@ -107,7 +107,9 @@ def test_a_step_takes_no_more_than_was_set_aside(arch, sizes, params):
         device="cpu",
         dtype="bfloat16",
     )
-    facts = Facts(max_positions=4096, checkpoint_dtype=None, can_extend=False, has_cuda=False, num_cores=1)
+    facts = Facts(
+        max_positions=4096, checkpoint_dtype=None, can_extend=False, has_cuda=False, num_cores=1, num_parameters=1
+    )
     set_aside = Memory(arch, kv_layout(arch), 2**40, DTYPE.itemsize).activations(resolve(settings, facts))
     assert peak_bytes(arch, sizes, params) <= set_aside + SLACK
 

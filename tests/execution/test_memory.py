@@ -18,7 +18,14 @@ from archerfish.kvcache.tables import blocks_held
 from tests.execution.archs import ALL, FULL, MAX_POSITIONS, MIXED, VOCABULARY, WINDOWED
 
 BYTES_PER_VALUE = 4
-FACTS = Facts(max_positions=MAX_POSITIONS, checkpoint_dtype="float32", can_extend=False, has_cuda=False, num_cores=1)
+FACTS = Facts(
+    max_positions=MAX_POSITIONS,
+    checkpoint_dtype="float32",
+    can_extend=False,
+    has_cuda=False,
+    num_cores=1,
+    num_parameters=1,
+)
 ENOUGH = 2**40
 
 

@@ -138,6 +138,7 @@ def quantize(ascent: Ascent, tell: Tell) -> Climb | Cannot:
             quantization_group=asked.quantization_group,
             quantization_zero_points=asked.quantization_zero_points,
             kv_cache_dtype=asked.kv_cache_dtype,
+            quantization_rounding=asked.quantization_rounding,
         )
     except ConfigError as error:
         return Cannot(str(error))
@@ -177,6 +178,7 @@ def _engine_config(ascent: Ascent, changes: dict[str, Any]) -> EngineConfig:
         "quantization_group": 64,
         "quantization_zero_points": False,
         "kv_cache_dtype": "auto",
+        "quantization_rounding": "auto",
         "enable_prefix_caching": True,
         "max_num_batched_tokens": step_tokens,
     }

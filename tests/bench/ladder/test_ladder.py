@@ -5,17 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from archerfish.bench.ladder.ladder import climb_ladder
-from archerfish.bench.ladder.naive import ContiguousCache, plain_attention, write_recomputing, write_with_cache
+from archerfish.bench.ladder.naive import ContiguousCache, write_recomputing, write_with_cache
 from archerfish.bench.ladder.rungs import RUNGS, Ascent, Cannot, Climb, Rung
 from archerfish.bench.offline.workloads import OfflineWorkload, shared_prefix_workload
 from archerfish.config.settings import EngineConfig
 from archerfish.engine.build import load_decoder
 from archerfish.engine.llm import LLM
 from archerfish.request import SamplingParams
-from tests.arch.shapes import attention
 from tests.checkpoints import CONFIG
 
 _GEMMA_2 = {
@@ -62,24 +60,6 @@ def test_three_ways_to_write_give_the_same_tokens(tmp_path: Path, values: dict[s
     params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
     with LLM(config.model, load_format="dummy", device="cpu", threads=1, max_num_seqs=2) as llm:
         assert llm.generate(prompt, params, progress=False)[0].outputs[0].token_ids == recomputed
-
-
-@pytest.mark.parametrize("softcap", [None, 2.0])
-@pytest.mark.parametrize("window", [None, 3])
-def test_plain_attention_is_the_textbooks(window: int | None, softcap: float | None) -> None:
-    spec = attention(4, 2, 8, window=window, softcap=softcap)
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(9, heads, 8, generator=generator) for heads in (4, 2, 2))
-    out = plain_attention(q, k, v, spec)
-    for token in range(9):
-        first = 0 if window is None else max(0, token - window + 1)
-        for head in range(4):
-            scores = k[first : token + 1, head // 2] @ q[token, head] * spec.scale
-            scores = scores if softcap is None else torch.tanh(scores / softcap) * softcap
-            wanted = torch.softmax(scores, 0) @ v[first : token + 1, head // 2]
-            torch.testing.assert_close(out[token, head], wanted)
-    for count in (1, 4):  # The last tokens alone see what they saw before.
-        torch.testing.assert_close(plain_attention(q[-count:], k, v, spec), out[-count:])
 
 
 def test_the_contiguous_cache_takes_room_for_the_longest_request(tmp_path: Path) -> None:

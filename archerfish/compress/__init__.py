@@ -1,0 +1,1 @@
+"""What making a model smaller does to it. Nothing here serves requests."""

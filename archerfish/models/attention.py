@@ -1,0 +1,37 @@
+"""Attention over keys and values that lie in one piece: for whoever runs a decoder without a paged cache."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from archerfish.arch.arch import AttentionSpec
+
+
+def plain_attention(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+    """Causal attention of the last tokens q [T, H, D] over all k and v [S, G, D] -> [T, H, D]."""
+    num_queries, num_keys = len(q), len(k)
+    if num_queries == 1 and spec.window is not None:
+        k, v = k[-spec.window :], v[-spec.window :]
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))  # [1, heads, tokens, D]
+    mask = None if num_queries == 1 else _visible(num_queries, num_keys, spec.window, q.device)
+    if spec.softcap is None:
+        # Said in its own words, plain causality has a faster kernel than a mask.
+        causal = mask is not None and spec.window is None and num_queries == num_keys
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=None if causal else mask, is_causal=causal, scale=spec.scale, enable_gqa=True
+        )
+        return out[0].transpose(0, 1)
+    repeat = spec.num_heads // spec.num_kv_heads
+    k, v = (x.repeat_interleave(repeat, dim=1).float() for x in (k, v))
+    scores = torch.tanh(q.float() @ k.transpose(2, 3) * spec.scale / spec.softcap) * spec.softcap
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    return (torch.softmax(scores, dim=-1) @ v)[0].transpose(0, 1).to(q.dtype)
+
+
+def _visible(num_queries: int, num_keys: int, window: int | None, device: torch.device) -> Tensor:
+    """[T, S] which keys each query may look at."""
+    places = torch.arange(num_keys, device=device)
+    queries = places[-num_queries:, None]
+    seen = places <= queries
+    return seen if window is None else seen & (places > queries - window)
