@@ -43,6 +43,7 @@ const KernelTable table = {{
     {count_expert_linear, expert_linear},
     ByRow<Combine, combine>::kernel,
     {count_draw, draw},
+    ByRow<Select, select>::kernel,
 }};
 
 }  // namespace ISA

@@ -9,6 +9,7 @@
 #ifdef ARCHERFISH_TILES
 #include "amx.h"
 #endif
+#include "assembly.h"
 #include "program.h"
 #include "team.h"
 
@@ -86,12 +87,11 @@ int64_t archerfish_size_of(const char* name) {
         const char* name;
         int64_t size;
     } sizes[] = {
-        {"Embed", sizeof(Embed)},       {"Add", sizeof(Add)},         {"Scale", sizeof(Scale)},
-        {"Softcap", sizeof(Softcap)},   {"Norm", sizeof(Norm)},       {"Rotate", sizeof(Rotate)},
-        {"Activate", sizeof(Activate)}, {"Pack", sizeof(Pack)},       {"Linear", sizeof(Linear)},
-        {"WriteKv", sizeof(WriteKv)},   {"Attend", sizeof(Attend)},   {"Route", sizeof(Route)},
-        {"Group", sizeof(Group)},       {"Gather", sizeof(Gather)},   {"ExpertLinear", sizeof(ExpertLinear)},
-        {"Combine", sizeof(Combine)},   {"Step", sizeof(Step)},       {"Draw", sizeof(Draw)},         {"DrawRow", sizeof(DrawRow)}, {"Instruction", sizeof(Instruction)},
+#define SIZE(structure) {#structure, sizeof(structure)}
+        SIZE(Embed), SIZE(Add), SIZE(Scale), SIZE(Softcap), SIZE(Norm), SIZE(Rotate), SIZE(Activate), SIZE(Pack),
+        SIZE(Linear), SIZE(WriteKv), SIZE(Attend), SIZE(Route), SIZE(Group), SIZE(Gather), SIZE(ExpertLinear),
+        SIZE(Combine), SIZE(Step), SIZE(Draw), SIZE(DrawRow), SIZE(Select), SIZE(Assembly), SIZE(Instruction),
+#undef SIZE
     };
     for (const auto& one : sizes)
         if (std::strcmp(one.name, name) == 0) return one.size;
@@ -110,6 +110,13 @@ void archerfish_close(void* runner) { delete (Runner*)runner; }
 void archerfish_run(void* runner, const Instruction* instructions, int64_t count, const Step* step) {
     auto* chosen = (Runner*)runner;
     chosen->team.run(*chosen->table, instructions, count, *step);
+}
+
+// The step that the chunks come to. Returns its number of rows.
+int64_t archerfish_run_chunks(void* runner, const Instruction* instructions, int64_t count, const Assembly* chunks) {
+    Step step = assemble(*chunks);
+    archerfish_run(runner, instructions, count, &step);
+    return step.num_rows;
 }
 }
 #pragma GCC visibility pop

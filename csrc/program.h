@@ -103,6 +103,7 @@ enum class Operation : int32_t {
     expert_linear,
     combine,
     draw,
+    select,
     num_operations
 };
 
@@ -240,8 +241,13 @@ struct Draw {
     float* peaks;  // The largest logit; where it is not finite, nothing was drawn.
 };
 
+struct Select {  // The rows that matter from here on: out = in[picked].
+    Rows out, in;
+};
+
 struct Instruction {
     Operation operation;
+    int32_t selected;  // Works on the rows that were picked, not on all of the step.
     const void* operands;
 };
 
@@ -257,6 +263,28 @@ struct Step {
     const int32_t* const* tables;  // For each group [chunks, table_width].
     const int64_t* const* slots;   // For each group [rows].
     int64_t table_width;
+    int64_t num_picked;
+    const int64_t* picked;  // Which rows, for those instructions that work on some only.
+};
+
+// What a step is made from: chunks of sequences, whose tokens and block tables are kept in rows. And room to make it in.
+struct Assembly {
+    int64_t num_chunks;
+    const int64_t* chunks;  // [chunks][4]: row, first position, length, 1 if its last row is picked.
+    const int32_t* row_tokens;
+    int64_t tokens_per_row;
+    const int32_t* const* row_tables;  // For each group.
+    int64_t blocks_per_row;
+    int64_t num_groups;
+    int64_t block_size;
+
+    int64_t* tokens;
+    int64_t* positions;
+    int32_t* query_starts;
+    int32_t* ends;
+    int32_t* const* tables;
+    int64_t* const* slots;
+    int64_t* picked;
 };
 
 // -- kernels ----------------------------------------------------------------------------------------------------------

@@ -71,10 +71,10 @@ void Team::open_next(int thread) {
     // Closed first: nothing can be taken while what there is to take is being changed.
     uint64_t number = ticket_.load(std::memory_order_relaxed) >> PIECES;
     ticket_.store(number << PIECES | NUMBERS, std::memory_order_seq_cst);
-    const Step& step = *work_.step.load(std::memory_order_relaxed);
     int64_t units = 0;
     while (work_.next != work_.end && units == 0) {
         const Instruction& next = *work_.next++;
+        const Step& step = next.selected ? work_.picked : *work_.whole;
         const Kernel& kernel = work_.kernels->kernels[(int)next.operation];
         units = kernel.count(next.operands, step);
         if (units == 1) {
@@ -84,6 +84,7 @@ void Team::open_next(int thread) {
         }
         work_.run.store(kernel.run, std::memory_order_relaxed);
         work_.operands.store(next.operands, std::memory_order_relaxed);
+        work_.step.store(&step, std::memory_order_relaxed);
     }
     work_.num_done.store(0, std::memory_order_relaxed);
     work_.num_units.store(units, std::memory_order_relaxed);
@@ -124,7 +125,9 @@ void Team::run(const KernelTable& kernels, const Instruction* instructions, int6
     work_.kernels = &kernels;
     work_.next = instructions;
     work_.end = instructions + count;
-    work_.step.store(&step, std::memory_order_relaxed);
+    work_.whole = &step;
+    work_.picked = step;
+    work_.picked.num_rows = step.num_picked;
     finished_.store(false, std::memory_order_relaxed);
     open_next(0);
     for (;;) {

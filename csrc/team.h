@@ -42,6 +42,8 @@ class Team {
         const KernelTable* kernels = nullptr;
         const Instruction* next = nullptr;
         const Instruction* end = nullptr;
+        const Step* whole = nullptr;
+        Step picked = {};  // The same step for instructions that work on some of its rows.
         std::atomic<const Step*> step{nullptr};
         std::atomic<RunUnit> run{nullptr};
         std::atomic<const void*> operands{nullptr};

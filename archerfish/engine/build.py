@@ -22,7 +22,7 @@ from archerfish.errors import ConfigError, InvalidParameter, ModelError
 from archerfish.execution.eager import EagerModel
 from archerfish.execution.executor import Executor
 from archerfish.execution.local import LocalExecutor
-from archerfish.execution.memory import LOGIT_ROWS_AT_ONCE, CacheSize, Memory
+from archerfish.execution.memory import CacheSize, Memory
 from archerfish.execution.recorded import RecordedModel
 from archerfish.kvcache.layout import KVLayout, kv_layout
 from archerfish.kvcache.storage import KVStorage
@@ -264,11 +264,7 @@ def _runnable(
     if native is None:
         return EagerModel(model, storage)
     return RecordedModel(
-        model,
-        storage,
-        native,
-        max_rows=config.max_num_batched_tokens,
-        max_logit_rows=max(config.max_num_seqs, LOGIT_ROWS_AT_ONCE),
+        model, storage, native, max_rows=config.max_num_batched_tokens, max_num_seqs=config.max_num_seqs
     )
 
 

@@ -3,7 +3,9 @@
 from torch import Tensor
 
 from archerfish.arch.arch import Arch
-from archerfish.execution.inputs import StepInputs
+from archerfish.execution.inputs import Outline, step_tensors
+from archerfish.execution.passed import Passed
+from archerfish.execution.rows import Rows
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
 
@@ -17,7 +19,8 @@ class EagerModel:
     def arch(self) -> Arch:
         return self._model.arch
 
-    def hidden(self, inputs: StepInputs) -> Tensor:
+    def run(self, outline: Outline, rows: Rows) -> Passed:
+        inputs = step_tensors(outline, rows, self._storage.device)
         storage, layers = self._storage, self._model.arch.layers
 
         def attend(layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
@@ -27,7 +30,7 @@ class EagerModel:
             return storage.attend(layer, q, inputs.chunks, spec.scale, spec.window, spec.softcap)
 
         hidden: Tensor = self._model(inputs.tokens, inputs.positions, attend)
-        return hidden
+        return Passed(hidden, self._model.logits(hidden[inputs.picked]))
 
     def logits(self, states: Tensor) -> Tensor:
         return self._model.logits(states)

@@ -1,69 +1,92 @@
-"""Turns a plan's chunks into the tensors of one forward pass."""
+"""Turns a plan's chunks into what one forward pass is told: an outline on the host, and tensors made from it."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from archerfish.execution.rows import Rows
-from archerfish.ops.arrays import Ints
+from archerfish.ops.arrays import Ints, LongTable
 from archerfish.ops.signatures import Chunks
 from archerfish.scheduling.plan import Chunk
 
 _ALIGNMENT = 16
 """Bytes."""
+_TOLD_OF_CHUNK = 4
+"""Of its fields: all but new blocks, which belong to its row."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outline:
+    """What a step consists of, on the host."""
+
+    chunks: LongTable
+    """[chunks, 4] int64: row, first position, length, and 1 if a token is drawn after it."""
+    ends: Ints
+    """[chunks] position after the chunk: where the next token goes."""
+    query_ends: Ints
+    """[chunks] where each chunk ends among the step's tokens."""
+    sampling: Ints
+    """Which chunks a token is drawn after."""
+
+    @classmethod
+    def of(cls, chunks: list[Chunk]) -> Self:
+        table = np.array([chunk[:_TOLD_OF_CHUNK] for chunk in chunks], np.int64)
+        length = table[:, 2]
+        return cls(table, table[:, 1] + length, length.cumsum(), table[:, 3].nonzero()[0])
+
+    @property
+    def rows(self) -> Ints:
+        return self.chunks[:, 0]
+
+    @property
+    def offsets(self) -> Ints:
+        """[chunks] where each chunk begins among the step's tokens."""
+        return self.query_ends - self.chunks[:, 2]
 
 
 @dataclass(frozen=True, slots=True)
-class StepInputs:
+class StepTensors:
+    """The same on a device, for operations that are run one by one."""
+
     tokens: Tensor
     """[T] all chunks' tokens, one chunk after the other."""
     positions: Tensor
     """[T]"""
     chunks: Chunks
-    rows: Ints
-    """[chunks] on the host, like everything below."""
-    ends: Ints
-    """[chunks] position after the chunk: where the next token goes."""
-    offsets: Ints
-    """[chunks] where each chunk begins among the tokens."""
-    last_tokens: Ints
-    """[chunks] where each chunk's last token is."""
+    picked: Tensor
+    """[sampling] the last tokens of chunks that a token is drawn after, among the step's tokens."""
 
 
-def step_inputs(chunks: list[Chunk], rows: Rows, device: str) -> StepInputs:
-    described = np.array([(chunk.row, chunk.start, chunk.length) for chunk in chunks], np.int64)
-    row, start, length = described[:, 0], described[:, 1], described[:, 2]
-    ends, query_ends = start + length, np.cumsum(length)
-    offsets = query_ends - length
+def step_tensors(outline: Outline, rows: Rows, device: str) -> StepTensors:
+    row, start, length = outline.chunks[:, 0], outline.chunks[:, 1], outline.chunks[:, 2]
+    ends, query_ends = outline.ends, outline.query_ends
     # Positions count up from each chunk's start; rows repeat for each of its tokens.
-    positions = np.arange(int(query_ends[-1])) + np.repeat(start - offsets, length)
+    positions = np.arange(int(query_ends[-1])) + np.repeat(start - outline.offsets, length)
     token_rows = np.repeat(row, length)
     blocks, block_offsets = positions // rows.block_size, positions % rows.block_size
     slots = [table[token_rows, blocks] * np.int64(rows.block_size) + block_offsets for table in rows.tables]
     most_blocks = -(-int(ends.max()) // rows.block_size)
     tables = [table[row, :most_blocks] for table in rows.tables]
+    picked = query_ends[outline.sampling] - 1
     # However many groups and chunks there are, two copies reach the device: what is wide, and what is narrow.
-    wide = _copied([rows.tokens[token_rows, positions], positions, *slots], np.int64, device)
+    wide = _copied([rows.tokens[token_rows, positions], positions, picked, *slots], np.int64, device)
     narrow = _copied([np.append(0, query_ends), length, ends, *tables], np.int32, device)
-    return StepInputs(
+    return StepTensors(
         tokens=wide[0],
         positions=wide[1],
+        picked=wide[2],
         chunks=Chunks(
             query_starts=narrow[0],
             lengths=narrow[1],
             ends=narrow[2],
             tables=tuple(narrow[3:]),
-            slots=tuple(wide[2:]),
+            slots=tuple(wide[3:]),
             host_lengths=length,
             host_ends=ends,
         ),
-        rows=row,
-        ends=ends,
-        offsets=offsets,
-        last_tokens=query_ends - 1,
     )
 
 

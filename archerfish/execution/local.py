@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from archerfish.arch.arch import Arch
-from archerfish.execution.inputs import StepInputs, step_inputs
+from archerfish.execution.inputs import Outline
 from archerfish.execution.memory import LOGIT_ROWS_AT_ONCE
+from archerfish.execution.passed import Passed
 from archerfish.execution.rows import Rows
 from archerfish.kvcache.storage import KVStorage
 from archerfish.ops.signatures import Draw
@@ -28,8 +29,8 @@ class RunnableModel(Protocol):
     @property
     def arch(self) -> Arch: ...
 
-    def hidden(self, inputs: StepInputs) -> Tensor:
-        """[T, hidden] of a step's tokens, whose keys and values are stored on the way."""
+    def run(self, outline: Outline, rows: Rows) -> Passed:
+        """One forward pass. Keys and values of the step's tokens are stored on the way."""
 
     def logits(self, states: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, vocabulary], float32."""
@@ -68,17 +69,15 @@ class LocalExecutor:
         self._update(plan)
         if not plan.chunks:
             return StepResult([])
-        inputs = step_inputs(plan.chunks, self._rows, self._device)
-        hidden = self._model.hidden(inputs)
-        prompt_logprobs = self._prompt_logprobs(plan, inputs, hidden)
-        embeddings = self._embeddings(plan, inputs, hidden)
-        sampling = np.flatnonzero([chunk.samples for chunk in plan.chunks])
+        outline = Outline.of(plan.chunks)
+        hidden, logits = self._model.run(outline, self._rows)
+        prompt_logprobs = self._prompt_logprobs(plan, outline, hidden)
+        embeddings = self._embeddings(plan, outline, hidden)
+        sampling = outline.sampling
         tokens: list[list[int]] = [[] for _ in plan.chunks]
         if not len(sampling):
             return StepResult(tokens, prompt_logprobs=prompt_logprobs)
-        rows, ends = inputs.rows[sampling], inputs.ends[sampling]
-        last = torch.from_numpy(inputs.last_tokens[sampling]).to(self._device)
-        logits = self._model.logits(hidden[last])
+        rows, ends = outline.rows[sampling], outline.ends[sampling]
         draw = self._sampler.draw(logits, rows, ends, torch.from_numpy(self._rows.tokens))
         self._rows.tokens[rows, ends] = draw.tokens
         for place, token in zip(sampling.tolist(), draw.tokens, strict=True):
@@ -114,7 +113,7 @@ class LocalExecutor:
                 self._rows.append_blocks(chunk)
         self._storage.copy(plan.copies)
 
-    def _prompt_logprobs(self, plan: Plan, inputs: StepInputs, hidden: Tensor) -> dict[int, list[TokenLogprobs]]:
+    def _prompt_logprobs(self, plan: Plan, outline: Outline, hidden: Tensor) -> dict[int, list[TokenLogprobs]]:
         """For chunks whose row asked: log-probabilities of the prompt tokens that follow the chunk's own."""
         found: dict[int, list[TokenLogprobs]] = {}
         for place, chunk in enumerate(plan.chunks if self._num_prompt_logprobs else ()):
@@ -123,7 +122,7 @@ class LocalExecutor:
             count = min(chunk.length, num_prompt - 1 - chunk.start)
             if num_top is None or count <= 0:
                 continue
-            first = int(inputs.offsets[place])
+            first = int(outline.offsets[place])
             following = self._rows.tokens[chunk.row, chunk.start + 1 : chunk.start + 1 + count].astype(np.int64)
             tokens = torch.from_numpy(following).to(self._device)
             entries: list[TokenLogprobs] = []
@@ -136,14 +135,14 @@ class LocalExecutor:
             found[place] = entries
         return found
 
-    def _embeddings(self, plan: Plan, inputs: StepInputs, hidden: Tensor) -> dict[int, list[float]]:
+    def _embeddings(self, plan: Plan, outline: Outline, hidden: Tensor) -> dict[int, list[float]]:
         """For chunks with which a prompt ends, of rows that asked: the mean over the prompt."""
         found: dict[int, list[float]] = {}
         for place, chunk in enumerate(plan.chunks if self._state_sums else ()):
             total = self._state_sums.get(chunk.row)
             if total is None:
                 continue
-            num_prompt, first = int(self._rows.num_prompt[chunk.row]), int(inputs.offsets[place])
+            num_prompt, first = int(self._rows.num_prompt[chunk.row]), int(outline.offsets[place])
             count = min(chunk.length, num_prompt - chunk.start)
             total += hidden[first : first + count].sum(0, dtype=torch.float32)
             if chunk.start + count == num_prompt:

@@ -1,35 +1,48 @@
 """A model recorded once as native programs and replayed for every step: no Python between two operations."""
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from archerfish.arch.arch import Arch
-from archerfish.execution.inputs import StepInputs
+from archerfish.execution.inputs import Outline
+from archerfish.execution.memory import LOGIT_ROWS_AT_ONCE
+from archerfish.execution.passed import Passed
+from archerfish.execution.rows import Rows
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
+from archerfish.ops.cpu.assembly import StepRoom
 from archerfish.ops.cpu.native import NativeOps, make_step
 from archerfish.ops.cpu.recording import RECORDED_ROWS, Program, Recording
 from archerfish.ops.signatures import Chunks
 
 
 class RecordedModel:
-    """The decoder's two halves: tokens to hidden states, hidden states to logits."""
+    """Two programs: from tokens to hidden states and the logits of some, and from hidden states to logits."""
 
     def __init__(
-        self, model: Decoder, storage: KVStorage, native: NativeOps, *, max_rows: int, max_logit_rows: int
+        self, model: Decoder, storage: KVStorage, native: NativeOps, *, max_rows: int, max_num_seqs: int
     ) -> None:
         self.arch: Arch = model.arch
         self._team = native.team
-        self._forward = _record_forward(model, storage, native, max_rows)
-        self._logits = _record_logits(model, native, max_logit_rows)
+        self._most = _Most(max_rows, max_num_seqs)
+        self._forward = _record_forward(model, storage, native, self._most)
+        self._logits = _record_logits(model, native, LOGIT_ROWS_AT_ONCE)
+        self._room: StepRoom | None = None
+        """Of the rows that it is run with, which are the same every time."""
 
-    def hidden(self, inputs: StepInputs) -> Tensor:
-        """[T, hidden], good until the next step."""
-        num_rows = len(inputs.tokens)
-        step = make_step(num_rows, inputs.tokens, inputs.positions, inputs.chunks)
-        self._team.run(self._forward.instructions, step)
-        return self._forward.rows[0][:num_rows]
+    def run(self, outline: Outline, rows: Rows) -> Passed:
+        """Good until the next step."""
+        if self._room is None:
+            most = self._most
+            self._room = StepRoom(
+                rows.tokens, rows.tables, rows.block_size, max_tokens=most.rows, max_chunks=most.chunks
+            )
+        num_rows = self._team.run_chunks(self._forward.instructions, self._room.take(outline.chunks))
+        hidden, logits = self._forward.rows
+        return Passed(hidden[:num_rows], logits[: len(outline.sampling)])
 
     def logits(self, states: Tensor) -> Tensor:
         """[rows, vocabulary], good until they are asked for again."""
@@ -43,7 +56,14 @@ class RecordedModel:
         self._team.close()
 
 
-def _record_forward(model: Decoder, storage: KVStorage, native: NativeOps, max_rows: int) -> Program:
+class _Most(NamedTuple):
+    """Of a step."""
+
+    rows: int
+    chunks: int
+
+
+def _record_forward(model: Decoder, storage: KVStorage, native: NativeOps, most: _Most) -> Program:
     tokens, positions = (torch.zeros(RECORDED_ROWS, dtype=torch.int64) for _ in range(2))
     chunks = _nothing_yet(len(storage.layout.windows))
 
@@ -56,7 +76,8 @@ def _record_forward(model: Decoder, storage: KVStorage, native: NativeOps, max_r
     recording = Recording(tokens, positions, chunks.slots)
     with native.recording(recording), torch.inference_mode():
         hidden = model(tokens, positions, attend)
-    return recording.finish(max_rows, outputs=(hidden,))
+        logits = model.logits(native.select(hidden))
+    return recording.finish(most.rows, max_picked=most.chunks, outputs=(hidden, logits))
 
 
 def _record_logits(model: Decoder, native: NativeOps, max_rows: int) -> Program:

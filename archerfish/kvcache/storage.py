@@ -23,6 +23,7 @@ class KVStorage:
     ) -> None:
         self.layout = layout
         self.block_size = block_size
+        self.device = device
         self._ops = ops
         shape = (layout.num_slots, num_blocks, block_size, layout.num_kv_heads, layout.head_dim)
         self.keys, self.values = (_zeros(shape, dtype, device) for _ in range(2))

@@ -5,3 +5,4 @@ import numpy as np
 Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 Floats = np.ndarray[tuple[int], np.dtype[np.float32]]
 IntTable = np.ndarray[tuple[int, int], np.dtype[np.int32]]
+LongTable = np.ndarray[tuple[int, int], np.dtype[np.int64]]

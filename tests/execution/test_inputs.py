@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from archerfish.execution.inputs import step_inputs
+from archerfish.execution.inputs import Outline, step_tensors
 from archerfish.execution.rows import Rows
 from archerfish.request import SamplingParams
 from archerfish.scheduling.plan import Chunk, SequenceStart
@@ -25,7 +25,7 @@ def steps(draw):
     for row in rows:
         begin = draw(st.integers(0, MAX_MODEL_LEN - 1))
         length = draw(st.one_of(st.just(1), st.sampled_from([2, 5]), st.integers(1, MAX_MODEL_LEN)))
-        chunks.append(Chunk(row, begin, min(length, MAX_MODEL_LEN - begin), True))
+        chunks.append(Chunk(row, begin, min(length, MAX_MODEL_LEN - begin), draw(st.booleans())))
     return chunks, block_size, num_groups, draw(st.integers(0, 2**32 - 1))
 
 
@@ -52,12 +52,16 @@ def filled_rows(chunks, block_size, num_groups, seed):
     return rows, tokens, tables
 
 
+def tensors_of(chunks, rows):
+    return step_tensors(Outline.of(chunks), rows, "cpu")
+
+
 @settings(derandomize=True, deadline=None, max_examples=150)
 @given(steps())
 def test_tokens_positions_and_slots_are_those_of_each_chunk_in_turn(step):
     chunks, block_size, num_groups, _ = step
     rows, tokens, tables = filled_rows(*step)
-    inputs = step_inputs(chunks, rows, "cpu")
+    inputs = tensors_of(chunks, rows)
     places = [(chunk.row, position) for chunk in chunks for position in range(chunk.start, chunk.start + chunk.length)]
     assert inputs.tokens.tolist() == [tokens[row][position] for row, position in places]
     assert inputs.positions.tolist() == [position for _, position in places]
@@ -74,15 +78,17 @@ def test_tokens_positions_and_slots_are_those_of_each_chunk_in_turn(step):
 @given(steps())
 def test_where_each_chunk_begins_and_ends_is_told(step):
     chunks = step[0]
-    inputs = step_inputs(chunks, filled_rows(*step)[0], "cpu")
+    outline = Outline.of(chunks)
     offset = 0
     for place, chunk in enumerate(chunks):
-        assert inputs.rows[place] == chunk.row
-        assert inputs.ends[place] == chunk.start + chunk.length
-        assert inputs.offsets[place] == offset
-        assert inputs.last_tokens[place] == offset + chunk.length - 1
+        assert outline.rows[place] == chunk.row
+        assert outline.ends[place] == chunk.start + chunk.length
+        assert outline.offsets[place] == offset
+        assert outline.query_ends[place] == offset + chunk.length
         offset += chunk.length
-    assert len(inputs.tokens) == offset
+    assert outline.sampling.tolist() == [place for place, chunk in enumerate(chunks) if chunk.samples]
+    picked = tensors_of(chunks, filled_rows(*step)[0]).picked
+    assert picked.tolist() == [outline.query_ends[place] - 1 for place in outline.sampling]
 
 
 @settings(derandomize=True, deadline=None, max_examples=150)
@@ -90,7 +96,7 @@ def test_where_each_chunk_begins_and_ends_is_told(step):
 def test_attention_is_told_the_rows_the_context_and_the_blocks_of_each_chunk(step):
     chunks, block_size, num_groups, _ = step
     rows, _, tables = filled_rows(*step)
-    told = step_inputs(chunks, rows, "cpu").chunks
+    told = tensors_of(chunks, rows).chunks
     lengths, ends = [chunk.length for chunk in chunks], [chunk.start + chunk.length for chunk in chunks]
     assert told.query_starts.tolist() == [sum(lengths[:place]) for place in range(len(chunks) + 1)]
     assert told.lengths.tolist() == told.host_lengths.tolist() == lengths
@@ -110,9 +116,18 @@ def test_attention_is_told_the_rows_the_context_and_the_blocks_of_each_chunk(ste
 @pytest.mark.parametrize("num_chunks", [1, 6])
 def test_a_step_takes_two_copies_to_the_device_whatever_is_in_it(num_groups, num_chunks):
     step = ([Chunk(row, row, 1 + row % 3, True) for row in range(num_chunks)], 4, num_groups, 0)
-    inputs = step_inputs(step[0], filled_rows(*step)[0], "cpu")
+    inputs = tensors_of(step[0], filled_rows(*step)[0])
     told = inputs.chunks
-    tensors = (inputs.tokens, inputs.positions, told.query_starts, told.lengths, told.ends, *told.tables, *told.slots)
+    tensors = (
+        inputs.tokens,
+        inputs.positions,
+        inputs.picked,
+        told.query_starts,
+        told.lengths,
+        told.ends,
+        *told.tables,
+        *told.slots,
+    )
     assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 2
 
 
@@ -120,7 +135,7 @@ def test_inputs_do_not_alias_the_rows():
     """Rows change while a step may still be running."""
     step = ([Chunk(0, 0, 5, True), Chunk(1, 3, 1, True)], 4, 1, 0)
     rows = filled_rows(*step)[0]
-    inputs = step_inputs(step[0], rows, "cpu")
+    inputs = tensors_of(step[0], rows)
     before = (inputs.tokens.tolist(), inputs.chunks.tables[0].tolist())
     rows.tokens[:] = 0
     rows.tables[0][:] = 0

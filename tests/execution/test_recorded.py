@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from archerfish.arch import Arch, AttentionSpec, LayerSpec, MlpSpec, NormSpec, RopeSpec
 from archerfish.execution.eager import EagerModel
-from archerfish.execution.inputs import StepInputs, step_inputs
+from archerfish.execution.inputs import Outline
+from archerfish.execution.memory import LOGIT_ROWS_AT_ONCE
+from archerfish.execution.passed import Passed
 from archerfish.execution.recorded import RecordedModel
 from archerfish.execution.rows import Rows
 from archerfish.kvcache.layout import kv_layout
@@ -62,10 +63,10 @@ def runnable(of: Arch, native: NativeOps, dtype: torch.dtype, *, recorded: bool)
     storage = KVStorage(kv_layout(of), NUM_BLOCKS, BLOCK_SIZE, dtype, "cpu", ops)
     if not recorded:
         return EagerModel(model, storage)
-    return RecordedModel(model, storage, native, max_rows=LENGTH, max_logit_rows=4)
+    return RecordedModel(model, storage, native, max_rows=LENGTH, max_num_seqs=2)
 
 
-def steps(of: Arch) -> list[StepInputs]:
+def passes(model: EagerModel | RecordedModel, of: Arch) -> list[Passed]:
     """Two sequences, cut into chunks that differ from step to step."""
     num_groups = len(kv_layout(of).windows)
     rows = Rows(2, LENGTH, num_groups, BLOCK_SIZE)
@@ -82,13 +83,15 @@ def steps(of: Arch) -> list[StepInputs]:
                 stop_token_ids=(),
             )
         )
-    plans = [[(0, 0, 33)], [(1, 0, 18), (0, 33, 36)], [(0, 69, 1), (1, 18, 21)], [(1, 39, 1)]]
-    return [step_inputs([Chunk(*chunk, False, ()) for chunk in plan], rows, "cpu") for plan in plans]
-
-
-def hidden(model: EagerModel | RecordedModel, of: Arch) -> list[Tensor]:
+    plans = [
+        [(0, 0, 33, False)],
+        [(1, 0, 18, False), (0, 33, 36, True)],
+        [(0, 69, 1, True), (1, 18, 21, True)],
+        [(1, 39, 1, True)],
+    ]
     with torch.inference_mode():
-        return [model.hidden(inputs).clone() for inputs in steps(of)]
+        passed = (model.run(Outline.of([Chunk(*chunk, ()) for chunk in plan]), rows) for plan in plans)
+        return [Passed(hidden.clone(), logits.clone()) for hidden, logits in passed]
 
 
 @pytest.mark.parametrize("name", ARCHS)
@@ -97,7 +100,10 @@ def test_it_has_the_bits_of_operations_run_one_by_one(name: str, dtype: torch.dt
     native = open_native(TARGET)
     assert native is not None
     eager, recorded = (runnable(ARCHS[name], native, dtype, recorded=recorded) for recorded in (False, True))
-    for wanted, found in zip(hidden(eager, ARCHS[name]), hidden(recorded, ARCHS[name]), strict=True):
-        assert wanted.isfinite().all() and wanted.std() > 0.1
-        assert torch.equal(found, wanted)
+    for wanted, found in zip(passes(eager, ARCHS[name]), passes(recorded, ARCHS[name]), strict=True):
+        assert wanted.hidden.isfinite().all() and wanted.hidden.std() > 0.1
+        assert torch.equal(found.hidden, wanted.hidden)
+        assert torch.equal(found.logits, wanted.logits)
+        states = wanted.hidden[: LOGIT_ROWS_AT_ONCE // 8]
+        assert torch.equal(recorded.logits(states), eager.logits(states))
     recorded.close()

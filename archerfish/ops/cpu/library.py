@@ -8,7 +8,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from archerfish.ops.cpu.program import STRUCTURES, Instruction, Step
+from archerfish.ops.cpu.program import STRUCTURES, Assembly, Instruction, Step
 from archerfish.ops.signatures import DRAW_ROW
 
 _MODULE = "archerfish.ops.cpu._kernels"
@@ -38,6 +38,8 @@ def library() -> Library | str:
     functions.archerfish_close.restype, functions.archerfish_close.argtypes = None, (c_void_p,)
     functions.archerfish_run.restype = None
     functions.archerfish_run.argtypes = (c_void_p, POINTER(Instruction), c_int64, POINTER(Step))
+    functions.archerfish_run_chunks.restype = c_int64
+    functions.archerfish_run_chunks.argtypes = (c_void_p, POINTER(Instruction), c_int64, POINTER(Assembly))
     functions.archerfish_size_of.restype, functions.archerfish_size_of.argtypes = c_int64, (c_char_p,)
     sizes = {structure.__name__: ctypes.sizeof(structure) for structure in STRUCTURES} | {"DrawRow": DRAW_ROW.itemsize}
     for name, size in sizes.items():
@@ -69,6 +71,12 @@ class Team:
     def run(self, instructions: "ctypes.Array[Instruction]", step: Step) -> None:
         """Returns when all is done. Others may run Python meanwhile."""
         self._functions.archerfish_run(self._handle, instructions, len(instructions), ctypes.byref(step))
+
+    def run_chunks(self, instructions: "ctypes.Array[Instruction]", chunks: Assembly) -> int:
+        """The same for the step that the chunks come to. The number of its rows."""
+        arguments = (self._handle, instructions, len(instructions), ctypes.byref(chunks))
+        num_rows: int = self._functions.archerfish_run_chunks(*arguments)
+        return num_rows
 
     def close(self) -> None:
         if self._handle:

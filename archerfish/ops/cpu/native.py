@@ -217,6 +217,14 @@ class NativeOps:
         self._do(Operation.DRAW, operands, _rows_only(logits), logits, rows, tokens, peaks)
         return Drawn(tokens, peaks)
 
+    def select(self, x: Tensor) -> Tensor:
+        """In a recording: the rows of [T, width] that a step picks. What is made of them is about those rows only."""
+        assert self._recording is not None
+        self._recording.select()
+        out = self._empty(*x.shape)
+        self._do(Operation.SELECT, program.Select(_rows(out), _rows(x)), _rows_only(x), x, out)
+        return out
+
     # -- how ----------------------------------------------------------------------------------------------------------
 
     def _norm(
@@ -288,7 +296,7 @@ class NativeOps:
         if self._recording is not None:
             self._recording.write_down(operation, operands, alive)
             return
-        instructions = (program.Instruction * 1)(program.Instruction(operation, ctypes.addressof(operands)))
+        instructions = (program.Instruction * 1)(program.Instruction(operation, 0, ctypes.addressof(operands)))
         self.team.run(instructions, step)
 
 

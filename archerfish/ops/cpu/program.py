@@ -23,6 +23,7 @@ class Operation(IntEnum):
     EXPERT_LINEAR = 15
     COMBINE = 16
     DRAW = 17
+    SELECT = 18
 
 
 class Format(IntEnum):
@@ -216,8 +217,12 @@ class Draw(Structure):
     _fields_ = (("logits", Rows), ("rows", c_void_p), ("tokens", c_void_p), ("peaks", c_void_p))
 
 
+class Select(Structure):
+    _fields_ = (("out", Rows), ("input", Rows))
+
+
 class Instruction(Structure):
-    _fields_ = (("operation", c_int32), ("operands", c_void_p))
+    _fields_ = (("operation", c_int32), ("selected", c_int32), ("operands", c_void_p))
 
 
 class Step(Structure):
@@ -231,6 +236,28 @@ class Step(Structure):
         ("tables", POINTER(c_void_p)),
         ("slots", POINTER(c_void_p)),
         ("table_width", c_int64),
+        ("num_picked", c_int64),
+        ("picked", c_void_p),
+    )
+
+
+class Assembly(Structure):
+    _fields_ = (
+        ("num_chunks", c_int64),
+        ("chunks", c_void_p),
+        ("row_tokens", c_void_p),
+        ("tokens_per_row", c_int64),
+        ("row_tables", POINTER(c_void_p)),
+        ("blocks_per_row", c_int64),
+        ("num_groups", c_int64),
+        ("block_size", c_int64),
+        ("tokens", c_void_p),
+        ("positions", c_void_p),
+        ("query_starts", c_void_p),
+        ("ends", c_void_p),
+        ("tables", POINTER(c_void_p)),
+        ("slots", POINTER(c_void_p)),
+        ("picked", c_void_p),
     )
 
 
@@ -253,6 +280,7 @@ OPERANDS: dict[Operation, type[Structure]] = {
     Operation.EXPERT_LINEAR: ExpertLinear,
     Operation.COMBINE: Combine,
     Operation.DRAW: Draw,
+    Operation.SELECT: Select,
 }
 
 # For each operation, the operands that it reads rows from and those that it writes rows to.
@@ -274,6 +302,7 @@ READS: dict[Operation, tuple[str, ...]] = {
     Operation.GATHER: ("input", "routes", "groups"),
     Operation.EXPERT_LINEAR: ("input", "groups"),
     Operation.COMBINE: ("input", "routes", "groups"),
+    Operation.SELECT: ("input",),
 }
 WRITES: dict[Operation, tuple[str, ...]] = {
     Operation.RMS_NORM: ("out", "sum", "packed"),
@@ -298,5 +327,5 @@ POINTERS: dict[type[Structure], tuple[str, ...]] = {
 }
 """The fields of an operand that point to numbers which change from step to step."""
 
-STRUCTURES: tuple[type[Structure], ...] = (*dict.fromkeys(OPERANDS.values()), Instruction, Step)
+STRUCTURES: tuple[type[Structure], ...] = (*dict.fromkeys(OPERANDS.values()), Instruction, Step, Assembly)
 """All that the library reads: their sizes must be its own."""

@@ -27,6 +27,8 @@ _ALIGNMENT = 64
 class _Line:
     operation: Operation
     operands: Any
+    selected: bool
+    """About the rows that the step picked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,8 @@ class _Buffer:
 
     start: int
     """Its address in the recorded pass."""
-    num_bytes: int
-    """Of all recorded rows."""
+    row_bytes: int
+    max_rows: int
     pinned: bool
 
 
@@ -46,7 +48,7 @@ class Program:
 
     instructions: "ctypes.Array[program.Instruction]"
     rows: tuple[Tensor, ...]
-    """Inputs to fill in and outputs to read, [most rows, width] each."""
+    """Inputs to fill in and outputs to read, [most rows, width] each: those made after a selection for picked rows."""
     alive: tuple[Any, ...]
 
 
@@ -62,15 +64,24 @@ class Recording:
         """Of the pass: their addresses stay taken until all is laid out."""
         self._alive: list[Any] = []
         self._packed: dict[tuple[int, int, int], program.Packed] = {}
+        self._selected = False
+        self._selected_tensors: set[int] = set()
+        """By their addresses."""
 
     # -- writing down -------------------------------------------------------------------------------------------------
 
     def write_down(self, operation: Operation, operands: Structure, alive: tuple[Any, ...]) -> None:
-        self._lines.append(_Line(operation, operands))
+        self._lines.append(_Line(operation, operands, self._selected))
         self._alive += [thing for thing in alive if thing is not None]
+
+    def select(self) -> None:
+        """From here on it is about the rows that the step picks."""
+        self._selected = True
 
     def keep_buffer(self, tensor: Tensor) -> None:
         self._tensors.append(tensor)
+        if self._selected:
+            self._selected_tensors.add(tensor.data_ptr())
 
     def index(self, tensor: Tensor) -> Index:
         assert tensor is self._tokens or tensor is self._positions, "looked up by something that is no input"
@@ -89,14 +100,20 @@ class Recording:
 
     # -- finishing ----------------------------------------------------------------------------------------------------
 
-    def finish(self, max_rows: int, *, inputs: tuple[Tensor, ...] = (), outputs: tuple[Tensor, ...]) -> Program:
+    def finish(
+        self, max_rows: int, *, max_picked: int = 0, inputs: tuple[Tensor, ...] = (), outputs: tuple[Tensor, ...]
+    ) -> Program:
         """Inputs are rows that will be filled in before each run."""
         shown = (*inputs, *outputs)
         pinned = {tensor.data_ptr() for tensor in shown}
         lines = _rotate_where_used(_pack_where_made(_add_where_normalized(self._lines)), pinned)
         tensors = {tensor.data_ptr(): tensor for tensor in (*inputs, *self._tensors)}
-        buffers = [_Buffer(start, tensors[start].nbytes, start in pinned) for start in sorted(tensors)]
-        layout = _Layout(lines, buffers, max_rows)
+        room = {start: max_picked if start in self._selected_tensors else max_rows for start in tensors}
+        buffers = [
+            _Buffer(start, tensors[start].nbytes // RECORDED_ROWS, room[start], start in pinned)
+            for start in sorted(tensors)
+        ]
+        layout = _Layout(lines, buffers)
         # Through numpy, whose zeroed pages take no room until they are written: most steps have few rows.
         arena = torch.from_numpy(np.zeros(layout.num_bytes + _ALIGNMENT, np.uint8))
         first = -arena.data_ptr() % _ALIGNMENT
@@ -105,11 +122,11 @@ class Recording:
                 setattr(operand, field, arena.data_ptr() + first + layout.offset(getattr(operand, field)))
         rows = []
         for tensor in shown:
-            start = first + layout.offset(tensor.data_ptr())
-            taken = arena[start : start + max_rows * tensor.shape[1] * tensor.itemsize]
-            rows.append(taken.view(tensor.dtype).view(max_rows, tensor.shape[1]))
+            start, count = first + layout.offset(tensor.data_ptr()), room[tensor.data_ptr()]
+            taken = arena[start : start + count * tensor.shape[1] * tensor.itemsize]
+            rows.append(taken.view(tensor.dtype).view(count, tensor.shape[1]))
         instructions = (program.Instruction * len(lines))(
-            *(program.Instruction(line.operation, ctypes.addressof(line.operands)) for line in lines)
+            *(program.Instruction(line.operation, line.selected, ctypes.addressof(line.operands)) for line in lines)
         )
         return Program(instructions, tuple(rows), (arena, *(line.operands for line in lines), *self._alive))
 
@@ -183,9 +200,9 @@ def _writes(line: _Line, address: int) -> bool:
 class _Layout:
     """Where each buffer lies in one piece of memory: those needed at the same time do not overlap, others may."""
 
-    def __init__(self, lines: list[_Line], buffers: list[_Buffer], max_rows: int) -> None:
+    def __init__(self, lines: list[_Line], buffers: list[_Buffer]) -> None:
         self._starts = [buffer.start for buffer in buffers]
-        self._sizes = [_aligned(buffer.num_bytes // RECORDED_ROWS * max_rows) for buffer in buffers]
+        self._sizes = [_aligned(buffer.row_bytes * buffer.max_rows) for buffer in buffers]
         self._offsets = [0] * len(buffers)
         self.num_bytes = 0
         spans = self._spans(lines, buffers)

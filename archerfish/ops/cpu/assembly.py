@@ -1,0 +1,58 @@
+"""Room for what a step tells the kernels, which the library itself fills from chunks, tokens and block tables."""
+
+from ctypes import c_void_p
+from typing import Any
+
+import numpy as np
+
+from archerfish.ops.arrays import IntTable, LongTable
+from archerfish.ops.cpu.program import Assembly
+
+CHUNK_FIELDS = 4
+"""Of a chunk: its row, first position, length, and 1 if its last token is picked."""
+
+
+class StepRoom:
+    """For steps of rows whose tokens and tables stay where they are."""
+
+    def __init__(
+        self, tokens: IntTable, tables: list[IntTable], block_size: int, *, max_tokens: int, max_chunks: int
+    ) -> None:
+        """tokens [rows, longest] and for each KV group a table [rows, blocks], all int32."""
+        num_groups, blocks_per_row = len(tables), tables[0].shape[1]
+        self._chunks = np.zeros((max_chunks, CHUNK_FIELDS), np.int64)
+        self._alive: list[Any] = [tokens, tables]
+
+        def room(count: int, dtype: type[np.int32 | np.int64]) -> int:
+            array = np.zeros(count, dtype)
+            self._alive.append(array)
+            return array.ctypes.data
+
+        pointers = c_void_p * num_groups
+        self.assembly = Assembly(
+            chunks=self._chunks.ctypes.data,
+            row_tokens=_address(tokens),
+            tokens_per_row=tokens.shape[1],
+            row_tables=pointers(*map(_address, tables)),
+            blocks_per_row=blocks_per_row,
+            num_groups=num_groups,
+            block_size=block_size,
+            tokens=room(max_tokens, np.int64),
+            positions=room(max_tokens, np.int64),
+            query_starts=room(max_chunks + 1, np.int32),
+            ends=room(max_chunks, np.int32),
+            tables=pointers(*(room(max_chunks * blocks_per_row, np.int32) for _ in tables)),
+            slots=pointers(*(room(max_tokens, np.int64) for _ in tables)),
+            picked=room(max_chunks, np.int64),
+        )
+
+    def take(self, chunks: LongTable) -> Assembly:
+        """Of the next step: [chunks, 4]."""
+        self._chunks[: len(chunks)] = chunks
+        self.assembly.num_chunks = len(chunks)
+        return self.assembly
+
+
+def _address(array: IntTable) -> int:
+    assert array.dtype == np.int32 and array.flags.c_contiguous
+    return array.ctypes.data

@@ -1,0 +1,39 @@
+#include "assembly.h"
+
+#include <algorithm>
+
+namespace archerfish {
+
+Step assemble(const Assembly& from) {
+    struct Chunk {
+        int64_t row, start, length, is_picked;
+    };
+    const auto* chunks = (const Chunk*)from.chunks;
+    int64_t longest = 0, num_rows = 0, num_picked = 0;
+    for (int64_t c = 0; c < from.num_chunks; ++c) longest = std::max(longest, chunks[c].start + chunks[c].length);
+    int64_t width = (longest + from.block_size - 1) / from.block_size;
+    from.query_starts[0] = 0;
+    for (int64_t c = 0; c < from.num_chunks; ++c) {
+        const Chunk& chunk = chunks[c];
+        for (int64_t g = 0; g < from.num_groups; ++g) {
+            const int32_t* table = from.row_tables[g] + chunk.row * from.blocks_per_row;
+            std::copy(table, table + width, from.tables[g] + c * width);
+            for (int64_t i = 0; i < chunk.length; ++i) {
+                int64_t position = chunk.start + i;
+                int64_t block = table[position / from.block_size];
+                from.slots[g][num_rows + i] = block * from.block_size + position % from.block_size;
+            }
+        }
+        for (int64_t i = 0; i < chunk.length; ++i, ++num_rows) {
+            from.positions[num_rows] = chunk.start + i;
+            from.tokens[num_rows] = from.row_tokens[chunk.row * from.tokens_per_row + chunk.start + i];
+        }
+        from.query_starts[c + 1] = (int32_t)num_rows;
+        from.ends[c] = (int32_t)(chunk.start + chunk.length);
+        if (chunk.is_picked) from.picked[num_picked++] = num_rows - 1;
+    }
+    return {num_rows,    from.tokens, from.positions, from.num_chunks, from.query_starts, from.ends,
+            from.tables, from.slots,  width,          num_picked,      from.picked};
+}
+
+}  // namespace archerfish
