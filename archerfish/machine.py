@@ -1,5 +1,6 @@
 """What this machine is: CPU features, memory. Reads /proc and the like; never imports torch."""
 
+import ctypes
 import os
 import platform
 from dataclasses import dataclass
@@ -110,6 +111,13 @@ def available_memory() -> int:
         available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     room = _cgroup_room()
     return available if room is None else min(available, room)
+
+
+def give_back_memory() -> None:
+    """Return what was freed to the system. The allocator keeps it by default: after loading, 100 MB were seen."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # Only glibc has it.
+    if trim is not None:
+        trim(0)
 
 
 def total_memory() -> int:

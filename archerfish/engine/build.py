@@ -27,7 +27,7 @@ from archerfish.execution.recorded import RecordedModel
 from archerfish.kvcache.layout import KVLayout, kv_layout
 from archerfish.kvcache.storage import KVStorage
 from archerfish.kvcache.tables import KVTables
-from archerfish.machine import available_memory, num_usable_cores
+from archerfish.machine import available_memory, give_back_memory, num_usable_cores
 from archerfish.models.decoder import Decoder
 from archerfish.models.families import Family, Fields, find_family
 from archerfish.ops import Ops, Target, choose_ops, implementations, open_native, torch_dtype, why_not_native
@@ -121,6 +121,7 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
     cache_size = memory.size_cache(resolved)
     texts = calibration_texts(config, resolved, build)
     decoder = _model(checkpoint, resolved, ops, on_progress, packed=native is not None, texts=texts)
+    give_back_memory()
     kv_dtype = torch_dtype(resolved.kv_cache_dtype)
     storage = KVStorage(layout, cache_size.num_blocks, resolved.block_size, kv_dtype, resolved.device, ops)
     model = _runnable(decoder, storage, native, resolved)
