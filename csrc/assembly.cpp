@@ -32,8 +32,19 @@ Step assemble(const Assembly& from) {
         from.ends[c] = (int32_t)(chunk.start + chunk.length);
         if (chunk.is_picked) from.picked[num_picked++] = num_rows - 1;
     }
-    return {num_rows,    from.tokens, from.positions, from.num_chunks, from.query_starts, from.ends,
-            from.tables, from.slots,  width,          num_picked,      from.picked};
+    Step step = {};
+    step.num_rows = num_rows;
+    step.tokens = from.tokens;
+    step.positions = from.positions;
+    step.num_chunks = from.num_chunks;
+    step.query_starts = from.query_starts;
+    step.ends = from.ends;
+    step.tables = from.tables;
+    step.slots = from.slots;
+    step.table_width = width;
+    step.num_picked = num_picked;
+    step.picked = from.picked;
+    return step;
 }
 
 }  // namespace archerfish

@@ -255,6 +255,7 @@ struct Instruction {
 
 struct Step {
     int64_t num_rows;
+    int64_t num_threads;  // That work on it.
     const int64_t* tokens;     // [rows]
     const int64_t* positions;  // [rows]
     int64_t num_chunks;

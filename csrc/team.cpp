@@ -74,7 +74,7 @@ void Team::open_next(int thread) {
     int64_t units = 0;
     while (work_.next != work_.end && units == 0) {
         const Instruction& next = *work_.next++;
-        const Step& step = next.selected ? work_.picked : *work_.whole;
+        const Step& step = next.selected ? work_.picked : work_.whole;
         const Kernel& kernel = work_.kernels->kernels[(int)next.operation];
         units = kernel.count(next.operands, step);
         if (units == 1) {
@@ -125,8 +125,8 @@ void Team::run(const KernelTable& kernels, const Instruction* instructions, int6
     work_.kernels = &kernels;
     work_.next = instructions;
     work_.end = instructions + count;
-    work_.whole = &step;
-    work_.picked = step;
+    work_.whole = work_.picked = step;
+    work_.whole.num_threads = work_.picked.num_threads = (int64_t)scratch_.size();
     work_.picked.num_rows = step.num_picked;
     finished_.store(false, std::memory_order_relaxed);
     open_next(0);

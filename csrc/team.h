@@ -42,7 +42,7 @@ class Team {
         const KernelTable* kernels = nullptr;
         const Instruction* next = nullptr;
         const Instruction* end = nullptr;
-        const Step* whole = nullptr;
+        Step whole = {};
         Step picked = {};  // The same step for instructions that work on some of its rows.
         std::atomic<const Step*> step{nullptr};
         std::atomic<RunUnit> run{nullptr};

@@ -5,6 +5,7 @@ Made from numbers that are already in their format; how a matrix is rounded to f
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +42,10 @@ class PackedWeight:
     def nbytes(self) -> int:
         return self.data.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
+    def moved(self, data: Tensor) -> Self:
+        """With its data elsewhere."""
+        return replace(self, data=data)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedExperts:
@@ -60,6 +65,10 @@ class PackedExperts:
     @property
     def nbytes(self) -> int:
         return self.data.nbytes + (0 if self.scales is None else self.scales.nbytes)
+
+    def moved(self, data: Tensor) -> Self:
+        """With its data elsewhere."""
+        return replace(self, first=self.first.moved(data[0]), data=data)
 
 
 def pack_experts(weights: Tensor, pack: Callable[[Tensor], PackedWeight]) -> PackedExperts:

@@ -8,6 +8,7 @@ from archerfish.models.decoder import Decoder, Experts
 from archerfish.models.layers import Embedding, Linear
 from archerfish.ops.packed import PackedExperts, PackedWeight, pack_experts, pack_floats
 from archerfish.quant import InputStatistics, WeightFormat
+from archerfish.weights.shelf import Shelf
 
 ROUTER_BYTES = 4
 """Of a number that chooses experts, where other matrices are rounded: it stays float32."""
@@ -19,6 +20,7 @@ class Packer:
     def __init__(self, model: Decoder, weight_format: WeightFormat) -> None:
         self._model = model
         self._format = weight_format
+        self._shelf = Shelf()
         by_parameter: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
         for module in model.modules():
             for name, parameter in module.named_parameters(recurse=False):
@@ -30,6 +32,8 @@ class Packer:
     def __call__(self, name: str, tensor: Tensor, inputs: InputStatistics | None = None) -> None:
         """What a matrix's inputs did matters where its format is calibrated."""
         kept = self._kept([module for module, _ in self._holders[name]], tensor, inputs)
+        if not isinstance(kept, nn.Parameter):
+            kept = kept.moved(self._shelf.keep(kept.data))
         for module, field in self._holders[name]:
             delattr(module, field)
             setattr(module, field, kept)

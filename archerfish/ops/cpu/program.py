@@ -228,6 +228,7 @@ class Instruction(Structure):
 class Step(Structure):
     _fields_ = (
         ("num_rows", c_int64),
+        ("num_threads", c_int64),
         ("tokens", c_void_p),
         ("positions", c_void_p),
         ("num_chunks", c_int64),
