@@ -1,7 +1,7 @@
 """Keeps packed weights side by side in large pieces of memory, which the system may back by huge pages.
 
-A step reads every weight once, and with pages of 4 KiB looking them up takes a good share of its time: with huge pages a
-model of 1.2 billion weights in int8 was seen to write 15 % faster. numpy asks the system for them where a piece is large.
+A step reads every weight once, and with pages of 4 KiB looking them up takes a good share of its time: with huge pages
+a model of 1.2 billion weights in int8 was seen to write 15 % faster. numpy asks the system for them for large pieces.
 """
 
 import numpy as np
