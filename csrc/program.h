@@ -126,6 +126,7 @@ struct Softcap {  // out = cap * tanh(in / cap)
     Rows out, in;
     float cap;
 };
+// Where rows are wanted packed only, `out` has no data.
 struct Norm {  // Both kinds; with `added`, in + added * factor is stored in `sum` and normalized.
     Rows out, in, added, sum;
     const float* weight;

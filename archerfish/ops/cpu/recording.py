@@ -107,6 +107,7 @@ class Recording:
         shown = (*inputs, *outputs)
         pinned = {tensor.data_ptr() for tensor in shown}
         lines = _rotate_where_used(_pack_where_made(_add_where_normalized(self._lines)), pinned)
+        _keep_no_rows_unread(lines, pinned)
         tensors = {tensor.data_ptr(): tensor for tensor in (*inputs, *self._tensors)}
         room = {start: max_picked if start in self._selected_tensors else max_rows for start in tensors}
         buffers = [
@@ -169,6 +170,14 @@ def _pack_where_made(lines: list[_Line]) -> list[_Line]:
                 continue
         joined.append(line)
     return joined
+
+
+def _keep_no_rows_unread(lines: list[_Line], kept: set[int]) -> None:
+    """Rows that are read only as they were packed need no memory: each is made in the thread's own."""
+    read = {getattr(*pointer) for line in lines for pointer in _pointers(line, READS[line.operation])}
+    for line in lines:
+        if getattr(line.operands, "packs", 0) and line.operands.out.data not in read | kept:
+            line.operands.out.data = None
 
 
 def _rotate_where_used(lines: list[_Line], kept: set[int]) -> list[_Line]:
