@@ -2,6 +2,7 @@
 
 import time
 
+import numpy as np
 import torch
 
 _LONGEST = 0.7  # Seconds; the best of many short runs is what the machine can do when nobody disturbs it.
@@ -16,7 +17,8 @@ def read_bandwidth(
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads or before)
     try:
-        buffer = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
+        # Through numpy, which asks for huge pages, as weights have them: without, looking pages up would count too.
+        buffer = torch.from_numpy(np.ones(num_bytes // 4, np.float32)).to(device)
         _time_one_run(buffer)  # The first run also wakes the threads, and a GPU's clock.
         started = time.perf_counter()
         runs: list[float] = []
