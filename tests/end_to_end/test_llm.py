@@ -248,7 +248,7 @@ def test_a_failing_step_ends_the_engine_with_its_reason(llm: LLM, monkeypatch: p
     def broken(*_: Any) -> None:
         raise RuntimeError("the device fell off")
 
-    monkeypatch.setattr(llm.assembly.engine._executor._model, "hidden", broken)
+    monkeypatch.setattr(llm.assembly.engine._executor._model, "run", broken)
     with pytest.raises(StepFailed, match="the device fell off"):
         llm.generate([TEXT, TEXT], GREEDY)
     with pytest.raises(EngineStopped, match="the device fell off"):
