@@ -11,6 +11,8 @@ from safetensors.torch import load_file, save_file
 from archerfish import LLM, SamplingParams
 from archerfish.errors import ConfigError, ModelError
 from archerfish.weights.locate import locate
+from tests.end_to_end import bits
+from tests.end_to_end.bits import assert_alike
 from tests.ops.cpu.native import KERNELS, needs_native
 
 pytestmark = needs_native
@@ -27,8 +29,7 @@ SEEDED = SamplingParams(temperature=0.9, seed=3, max_tokens=12, ignore_eos=True,
 
 def answers(llm: LLM, prompts: list[str], params: SamplingParams = PARAMS) -> list[object]:
     """Tokens and the very log-probabilities: equal only if every bit was."""
-    outputs = llm.generate(prompts, params, progress=False)
-    return [(output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs]
+    return bits.answers(llm, prompts, params)
 
 
 def test_in_float32_it_writes_what_the_reference_writes() -> None:
@@ -37,13 +38,7 @@ def test_in_float32_it_writes_what_the_reference_writes() -> None:
     for kernels in ("reference", "auto"):
         with LLM(dtype="float32", kernels=kernels, max_num_seqs=16) as llm:
             told.append(llm.generate(PROMPTS, params, progress=False))
-    for expected, found in zip(*told, strict=True):
-        assert found.outputs[0].token_ids == expected.outputs[0].token_ids
-        assert expected.prompt_logprobs is not None and found.prompt_logprobs is not None
-        for one, other in zip(expected.prompt_logprobs[1:], found.prompt_logprobs[1:], strict=True):
-            assert one is not None and other is not None
-            for token in one:
-                assert other[token].logprob == pytest.approx(one[token].logprob, abs=1e-4)
+    assert_alike(*told)
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "w8a8", "int4"])
