@@ -1,0 +1,66 @@
+"""How every kernel here is launched: early, so that what does not depend on the kernel before overlaps with it.
+
+A kernel may start before the one before it has ended (programmatic dependent launch). Each therefore has a constexpr
+EARLY: where it is set, nothing that an earlier kernel writes may be touched before `await_inputs`, and the next kernel
+is let in by `let_next_start`. Weights, which no kernel writes, may be fetched before.
+"""
+
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+"""Kernels are run by Triton's interpreter, on tensors in main memory."""
+
+
+@triton.jit
+def await_inputs(EARLY: tl.constexpr):
+    """Everything that earlier kernels wrote can be read from here on."""
+    if EARLY:
+        gdc_wait()
+
+
+@triton.jit
+def let_next_start(EARLY: tl.constexpr):
+    """The next kernel may be started from here on, as far as there is room for it."""
+    if EARLY:
+        gdc_launch_dependents()
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **settings: Any) -> None:
+    """`kernel[grid](...)`, early where it runs on a GPU. Settings are constexprs, num_warps and num_stages."""
+    if INTERPRETED:
+        settings.pop("num_stages", None)
+        kernel[grid](*arguments, EARLY=False, **settings)
+    else:
+        early = _starts_early()
+        kernel[grid](*arguments, EARLY=early, launch_pdl=early, **settings)
+
+
+@cache
+def _starts_early() -> bool:
+    """Whether the GPU can start a kernel before the one before it has ended."""
+    return torch.cuda.get_device_capability() >= (9, 0)
+
+
+@triton.jit
+def prefetch(pointers):
+    """Have what lies there brought into the second-level cache, and wait for nothing."""
+    tl.inline_asm_elementwise(
+        "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+_WIDEN: tl.constexpr = tl.constexpr(INTERPRETED)
+
+
+@triton.jit
+def dot(a, b, total):
+    """total + a @ b in float32."""
+    if _WIDEN:  # The interpreter would multiply the bit patterns of bfloat16 and of eight-bit floats.
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, total, input_precision="ieee")
