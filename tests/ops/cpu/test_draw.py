@@ -2,60 +2,21 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from archerfish.ops.reference.drawing import draw as reference_draw
 from archerfish.ops.reference.noise import gumbel
-from archerfish.ops.signatures import DRAW_ROW, DrawRows
 from tests.ops.cpu.native import KERNELS, every_kernel, native, needs_native
+from tests.ops.draws import ASKED, LOGITS, NEVER, random_logits, rows_of, scores_of
 from tests.sampling import naive
 
 pytestmark = needs_native
 
-NEVER = -math.inf
 CLOSE = 2e-5
 """Scores that differ by less may be rounded to either order."""
-
-# Halves: many tokens are then equally likely, as they are in real 16-bit logits.
-LOGITS = st.one_of(st.integers(-4, 6).map(lambda x: x / 2), st.sampled_from([0.0, NEVER, -80.0, 2.5]))
-ASKED = st.builds(
-    lambda **fields: fields,
-    temperature=st.sampled_from([0.0, 0.5, 1.0, 1.0, 3.0]),
-    top_k=st.sampled_from([0, 0, 1, 2, 3, 9, 10**6]),
-    top_p=st.sampled_from([1.0, 1.0, 1e-30, 0.3, 0.55, 0.93, 0.99]),
-    min_p=st.sampled_from([0.0, 0.0, 1e-30, 0.11, 0.4, 1.0]),
-    seed=st.integers(0, 2**64 - 1),
-    position=st.integers(0, 2**31),
-)
-
-
-def rows_of(*asked: dict[str, float]) -> DrawRows:
-    idle = {"top_p": 1.0, "temperature": 1.0}
-    rows = np.zeros(len(asked), DRAW_ROW)
-    for row, one in zip(rows, asked, strict=True):
-        for name, value in (idle | one).items():
-            row[name] = value
-    return rows
-
-
-def scores_of(logits: list[float], asked: dict[str, float]) -> list[float]:
-    """What the largest of is to be drawn; raises TooClose where rounding decides what is kept."""
-    if asked["temperature"] == 0.0:
-        return logits
-    scaled = [x / asked["temperature"] for x in logits]
-    kept = naive.keep_likeliest(scaled, int(asked["top_k"]), asked["top_p"], asked["min_p"])
-    seed = torch.tensor([int(np.array(asked["seed"], np.uint64).view(np.int64))])
-    noise = gumbel(seed, torch.tensor([asked["position"]]), torch.arange(len(logits)))[0]
-    return [x + float(y) for x, y in zip(kept, noise, strict=True)]
-
-
-def noise(seed: int, *shape: int, spread: float = 3.0) -> Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).normal(size=shape) * spread).float()
 
 
 @settings(derandomize=True, deadline=None, max_examples=300)
@@ -86,7 +47,7 @@ def test_the_largest_of_what_may_be_drawn_is(logits: list[float], asked: dict[st
     ],
 )
 def test_large_vocabularies_as_the_reference_draws_them(kernels: str, vocabulary: int, asked: dict[str, float]) -> None:
-    logits = noise(vocabulary, 24, vocabulary)
+    logits = random_logits(vocabulary, 24, vocabulary)
     rows = rows_of(*(asked | {"seed": seed, "position": 3 * seed} for seed in range(24)))
     found, wanted = native(kernels).draw(logits, rows), reference_draw(logits, rows)
     assert torch.equal(found.peaks, wanted.peaks)
@@ -96,7 +57,7 @@ def test_large_vocabularies_as_the_reference_draws_them(kernels: str, vocabulary
 
 @every_kernel
 def test_a_row_draws_the_same_token_in_every_batch_and_on_every_number_of_threads(kernels: str) -> None:
-    logits = noise(0, 33, 3000)
+    logits = random_logits(0, 33, 3000)
     rows = rows_of(
         *({"seed": row, "temperature": 0.5 + row % 3, "top_p": 0.9, "top_k": 50 * (row % 2)} for row in range(33))
     )
@@ -107,7 +68,7 @@ def test_a_row_draws_the_same_token_in_every_batch_and_on_every_number_of_thread
 
 
 def test_every_instruction_set_draws_the_same_tokens() -> None:
-    logits, rows = noise(1, 200, 777), rows_of(*({"seed": row, "top_p": 0.95} for row in range(200)))
+    logits, rows = random_logits(1, 200, 777), rows_of(*({"seed": row, "top_p": 0.95} for row in range(200)))
     drawn = [native(kernels).draw(logits, rows).tokens.tolist() for kernels in KERNELS]
     assert all(tokens == drawn[0] for tokens in drawn)
 
@@ -128,7 +89,7 @@ def test_equal_tokens_stay_together_and_the_lowest_is_the_likeliest(kernels: str
 @pytest.mark.parametrize("broken", [math.nan, math.inf, NEVER])
 @pytest.mark.parametrize("place", [0, 20, 36])
 def test_a_row_from_which_nothing_can_be_drawn_says_so_alone(kernels: str, broken: float, place: int) -> None:
-    logits, rows = noise(2, 3, 37), rows_of(*[{"seed": 5, "top_p": 0.9}] * 3)
+    logits, rows = random_logits(2, 3, 37), rows_of(*[{"seed": 5, "top_p": 0.9}] * 3)
     fine = native(kernels).draw(logits, rows)
     logits[1] = NEVER if broken == NEVER else logits[1]
     logits[1, place] = broken
