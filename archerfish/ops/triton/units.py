@@ -1,0 +1,152 @@
+"""Cuts a step's attention into units of work, on the host: tiles of query tokens, times splits of their keys.
+
+Knows positions and rows of a block table, no tensors and no heads: a unit is done once for each key-value head.
+
+How the work is cut decides how fast it is done, never a bit of the result: keys are walked in splits of SPLIT positions
+counted from 0, whether one unit walks all of a tile's splits or each split has a unit of its own.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from archerfish.ops.arrays import Ints, IntTable
+
+BLOCK_N = 64
+"""Keys that are multiplied at once."""
+SPLIT = 512
+"""Positions whose weights are summed apart from the others'. Both decide bits: they are the same for every kernel."""
+
+UNIT_FIELDS = 8
+"""What a unit is, a row of int32: the row of the block table; the first query token among the step's, the number of
+query tokens, the position of the first; the splits of keys, from the first one up to the end; the number of units that
+share the tile, each with one split (1: this one has them all); where the partial results of those begin, one for each
+token of each split."""
+
+_MOST_SMALL_TILES = 2
+"""A chunk of more tokens than so many small tiles hold is cut into large ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class TileCut:
+    """How one list is cut."""
+
+    num_tokens: int
+    """Query tokens of a tile."""
+    enough_tiles: int
+    """So many tiles of one length have work for every program. One that has more of the list's keys than a tile among
+    so many equals would have is shared by a unit for each split; any other is walked by one unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How finely to cut."""
+
+    small: TileCut
+    large: TileCut
+    most_partials: int
+    """Room for partial results. Of the tiles with most keys, as many are shared as there is room for."""
+
+
+class Units(NamedTuple):
+    """The two lists of a step, [n, UNIT_FIELDS] each, long units first."""
+
+    small: IntTable
+    large: IntTable
+
+
+class _Tiles(NamedTuple):
+    """Query tokens that are walked together, a column for each property."""
+
+    rows: Ints
+    first_tokens: Ints
+    num_tokens: Ints
+    positions: Ints
+    oldest: Ints
+    """Position of the first key that any of the tokens sees."""
+
+    @property
+    def ends(self) -> Ints:
+        return self.positions + self.num_tokens
+
+    @property
+    def first_splits(self) -> Ints:
+        return self.oldest // SPLIT
+
+    @property
+    def end_splits(self) -> Ints:
+        return -(-self.ends // SPLIT)
+
+    def taken(self, places: Ints) -> "_Tiles":
+        return _Tiles(*(column[places] for column in self))
+
+
+def attention_units(rows: Ints, starts: Ints, lengths: Ints, query_starts: Ints, window: int | None, cut: Cut) -> Units:
+    """The units of some chunks, by their rows of the block table, first positions, lengths and first query tokens."""
+    chunks = _Tiles(rows, query_starts, lengths, starts, starts)
+    small = lengths <= _MOST_SMALL_TILES * cut.small.num_tokens
+    if small.all():  # Most steps are, and each costs the host time.
+        return Units(_units(chunks, cut.small, window, cut.most_partials), np.zeros((0, UNIT_FIELDS), np.int32))
+    return Units(
+        *(
+            _units(chunks.taken(np.flatnonzero(chosen)), tile, window, cut.most_partials)
+            for chosen, tile in ((small, cut.small), (~small, cut.large))
+        )
+    )
+
+
+def most_units(num_tokens: int, num_chunks: int, cut: Cut) -> int:
+    """Units that either list of a step can have, for whoever reserves room."""
+    return min(num_tokens, num_chunks + num_tokens // cut.small.num_tokens) + cut.most_partials
+
+
+def _tiles(chunks: _Tiles, tokens_per_tile: int, window: int | None) -> _Tiles:
+    """Chunks cut into tiles; what is left over is in the last one."""
+    if chunks.num_tokens.max(initial=0) == 1:
+        return chunks._replace(oldest=_oldest(chunks.positions, window))
+    num_tiles = -(-chunks.num_tokens // tokens_per_tile)
+    before = _count_up(num_tiles) * tokens_per_tile
+    whole = chunks.taken(np.repeat(np.arange(len(num_tiles)), num_tiles))
+    positions = whole.positions + before
+    return _Tiles(
+        whole.rows,
+        whole.first_tokens + before,
+        np.minimum(whole.num_tokens - before, tokens_per_tile),
+        positions,
+        _oldest(positions, window),
+    )
+
+
+def _oldest(positions: Ints, window: int | None) -> Ints:
+    return np.zeros_like(positions) if window is None else np.maximum(positions - window + 1, 0)
+
+
+def _units(chunks: _Tiles, cut: TileCut, window: int | None, most_partials: int) -> IntTable:
+    tiles = _tiles(chunks, cut.num_tokens, window)
+    tiles = tiles.taken(np.argsort(tiles.oldest - tiles.ends, kind="stable"))
+    num_splits = tiles.end_splits - tiles.first_splits
+    partials = np.cumsum(tiles.num_tokens * num_splits)
+    too_long = num_splits * cut.enough_tiles > num_splits.sum()
+    shared = (num_splits > 1) & too_long & (partials <= most_partials)
+    num_arrivals = np.where(shared, num_splits, 1)
+    first_partials = np.where(shared, partials - tiles.num_tokens * num_splits, 0)
+
+    which = np.repeat(np.arange(len(num_splits)), num_arrivals)
+    unit = tiles.taken(which)
+    first_splits = unit.first_splits + _count_up(num_arrivals)
+    end_splits = np.where(shared[which], first_splits + 1, unit.end_splits)
+    columns = (
+        *(unit.rows, unit.first_tokens, unit.num_tokens, unit.positions),
+        *(first_splits, end_splits, num_arrivals[which], first_partials[which]),
+    )
+    num_keys = np.minimum(unit.ends, end_splits * SPLIT) - np.maximum(unit.oldest, first_splits * SPLIT)
+    # Whoever starts last should have little to do.
+    return np.stack(columns, axis=1)[np.argsort(-num_keys, kind="stable")].astype(np.int32)
+
+
+def _count_up(counts: Ints) -> Ints:
+    """0, 1, ... up to each count, one after the other."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.arange(total) - np.repeat(ends - counts, counts)
