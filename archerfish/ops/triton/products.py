@@ -1,0 +1,150 @@
+"""Products with matrices of any format, and what is made of them at once; by the way that suits the number of rows."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from archerfish.arch.arch import Activation
+from archerfish.ops.triton import rows
+from archerfish.ops.triton.device_weight import DeviceWeight
+from archerfish.ops.triton.launch import INTERPRETED
+from archerfish.ops.triton.linear import Finish, linear_by_cublas, linear_by_kernel, num_parts
+from archerfish.ops.triton.quantized import (
+    quantize_for,
+    quantized_embed,
+    quantized_gated,
+    quantized_linear,
+    quantized_linear_into,
+)
+
+Weight = Tensor | DeviceWeight
+"""[outputs, inputs]."""
+
+
+class SumAndNorm(NamedTuple):
+    total: Tensor
+    normed: Tensor
+
+
+def row_dtype(table: Weight) -> torch.dtype:
+    """Number format of the rows that are looked up in a table."""
+    return table.dtype
+
+
+def embed(tokens: Tensor, table: Weight) -> Tensor:
+    return quantized_embed(tokens, table) if isinstance(table, DeviceWeight) else rows.embed(tokens, table)
+
+
+def linear(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+    if isinstance(weight, DeviceWeight):
+        return quantized_linear(x, weight, bias)
+    if _is_many(x, weight, bias):
+        return linear_by_cublas(x, weight, bias)
+    out = _room(x, len(weight))
+    linear_by_kernel(out, x, weight, bias)
+    return out
+
+
+def wide_linear(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+    """The numbers of `linear`, in float32."""
+    if isinstance(weight, DeviceWeight):
+        return quantized_linear(x, weight, bias).float()
+    if _is_many(x, weight, bias):
+        return linear_by_cublas(x, weight, bias).float()
+    out = torch.empty((len(x), len(weight)), dtype=torch.float32, device=x.device)
+    linear_by_kernel(out, x, weight, bias)
+    return out
+
+
+def gated_linear(x: Tensor, weight: Weight, bias: Tensor | None, activation: Activation) -> Tensor:
+    """activation(gate) * other, of a matrix that holds gates, then as many others."""
+    if isinstance(weight, DeviceWeight):
+        return quantized_gated(x, weight, bias, activation)
+    if _is_many(x, weight, bias, _MOST_GATED_ROWS):
+        return rows.activate(linear_by_cublas(x, weight, bias), activation, True)
+    out = _room(x, len(weight) // 2)
+    linear_by_kernel(out, x, weight, bias, Finish(activation=activation))
+    return out
+
+
+def linear_add(x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor, factor: float) -> Tensor:
+    """residual + linear * factor."""
+    if isinstance(weight, DeviceWeight):
+        return _quantized_add(x, weight, bias, residual, factor)
+    if _is_many(x, weight, bias):
+        return rows.add(residual, linear_by_cublas(x, weight, bias), factor)
+    out = _room(x, len(weight))
+    linear_by_kernel(out, x, weight, bias, Finish(residual=residual, factor=factor))
+    return out
+
+
+def linear_add_norm(
+    x: Tensor,
+    weight: Weight,
+    bias: Tensor | None,
+    residual: Tensor,
+    factor: float,
+    norm_weight: Tensor,
+    eps: float,
+    weight_offset: float,
+) -> SumAndNorm:
+    """The same, and its norm."""
+    if not isinstance(weight, DeviceWeight) and _is_many(x, weight, bias):
+        total, normed = torch.empty_like(residual), torch.empty_like(residual)
+        y = linear_by_cublas(x, weight, bias)
+        rows.add_rms_norm_into(normed, total, residual, y, factor, norm_weight, eps, weight_offset)
+        return SumAndNorm(total, normed)
+    total = linear_add(x, weight, bias, residual, factor)
+    return SumAndNorm(total, rows.rms_norm(total, norm_weight, eps, weight_offset))
+
+
+def _quantized_add(x: Tensor, weight: DeviceWeight, bias: Tensor | None, residual: Tensor, factor: float) -> Tensor:
+    if factor != 1.0:
+        return rows.add(residual, quantized_linear(x, weight, bias), factor)
+    out = torch.empty_like(residual)
+    quantized_linear_into(out, quantize_for(x, weight), weight, bias, residual)
+    return out
+
+
+def walk_in_order() -> None:
+    """Have cuBLAS add up K in order, from one end to the other. Torch then has its newer interface do all products."""
+    if not INTERPRETED:
+        torch.backends.cuda.preferred_blas_library("cublaslt")
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (False, False)
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = (False, False)
+
+
+# -- few rows or many -------------------------------------------------------------------------------------------------
+
+_agrees: dict[tuple[int, int, int, bool, torch.dtype], bool] = {}
+"""Whether cuBLAS gave the kernel's bits, by outputs, inputs, rows, bias and number format."""
+_COMPARED_ROWS = 16
+_MOST_ROWS = 32
+"""Rows up to which the kernel is faster; of gated products and of matrices cut into parts it is so for more."""
+_MOST_GATED_ROWS = 64
+_MOST_ROWS_OF_PARTS = 1024
+
+
+def _is_many(x: Tensor, weight: Tensor, bias: Tensor | None, most: int = _MOST_ROWS) -> bool:
+    """Whether cuBLAS takes the rows. It is asked to prove itself once for each size, before any graph is captured."""
+    num_rows = len(x)
+    if num_parts(*weight.shape) > 1:
+        most = _MOST_ROWS_OF_PARTS
+    if num_rows <= most or INTERPRETED:
+        return False
+    size = (*weight.shape, num_rows, bias is not None, x.dtype)
+    if size not in _agrees:
+        assert not torch.cuda.is_current_stream_capturing(), "a size is tried before it is captured"
+        theirs = linear_by_cublas(x, weight, bias)
+        same = True
+        for some in (slice(_COMPARED_ROWS), slice(num_rows - _COMPARED_ROWS, num_rows)):
+            ours = _room(x[some], len(weight))
+            linear_by_kernel(ours, x[some], weight, bias)
+            same = same and torch.equal(ours, theirs[some])
+        _agrees[size] = same
+    return _agrees[size]
+
+
+def _room(x: Tensor, width: int) -> Tensor:
+    return torch.empty((len(x), width), dtype=x.dtype, device=x.device)
