@@ -10,7 +10,7 @@ from archerfish.ops.packed import PackedWeight, pack_floats, pack_int4, pack_int
 from archerfish.quant.feedback import InputStatistics
 from archerfish.quant.rounding import round_int4, round_int8
 
-Name = Literal["none", "int8", "w8a8", "int4"]
+Name = Literal["none", "int8", "w8a8", "int4", "fp8"]
 
 _ACTIVATION_GROUPS = (128, 64, 32)
 _SCALE_BYTES = 2  # float16, one for each group of int4.
@@ -43,7 +43,7 @@ class WeightFormat:
         match self.name:
             case "none":
                 return full
-            case "int8" | "w8a8":
+            case "int8" | "w8a8" | "fp8":
                 return 1.0
             case "int4":
                 return 0.5 + (_SCALE_BYTES + self.zero_points) / self.group
@@ -68,6 +68,8 @@ class WeightFormat:
             case "int4":
                 values, scales, zeros = round_int4(weight, self.group, zero_points=self.zero_points, inputs=inputs)
                 return pack_int4(values, scales, zeros, self.group)
+            case "fp8":
+                raise AssertionError("native kernels have no eight-bit floats")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,14 @@ from archerfish.quant.feedback import InputStatistics, round_with_feedback
 _CLIPS_INT8 = (1.0, 0.95)
 _CLIPS_INT4 = (1.0, 0.96, 0.92, 0.88, 0.84, 0.8, 0.75, 0.7)
 """Shares of a group's largest number to try."""
+_LARGEST_FP8 = 448.0
 _NUMBERS_AT_ONCE = 1 << 19
 """Few enough for all that is tried on them to stay in a cache."""
 
 
 class Rounded(NamedTuple):
     values: Tensor
-    """int8 [outputs, inputs]."""
+    """int8 or float8_e4m3fn [outputs, inputs]."""
     scales: Tensor
     """float32 [outputs]."""
 
@@ -36,12 +37,26 @@ class RoundedGroups(NamedTuple):
 
 def round_int8(weight: Tensor) -> Rounded:
     """One scale for each output."""
-    values = torch.empty(weight.shape, dtype=torch.int8)
-    scales = torch.empty(len(weight))
+    values = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    scales = torch.empty(len(weight), device=weight.device)
     for rows in _pieces(weight):
         numbers = weight[rows].float()
         scale = _best_scale(numbers, _outermost(numbers) / 127, -127, 127, _CLIPS_INT8)
         values[rows] = (numbers / scale[:, None]).round_().clamp_(-127, 127).to(torch.int8)
+        scales[rows] = scale
+    return Rounded(values, scales)
+
+
+def round_fp8(weight: Tensor) -> Rounded:
+    """To float8_e4m3fn, one scale for each output: its largest number is the largest there is. Smaller numbers keep
+    their digits, so nothing is won by cutting off large ones."""
+    values = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
+    scales = torch.empty(len(weight), device=weight.device)
+    for rows in _pieces(weight):
+        numbers = weight[rows].float()
+        scale = numbers.abs().amax(-1) / _LARGEST_FP8
+        scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+        values[rows] = (numbers / scale[:, None]).to(torch.float8_e4m3fn)
         scales[rows] = scale
     return Rounded(values, scales)
 
@@ -55,10 +70,11 @@ def round_int4(
     """
     num_outputs, num_inputs = weight.shape
     num_groups = -(-num_inputs // group)
-    values = torch.empty(weight.shape, dtype=torch.uint8)
-    scales = torch.empty(num_outputs, num_groups, dtype=torch.float16)
-    zeros = torch.empty(num_outputs, num_groups, dtype=torch.uint8) if zero_points else None
-    importance = torch.ones(num_inputs) if inputs is None else inputs.importance
+    device = weight.device
+    values = torch.empty(weight.shape, dtype=torch.uint8, device=device)
+    scales = torch.empty(num_outputs, num_groups, dtype=torch.float16, device=device)
+    zeros = torch.empty(num_outputs, num_groups, dtype=torch.uint8, device=device) if zero_points else None
+    importance = torch.ones(num_inputs, device=device) if inputs is None else inputs.importance
     weighed = F.pad(importance, (0, num_groups * group - num_inputs)).view(num_groups, group)
     for rows in _pieces(weight):
         numbers = weight[rows].float()

@@ -1,0 +1,129 @@
+"""A matrix of few bits in the arrangement that Triton kernels read. Knows neither kernels nor how it was rounded."""
+
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+DeviceFormat = Literal["int8", "w8a8", "int4", "fp8"]
+
+TILE = 16
+"""Outputs of int4 that lie together: a matrix instruction takes as many."""
+STEP = 32
+"""Inputs that a matrix instruction of eight-bit numbers takes."""
+_GROUPS_INT8 = (128, 64, 32)
+_GROUPS_INT4 = (32, 64, 128)
+_MOST_INPUTS = 1 << 17
+"""Sums of so many products of bytes still fit 32 bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DeviceWeight:
+    """[outputs, inputs]."""
+
+    format: DeviceFormat
+    group: int
+    """Inputs whose activations share a scale; of int4 their weights too. Without groups all of a row do."""
+    num_outputs: int
+    num_inputs: int
+    dtype: torch.dtype
+    """Of the model: rows of an embedding are given in it."""
+    data: Tensor
+    """[outputs, inputs] int8, or float8_e4m3fn of fp8.
+
+    Of int4, int8 [tiles of outputs, pairs of groups, TILE, group]: a byte has four bits of the first group of a pair
+    and above them four of the second, so that no bits have to change places to be multiplied. Each is the value less
+    8, as a signed number. What fills up the last tile and the last pair is 0.
+    """
+    scales: Tensor
+    """[outputs] float32. Of int4, [tiles of outputs, pairs of groups, TILE] int32: two numbers of float16 each, in the
+    lower half that of the first group."""
+    zeros: Tensor | None = None
+    """Of int4 with zero points, arranged as scales: 8 less the zero point, two numbers of int16."""
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.num_outputs, self.num_inputs))
+
+    @property
+    def num_groups(self) -> int:
+        return self.num_inputs // self.group
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in (self.data, self.scales, self.zeros) if tensor is not None)
+
+    def moved(self, device: torch.device | str) -> Self:
+        """On another device."""
+        zeros = None if self.zeros is None else self.zeros.to(device)
+        return replace(self, data=self.data.to(device), scales=self.scales.to(device), zeros=zeros)
+
+
+def why_not_arranged(num_inputs: int, group: int) -> str | None:
+    """The reason why there are no kernels for rows of so many inputs, or None."""
+    if num_inputs % STEP:
+        return f"{num_inputs} inputs are no multiple of {STEP}"
+    if num_inputs % group:
+        return f"{num_inputs} inputs are no multiple of the group of {group}"
+    if num_inputs > _MOST_INPUTS:
+        return f"{num_inputs} inputs are more than {_MOST_INPUTS}, whose sums fit 32 bits"
+    return None
+
+
+def arrange_int8(values: Tensor, scales: Tensor, name: Literal["int8", "w8a8"], dtype: torch.dtype) -> DeviceWeight:
+    """int8 values [outputs, inputs] with a scale for each output; activations in groups, or one scale for a row."""
+    num_inputs = values.shape[1]
+    fitting = (group for group in _GROUPS_INT8 if num_inputs % group == 0)
+    return _by_output(name, values, scales, next(fitting, STEP) if name == "int8" else num_inputs, dtype)
+
+
+def arrange_fp8(values: Tensor, scales: Tensor, dtype: torch.dtype) -> DeviceWeight:
+    """float8_e4m3fn values [outputs, inputs] with a scale for each output; one scale for a row of activations."""
+    return _by_output("fp8", values, scales, values.shape[1], dtype)
+
+
+def _by_output(name: DeviceFormat, values: Tensor, scales: Tensor, group: int, dtype: torch.dtype) -> DeviceWeight:
+    _check(values, group)
+    return DeviceWeight(
+        format=name,
+        group=group,
+        num_outputs=values.shape[0],
+        num_inputs=values.shape[1],
+        dtype=dtype,
+        data=values.contiguous(),
+        scales=scales.float().contiguous(),
+    )
+
+
+def arrange_int4(values: Tensor, scales: Tensor, zeros: Tensor | None, group: int, dtype: torch.dtype) -> DeviceWeight:
+    """uint8 values 0 to 15 [outputs, inputs], scales and zero points [outputs, groups]; without zeros, 8 is zero."""
+    assert group in _GROUPS_INT4, f"groups of {group} are none of {_GROUPS_INT4}"
+    _check(values, group)
+    num_outputs, num_inputs = values.shape
+    num_pairs = -(-num_inputs // (2 * group))
+    signed = F.pad(values ^ 8, (0, num_pairs * 2 * group - num_inputs, 0, -num_outputs % TILE))
+    halves = signed.view(-1, TILE, num_pairs, 2, group).transpose(1, 2)  # [tiles, pairs, TILE, 2, group]
+    return DeviceWeight(
+        format="int4",
+        group=group,
+        num_outputs=num_outputs,
+        num_inputs=num_inputs,
+        dtype=dtype,
+        data=(halves[..., 0, :] | halves[..., 1, :] << 4).contiguous().view(torch.int8),
+        scales=_pairs(scales.half(), num_pairs),
+        zeros=None if zeros is None else _pairs(8 - zeros.to(torch.int16), num_pairs),
+    )
+
+
+def _pairs(numbers: Tensor, num_pairs: int) -> Tensor:
+    """16-bit numbers [outputs, groups] -> int32 [tiles, pairs, TILE]."""
+    num_outputs, num_groups = numbers.shape
+    padded = F.pad(numbers, (0, 2 * num_pairs - num_groups, 0, -num_outputs % TILE))
+    return padded.contiguous().view(torch.int32).view(-1, TILE, num_pairs).transpose(1, 2).contiguous()
+
+
+def _check(values: Tensor, group: int) -> None:
+    reason = why_not_arranged(values.shape[1], group)
+    assert reason is None, reason

@@ -1,0 +1,169 @@
+"""Products of float8_e4m3fn rows with float8_e4m3fn weights. Knows no other format.
+
+Sums are made by warpgroup instructions, 32 inputs after the other: those of single warps would round otherwise. So no
+tile has fewer than 64 outputs, 16 rows and four warps, and along the inputs nothing is cut.
+"""
+
+from dataclasses import replace
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from archerfish.ops.triton.device_weight import DeviceWeight
+from archerfish.ops.triton.launch import await_inputs, dot, launch, let_next_start
+from archerfish.ops.triton.product_tiles import (
+    FEW_ROWS,
+    MULTIPROCESSORS,
+    Ending,
+    Tiles,
+    finish,
+    largest_divisor,
+    prefetch_rows,
+    rows_of_tile,
+    tile_of,
+    with_bias,
+)
+from archerfish.ops.triton.quantized_rows import QuantizedRows, quantize_rows
+
+LIBRARY_ROWS = 1024
+"""The library is asked for so many rows at a time, never for others: only of these its bits are known."""
+_agreements: dict[tuple[torch.Size, torch.device], bool] = {}
+"""By the shape of the weight."""
+
+
+def fp8_product_into(ending: Ending, rows: QuantizedRows, weight: DeviceWeight) -> None:
+    """y = (sum * scale of the row) * scale of the output."""
+    num_rows = len(ending.out)
+    by_library = num_rows - num_rows % LIBRARY_ROWS if _takes_library(ending, weight) else 0
+    for first in range(0, by_library, LIBRARY_ROWS):
+        _by_library(ending, rows, weight, slice(first, first + LIBRARY_ROWS))
+    if by_library < num_rows:
+        rest = slice(by_library, num_rows)
+        _by_tiles(_part(ending, rest), rows.data[rest], rows.scales[0, rest], weight)
+
+
+def _part(ending: Ending, part: slice) -> Ending:
+    residual = None if ending.residual is None else ending.residual[part]
+    return Ending(out=ending.out[part], bias=ending.bias, residual=residual, activation=ending.activation)
+
+
+def _by_tiles(ending: Ending, data: Tensor, scales: Tensor, weight: DeviceWeight) -> None:
+    num_rows, num_outputs = ending.out.shape
+    tiles = fp8_tiles(weight, num_outputs, num_rows)
+    launch(
+        fp8_kernel,
+        (tiles.count(num_outputs, num_rows),),
+        *(ending.out, data, scales, weight.data, weight.scales, ending.bias, ending.residual),
+        *(num_rows, num_outputs, weight.num_inputs, *ending.strides),
+        STEP=tiles.step,
+        **tiles.settings(ending),
+    )
+
+
+def fp8_tiles(weight: DeviceWeight, num_outputs: int, num_rows: int) -> Tiles:
+    """A program of a gated product makes two tiles, of num_outputs each."""
+    is_gated = num_outputs < weight.num_outputs
+    if num_rows > 64:
+        for rows in (256, 128):
+            large = _tiles(weight, 64 if is_gated else 128, rows, 128, warps=8)
+            if large.count(num_outputs, num_rows) >= MULTIPROCESSORS:
+                return large
+    step = 128 if is_gated or num_rows > FEW_ROWS else 256
+    small = _tiles(weight, 64, rows_of_tile(num_rows, least=16), step, warps=4)
+    # Fewer programs than multiprocessors: each must have more in flight.
+    return small if small.count(num_outputs, num_rows) >= MULTIPROCESSORS else replace(small, stages=6)
+
+
+def _tiles(weight: DeviceWeight, outputs: int, rows: int, step: int, *, warps: int) -> Tiles:
+    step = min(step, largest_divisor(weight.num_inputs, (256, 128, 64, 32)))
+    return Tiles(outputs=outputs, rows=rows, step=step, at_once=1, warps=warps, stages=4)
+
+
+@triton.jit
+def fp8_kernel(
+    out, rows, row_scales, weight, weight_scales, bias, residual,
+    num_rows, num_outputs, num_inputs, out_stride, residual_stride,
+    STEP: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
+    LINES: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """A tile of outputs, of the first and the second half of the weight if there is an activation."""
+    let_next_start(EARLY)
+    first_output, first_row = tile_of(num_outputs, num_rows, OUTPUTS, ROWS)
+    outputs = first_output + tl.arange(0, OUTPUTS)
+    places = first_row + tl.arange(0, ROWS)
+    stored = tl.minimum(outputs, num_outputs - 1)  # Those past the end are computed twice, and not kept.
+    others = stored + num_outputs
+    gated: tl.constexpr = ACTIVATION is not None
+    prefetch_rows(weight, stored, num_inputs, LINES, EARLY)
+    if gated:
+        prefetch_rows(weight, others, num_inputs, LINES, EARLY)
+    inputs = tl.arange(0, STEP)
+    lefts = weight + stored.to(tl.int64)[:, None] * num_inputs + inputs[None, :]
+    other_lefts = weight + others.to(tl.int64)[:, None] * num_inputs + inputs[None, :]
+    rights = rows + places.to(tl.int64)[None, :] * num_inputs + inputs[:, None]
+    inside = places < num_rows
+    total = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    other = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    await_inputs(EARLY)
+    for first in range(0, num_inputs, STEP):
+        right = tl.load(rights + first, mask=inside[None, :], other=0.0)
+        total = dot(tl.load(lefts + first), right, total)
+        if gated:
+            other = dot(tl.load(other_lefts + first), right, other)
+    factors = tl.load(row_scales + places, mask=inside, other=0.0)[None, :]
+    y = with_bias(total * factors * tl.load(weight_scales + stored)[:, None], bias, stored)
+    up = y
+    if gated:
+        up = with_bias(other * factors * tl.load(weight_scales + others)[:, None], bias, others)
+    finish(
+        out, y, up, residual, outputs, places, num_outputs, num_rows, out_stride, residual_stride, ACTIVATION
+    )  # fmt: skip
+
+
+# -- the library ------------------------------------------------------------------------------------------------------
+
+
+def _takes_library(ending: Ending, weight: DeviceWeight) -> bool:
+    """Many rows go faster by the vendor's library, if it gives the very bits of the kernel above."""
+    out = ending.out
+    is_plain = ending.bias is None and ending.activation is None and out.is_contiguous()
+    fits = out.is_cuda and len(out) >= LIBRARY_ROWS and out.dtype == torch.bfloat16 and weight.num_outputs % 16 == 0
+    return is_plain and fits and _agrees(weight)
+
+
+def _agrees(weight: DeviceWeight) -> bool:
+    """Seen once for each shape; not while a graph is captured, during which nothing can be looked at."""
+    device = weight.data.device
+    key = (weight.shape, device)
+    if key not in _agreements:
+        if torch.cuda.is_current_stream_capturing():
+            return False
+        generator = torch.Generator(device).manual_seed(0)
+        x = torch.randn(LIBRARY_ROWS, weight.num_inputs, generator=generator, device=device)
+        rows = quantize_rows(x)
+        ours = torch.empty(LIBRARY_ROWS, weight.num_outputs, dtype=torch.bfloat16, device=device)
+        theirs = torch.empty_like(ours)
+        _by_tiles(Ending(out=ours), rows.data, rows.scales[0], weight)
+        _by_library(Ending(out=theirs), rows, weight, slice(None))
+        if not ours.any():  # A weight of zeros shows nothing.
+            return False
+        _agreements[key] = torch.equal(ours.view(torch.int16), theirs.view(torch.int16))
+    return _agreements[key]
+
+
+def _by_library(ending: Ending, rows: QuantizedRows, weight: DeviceWeight, part: slice) -> None:
+    out = ending.out[part]
+    made = out if ending.residual is None else torch.empty_like(out)
+    torch._scaled_mm(
+        rows.data[part],
+        weight.data.t(),
+        scale_a=rows.scales[0, part, None],
+        scale_b=weight.scales[None, :],
+        out_dtype=torch.bfloat16,
+        use_fast_accum=True,
+        out=made,
+    )
+    if ending.residual is not None:
+        torch.add(ending.residual[part], made, out=out)

@@ -1,0 +1,223 @@
+"""Products of int8 rows with weights of four bits, both scaled by group. Knows no other format.
+
+Weights become bytes by three instructions for eight of them, and are multiplied as whole numbers, which no order
+changes; groups are added up in their order, each by one fused multiply-add. So tiles may be cut by what is fastest.
+"""
+
+import triton
+import triton.language as tl
+
+from archerfish.ops.triton.device_weight import TILE, DeviceWeight
+from archerfish.ops.triton.launch import INTERPRETED, await_inputs, launch, let_next_start, prefetch
+from archerfish.ops.triton.product_tiles import (
+    FEW_ROWS,
+    MULTIPROCESSORS,
+    Ending,
+    Tiles,
+    finish,
+    largest_divisor,
+    rows_of_tile,
+    stages_ahead,
+    tile_of,
+    with_bias,
+)
+from archerfish.ops.triton.quantized_rows import QuantizedRows
+
+_TILE: tl.constexpr = tl.constexpr(TILE)
+_INTERPRETED: tl.constexpr = tl.constexpr(INTERPRETED)
+_SIXTEENTH: tl.constexpr = tl.constexpr(1 / 16)
+
+
+def int4_product_into(ending: Ending, rows: QuantizedRows, weight: DeviceWeight) -> None:
+    num_rows, num_outputs = ending.out.shape
+    tiles = int4_tiles(weight, num_outputs, num_rows)
+    assert weight.zeros is None or rows.sums is not None, "weights with zero points need the sums of groups"
+    launch(
+        int4_kernel,
+        (tiles.count(num_outputs, num_rows),),
+        *(ending.out, rows.data, rows.scales, rows.sums, weight.data, weight.scales, weight.zeros),
+        *(ending.bias, ending.residual),
+        *(num_rows, num_outputs, weight.num_inputs, rows.scales.shape[1], *ending.strides),
+        ODD=weight.num_groups % 2 == 1,
+        GROUP=weight.group,
+        AT_ONCE=tiles.at_once,
+        **tiles.settings(ending),
+    )
+
+
+def int4_tiles(weight: DeviceWeight, num_outputs: int, num_rows: int) -> Tiles:
+    """A program of a gated product makes two tiles, of num_outputs each."""
+    is_gated = num_outputs < weight.num_outputs
+    is_wide = weight.num_outputs > 64 * MULTIPROCESSORS
+    if num_rows <= FEW_ROWS:
+        outputs = 32 if is_wide and not is_gated else 16
+        inputs = 256 if weight.zeros is None else 128
+        return _tiles(weight, outputs, rows_of_tile(num_rows, least=8), inputs, warps=outputs // 16)
+    if num_rows > 64:
+        # Registers hold unpacked weights, scales of both sides and two kinds of sums, and no more than that.
+        warps = 8 if weight.group == 128 or weight.zeros is not None else 4
+        large = _tiles(weight, 64 if is_gated else 128, 64, 32, warps=warps)
+        if large.count(num_outputs, num_rows) >= MULTIPROCESSORS:
+            return large
+    outputs = 64 if is_wide and not is_gated else 32
+    rows = rows_of_tile(num_rows, least=32)
+    return _tiles(weight, outputs, rows, 64, warps=4 if is_wide or is_gated else 2)
+
+
+def _tiles(weight: DeviceWeight, outputs: int, rows: int, inputs: int, *, warps: int) -> Tiles:
+    """Inputs are how many of either group of a pair a stage should have."""
+    most = max(1, inputs // weight.group)
+    at_once = min(most, largest_divisor(weight.data.shape[1], (8, 4, 2, 1)))
+    stages = stages_ahead(weight.group * at_once, 1536) if rows <= FEW_ROWS else 4
+    return Tiles(outputs=outputs, rows=rows, step=weight.group, at_once=at_once, warps=warps, stages=stages)
+
+
+@triton.jit
+def int4_kernel(
+    out, rows, row_scales, sums, weight, weight_scales, zeros, bias, residual,
+    num_rows, num_outputs, num_inputs, scale_stride, out_stride, residual_stride,
+    ODD: tl.constexpr, GROUP: tl.constexpr, AT_ONCE: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
+    LINES: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """A tile of outputs, of the first and the second half of the weight if there is an activation.
+
+    An ODD number of groups leaves the last pair with one.
+    """
+    let_next_start(EARLY)
+    first_output, first_row = tile_of(num_outputs, num_rows, OUTPUTS, ROWS)
+    outputs = first_output + tl.arange(0, OUTPUTS)
+    places = first_row + tl.arange(0, ROWS)
+    stored = tl.minimum(outputs, num_outputs - 1)  # Those past the end are computed twice, and not kept.
+    others = stored + num_outputs
+    gated: tl.constexpr = ACTIVATION is not None
+    shifted: tl.constexpr = zeros is not None
+    num_groups = num_inputs // GROUP
+    num_pairs = (num_groups + 1) // 2
+    tiles, other_tiles = _first_of(stored, num_pairs), _first_of(others, num_pairs)
+    _prefetch_tiles(weight, weight_scales, stored, num_pairs, GROUP, LINES, EARLY)
+    if gated:
+        _prefetch_tiles(weight, weight_scales, others, num_pairs, GROUP, LINES, EARLY)
+    inputs = tl.arange(0, GROUP)
+    lefts = weight + tiles[:, None] * GROUP + inputs[None, :]
+    other_lefts = weight + other_tiles[:, None] * GROUP + inputs[None, :]
+    rights = rows + places.to(tl.int64)[None, :] * num_inputs + inputs[:, None]
+    total = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    other = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    # Scales come from memory like weights: they are fetched while the weights before them are multiplied.
+    scales, shifts = _words(weight_scales, zeros, tiles, 0, AT_ONCE)
+    if gated:
+        other_scales, other_shifts = _words(weight_scales, zeros, other_tiles, 0, AT_ONCE)
+    await_inputs(EARLY)
+    for first in range(0, num_pairs, AT_ONCE):
+        following = tl.minimum(first + AT_ONCE, num_pairs - AT_ONCE)
+        next_scales, next_shifts = _words(weight_scales, zeros, tiles, following, AT_ONCE)
+        if gated:
+            next_other_scales, next_other_shifts = _words(weight_scales, zeros, other_tiles, following, AT_ONCE)
+        for ahead in tl.static_range(AT_ONCE):
+            pair = first + ahead
+            has_second = 2 * pair + 1 < num_groups if ODD else True
+            inside = (places < num_rows)[None, :]
+            right = tl.load(rights + 2 * pair * GROUP, mask=inside, other=0)
+            second = tl.load(rights + (2 * pair + 1) * GROUP, mask=inside & has_second, other=0)
+            group = 2 * pair * scale_stride
+            left = tl.load(lefts + pair * (_TILE * GROUP))
+            total = _with_pair(
+                total, left, right, second, row_scales + group, sums + group, places, scale_stride, has_second,
+                scales[ahead], shifts[ahead], shifted,
+            )  # fmt: skip
+            if gated:
+                left = tl.load(other_lefts + pair * (_TILE * GROUP))
+                other = _with_pair(
+                    other, left, right, second, row_scales + group, sums + group, places, scale_stride, has_second,
+                    other_scales[ahead], other_shifts[ahead], shifted,
+                )  # fmt: skip
+        scales, shifts = next_scales, next_shifts
+        if gated:
+            other_scales, other_shifts = next_other_scales, next_other_shifts
+    y = with_bias(total * _SIXTEENTH, bias, stored)
+    up = y
+    if gated:
+        up = with_bias(other * _SIXTEENTH, bias, others)
+    finish(
+        out, y, up, residual, outputs, places, num_outputs, num_rows, out_stride, residual_stride, ACTIVATION
+    )  # fmt: skip
+
+
+@triton.jit
+def _first_of(outputs, num_pairs):
+    """Where an output's numbers start, if it has one in every pair of groups."""
+    return (outputs // _TILE).to(tl.int64) * num_pairs * _TILE + outputs % _TILE
+
+
+@triton.jit
+def _words(weight_scales, zeros, tiles, first, AT_ONCE: tl.constexpr):
+    """Scales and zero points of some pairs of groups, one word for each output; without zero points scales twice."""
+    scales = ()
+    shifts = ()
+    for ahead in tl.static_range(AT_ONCE):
+        places = tiles + (first + ahead) * _TILE
+        scales = scales + (tl.load(weight_scales + places),)  # type: ignore[assignment]  # noqa: RUF005
+        if zeros is not None:
+            shifts = shifts + (tl.load(zeros + places),)  # type: ignore[assignment]  # noqa: RUF005
+    return scales, shifts if zeros is not None else scales
+
+
+@triton.jit
+def _prefetch_tiles(
+    weight, weight_scales, outputs, num_pairs, GROUP: tl.constexpr, LINES: tl.constexpr, EARLY: tl.constexpr
+):
+    """The start of each tile, while an earlier kernel still makes what it will be multiplied with.
+
+    Tiles are one stretch of memory, of which each output fetches its share.
+    """
+    if EARLY and LINES > 0:
+        tiles = (outputs // _TILE).to(tl.int64) * num_pairs * _TILE
+        lines = ((outputs % _TILE)[:, None] * LINES + tl.arange(0, LINES)[None, :]) * 128
+        prefetch(weight + tiles[:, None] * GROUP + tl.minimum(lines, num_pairs * (_TILE * GROUP) - 1))
+        prefetch(weight_scales + tiles + tl.minimum(outputs % _TILE * 32, num_pairs * _TILE - 1))
+
+
+@triton.jit
+def _with_pair(
+    total, packed, right, second, row_scales, sums, places, scale_stride, has_second, scales, shifts,
+    SHIFTED: tl.constexpr,
+):  # fmt: skip
+    """With both groups of a pair, the first before the second."""
+    lower, upper = _signed_nibbles(packed)
+    inside = places < scale_stride
+    total = _with_group(total, lower, right, row_scales + places, sums + places, inside, scales, shifts, SHIFTED)
+    places += scale_stride
+    inside = inside & has_second
+    scales, shifts = scales >> 16, shifts >> 16
+    return _with_group(total, upper, second, row_scales + places, sums + places, inside, scales, shifts, SHIFTED)
+
+
+@triton.jit
+def _with_group(total, left, right, row_scales, sums, inside, scales, shifts, SHIFTED: tl.constexpr):
+    """Scales and shifts are in the lower halves.
+
+    Left numbers are 16 times what they should be. So is the total then, to the bit: a power of two moves no digits.
+    """
+    factors = tl.load(row_scales, mask=inside, other=0.0)
+    counts = tl.dot(left, right, out_dtype=tl.int32)
+    if SHIFTED:
+        totals = tl.load(sums, mask=inside, other=0)
+        counts += (shifts.to(tl.int16).to(tl.int32) * 16)[:, None] * totals[None, :]
+    wide = scales.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    return tl.fma(counts.to(tl.float32), wide[:, None] * factors[None, :], total)
+
+
+@triton.jit
+def _signed_nibbles(packed):
+    """Of each byte the lower and the upper four bits, as signed numbers times 16."""
+    if _INTERPRETED:
+        return packed << 4, packed & -16
+    else:  # noqa: RET505  (Four bytes at once: the compiler would take them apart to shift each by itself.)
+        return tl.inline_asm_elementwise(
+            "{ .reg .b32 moved; shl.b32 moved, $2, 4; and.b32 $0, moved, 0xF0F0F0F0; and.b32 $1, $2, 0xF0F0F0F0; }",
+            "=r,=r,r",
+            [packed],
+            dtype=(tl.int8, tl.int8),
+            is_pure=True,
+            pack=4,
+        )

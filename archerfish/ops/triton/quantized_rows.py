@@ -1,0 +1,104 @@
+"""Rows of activations rounded to eight bits, once for all products that read them. Knows no weights.
+
+A row depends on itself alone: groups are rounded each by its own largest number.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from archerfish.ops.triton.launch import await_inputs, launch, let_next_start
+from archerfish.ops.triton.row_kernels import eight_bits, magnitude, scale_of
+from archerfish.ops.triton.rows import quantize_rows_into
+
+_GROUPS = (32, 64, 128)
+_PADDING = 16
+_BLOCK = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class QuantizedRows:
+    """[rows, inputs]."""
+
+    group: int
+    """Inputs that share a scale; all of a row, if there are no groups."""
+    data: Tensor
+    """[rows, inputs] int8 or float8_e4m3fn."""
+    scales: Tensor
+    """[groups, rows] float32: what a 1 stands for. A group of zeros has 0, one with what is no finite number NaN.
+
+    With groups, filled up with anything to a multiple of 16 rows: so several are loaded at once.
+    """
+    sums: Tensor | None = None
+    """[groups, rows] int32, filled up likewise: of each group's numbers. Only weights with zero points need them."""
+
+    @classmethod
+    def empty(cls, num_rows: int, num_inputs: int, group: int, dtype: torch.dtype, device: torch.device | str) -> Self:
+        """Room for rows of int8 or float8_e4m3fn."""
+        has_sums = dtype == torch.int8 and group in _GROUPS
+        per_group = (num_inputs // group, -(-num_rows // _PADDING) * _PADDING if has_sums else num_rows)
+        return cls(
+            group=group,
+            data=torch.empty(num_rows, num_inputs, dtype=dtype, device=device),
+            scales=torch.empty(per_group, dtype=torch.float32, device=device),
+            sums=torch.empty(per_group, dtype=torch.int32, device=device) if has_sums else None,
+        )
+
+
+def quantize_groups(x: Tensor, group: int) -> QuantizedRows:
+    """[rows, inputs] to int8 in groups; one group for a whole row, if it is as long."""
+    rows = QuantizedRows.empty(len(x), x.shape[1], group, torch.int8, x.device)
+    quantize_into(rows, x)
+    return rows
+
+
+def quantize_rows(x: Tensor) -> QuantizedRows:
+    """[rows, inputs] to float8_e4m3fn, with one scale for a row."""
+    rows = QuantizedRows.empty(len(x), x.shape[1], x.shape[1], torch.float8_e4m3fn, x.device)
+    quantize_into(rows, x)
+    return rows
+
+
+def quantize_into(rows: QuantizedRows, x: Tensor) -> None:
+    """As the rows' own format and group say. Rows of x may lie apart, their numbers side by side."""
+    assert x.shape == rows.data.shape and x.stride(1) == 1, f"rows of {tuple(x.shape)} for {tuple(rows.data.shape)}"
+    num_rows, width = x.shape
+    if not num_rows:
+        return
+    if rows.sums is None:
+        quantize_rows_into(rows.data, rows.scales[0], x)
+        return
+    launch(
+        _groups_kernel,
+        (num_rows, triton.cdiv(width, _BLOCK)),
+        *(rows.data, rows.scales, rows.sums, x, x.stride(0), rows.sums.shape[1], width),
+        GROUP=rows.group,
+        BLOCK=_BLOCK,
+        num_warps=4,
+        enable_fp_fusion=False,
+    )
+
+
+@triton.jit
+def _groups_kernel(
+    out, scales, sums, x, x_stride, scale_stride, width,
+    GROUP: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Some groups of a row."""
+    let_next_start(EARLY)
+    row = tl.program_id(0)
+    groups = tl.program_id(1) * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
+    inside = groups < width // GROUP
+    columns = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    await_inputs(EARLY)
+    values = tl.load(x + row.to(tl.int64) * x_stride + columns, mask=inside[:, None], other=0.0).to(tl.float32)
+    peaks = tl.max(magnitude(values), 1)
+    rounded = eight_bits(values, peaks[:, None], out.dtype.element_ty)
+    tl.store(out + row.to(tl.int64) * width + columns, rounded, mask=inside[:, None])
+    places = groups * scale_stride + row
+    tl.store(scales + places, scale_of(peaks, out.dtype.element_ty), mask=inside)
+    tl.store(sums + places, tl.sum(rounded.to(tl.int32), 1), mask=inside)

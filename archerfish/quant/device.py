@@ -1,0 +1,24 @@
+"""Makes weights of few bits for a GPU, on whatever device the full ones are. Knows no kernels."""
+
+from torch import Tensor
+
+from archerfish.ops.triton.device_weight import DeviceWeight, arrange_fp8, arrange_int4, arrange_int8
+from archerfish.quant.feedback import InputStatistics
+from archerfish.quant.formats import WeightFormat
+from archerfish.quant.rounding import round_fp8, round_int4, round_int8
+
+
+def device_weight(weight: Tensor, weight_format: WeightFormat, inputs: InputStatistics | None = None) -> DeviceWeight:
+    """[outputs, inputs], rounded and arranged; of int4 to the nearest where nothing is known of the inputs."""
+    assert inputs is None or weight_format.calibrated
+    match weight_format.name:
+        case "none":
+            raise AssertionError("full numbers need no arrangement")
+        case "int8" | "w8a8" as name:
+            return arrange_int8(*round_int8(weight), name, weight.dtype)
+        case "int4":
+            group = weight_format.group
+            rounded = round_int4(weight, group, zero_points=weight_format.zero_points, inputs=inputs)
+            return arrange_int4(*rounded, group, weight.dtype)
+        case "fp8":
+            return arrange_fp8(*round_fp8(weight), weight.dtype)
