@@ -1,16 +1,28 @@
-"""The engine's step: plan, run, commit. Knows no torch, no text, no transport."""
+"""The engine's step: plan, launch, commit. Knows no torch, no text, no transport."""
 
+import math
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NamedTuple
 
 from archerfish.arch.cost import StepCost
 from archerfish.errors import EngineStopped
-from archerfish.execution.executor import Executor
+from archerfish.execution.executor import Executor, Launched
 from archerfish.metrics.steps import LastStep, StepCounts
 from archerfish.request import FinishReason, Request, TokenEvent
+from archerfish.scheduling.plan import Plan
 from archerfish.scheduling.scheduler import Scheduler
 
 Clock = Callable[[], float]
+
+
+class _Flight(NamedTuple):
+    """A step that was launched and is not committed."""
+
+    plan: Plan
+    launched: Launched
+    started: float
 
 
 class Engine:
@@ -32,13 +44,17 @@ class Engine:
         self.counts = StepCounts()
         self.last_step: LastStep | None = None
         self._executor = executor
+        self._in_flight: deque[_Flight] = deque()
+        """Oldest first."""
+        self._last_commit = -math.inf
         self._check_invariants = check_invariants
         self.stopped: str | None = None
         """Why no more work is taken."""
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        """Whether a step would do anything. Steps in flight are to be committed, even if all they were for is ended."""
+        return bool(self._in_flight) or self.scheduler.has_work
 
     def add(self, request: Request) -> None:
         """Queue a request. A RequestError concerns this one alone."""
@@ -55,29 +71,20 @@ class Engine:
     def step(self) -> list[TokenEvent]:
         """One forward pass over everything that can run; no events if nothing can.
 
+        An executor that takes several steps is given the next ones before the oldest is waited for: so a device
+        computes while the host plans, and while events are passed on. The events are those of the oldest.
+
         A step that fails ends every open request with the reason, and the engine with it.
         """
         if self.stopped is not None:
             raise EngineStopped(f"the engine runs no more steps: {self.stopped}")
-        started = self.clock()
+        return self._step(self._executor.max_in_flight)
+
+    def settle(self) -> list[TokenEvent]:
+        """Commit what is in flight and launch nothing: where no step follows soon, nothing is left under way."""
         events: list[TokenEvent] = []
-        try:
-            plan = self.scheduler.plan(started)
-            result = self._executor.run(plan)
-            events = self.scheduler.commit(plan, result)
-            if self._check_invariants:
-                self.scheduler.check()
-        except Exception as error:
-            return events + self._fail(error)
-        except BaseException:
-            # An interrupt tore the step apart: whoever was running starts again from the queue.
-            self.scheduler.abandon()
-            raise
-        if plan.chunks:
-            num_generated, num_tokens = sum(map(len, result.tokens)), plan.num_tokens
-            seconds = self.clock() - started
-            self.counts.record(num_tokens, num_generated, seconds)
-            self.last_step = LastStep(plan.chunks, num_tokens, seconds)
+        while self._in_flight:
+            events += self._step(0)
         return events
 
     def close(self) -> list[TokenEvent]:
@@ -86,12 +93,58 @@ class Engine:
             return []
         self.stopped = "it was closed"
         events = self.scheduler.cancel_all(self.stopped)
+        self._forget_flights()
         self._executor.close()
+        return events
+
+    def _step(self, most_in_flight: int) -> list[TokenEvent]:
+        events: list[TokenEvent] = []
+        try:
+            while len(self._in_flight) < most_in_flight and self.scheduler.can_plan_ahead():
+                started = self.clock()
+                plan = self.scheduler.plan(started)
+                if not plan.chunks:
+                    break
+                self._in_flight.append(_Flight(plan, self._executor.launch(plan), started))
+            if self._in_flight:
+                events = self._commit_oldest()
+            if self._check_invariants:
+                self.scheduler.check()
+        except Exception as error:
+            return events + self._fail(error)
+        except BaseException:
+            # An interrupt tore the step apart: whoever was running starts again from the queue.
+            self.scheduler.abandon()
+            self._forget_flights()
+            raise
+        return events
+
+    def _commit_oldest(self) -> list[TokenEvent]:
+        plan, launched, started = self._in_flight[0]
+        result = launched.result()
+        self._in_flight.popleft()
+        events = self.scheduler.commit(plan, result)
+        now = self.clock()
+        # Launched before the last commit, it had to wait for that one's step: no second is counted twice.
+        seconds = now - max(started, self._last_commit)
+        self._last_commit = now
+        num_tokens = plan.num_tokens
+        # As told in events: what was drawn for sequences that had ended is nobody's.
+        self.counts.record(num_tokens, sum([len(event.token_ids) for event in events]), seconds)
+        self.last_step = LastStep(plan.chunks, num_tokens, seconds)
         return events
 
     def _fail(self, error: Exception) -> list[TokenEvent]:
         self.stopped = f"a step failed with {type(error).__name__}: {error}"
         events = self.scheduler.cancel_all(self.stopped)
+        self._forget_flights()
         with suppress(Exception):  # A broken device may not even close; the reason that counts is the first.
             self._executor.close()
         return events
+
+    def _forget_flights(self) -> None:
+        """Wait for steps whose results nobody wants any more: until then the device may write to their blocks."""
+        flights, self._in_flight = self._in_flight, deque()
+        for flight in flights:
+            with suppress(Exception):  # What counts is why it is forgotten.
+                flight.launched.result()

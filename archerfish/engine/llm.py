@@ -220,6 +220,9 @@ class LLM:
         with uninterrupted():
             self._open.pop(request_id, None)
             self._engine.cancel(request_id)
+            if not self._open:
+                # Nobody may step again for long: what is in flight is then for nobody, and holds its blocks.
+                self._engine.settle()
 
 
 class _Open(NamedTuple):

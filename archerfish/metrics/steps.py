@@ -30,3 +30,4 @@ class LastStep(NamedTuple):
     """(row, start, length, samples, ...) of each."""
     num_tokens: int
     seconds: float
+    """From its plan to its commit, or from the commit before where that came later: steps may overlap."""

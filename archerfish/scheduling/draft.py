@@ -1,14 +1,18 @@
 """A plan being made: who gets which chunk, as far as the token budget, the rows and the blocks go."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from archerfish.kvcache.prefix import NO_MATCH, PrefixMatch
-from archerfish.kvcache.tables import BlockCopy, BlockTable
+from archerfish.kvcache.tables import BlockCopy, Blocks, BlockTable, KVTables
 from archerfish.request import RequestClass
 from archerfish.scheduling.plan import Chunk, SequenceStart
 from archerfish.scheduling.roster import Roster
 from archerfish.scheduling.sequence import Sequence
+
+_single: Callable[[tuple[int, int, int, bool, Blocks]], Chunk] = partial(tuple.__new__, Chunk)
+"""A chunk, made without running any Python: most of a decode step's planning is making as many as sequences run."""
 
 
 class _Opening(NamedTuple):
@@ -19,14 +23,22 @@ class _Opening(NamedTuple):
 
 
 class Draft:
-    """Made afresh for each step. Online work is served before batch work sees the budget."""
+    """Made afresh for each step. Online work is served before batch work sees the budget.
 
-    def __init__(self, roster: Roster, budget: int, now: float) -> None:
+    While steps are in flight nobody is thrown out: they still use every row and block. Where somebody would have to be,
+    foresight.py has the steps in flight committed first; whoever is found wanting only here gets nothing in this step,
+    and is seen before the next one.
+    """
+
+    def __init__(self, roster: Roster, budget: int, now: float, *, ahead: bool) -> None:
         self.chunks: dict[Sequence, Chunk] = {}
         self.starts: list[SequenceStart] = []
         self.copies: list[BlockCopy] = []
+        self.sources: set[Sequence] = set()
+        """Whose blocks are copied."""
         self._roster = roster
         self._tables = roster.tables
+        self._may_preempt = not ahead
         self._budget = budget
         self._now = now
 
@@ -38,33 +50,41 @@ class Draft:
         In the order they were admitted: a prompt gets only budget that was left, so however long it is, it never holds
         up answers that were already being written.
         """
-        chunks = self.chunks
+        chunks, budget = self.chunks, self._budget
         for sequence in tuple(self._roster.running[kind]):
-            table, computed = sequence.table, sequence.computed
-            if table is None or not self._budget:
-                continue  # Preempted a moment ago, or no budget left.
-            if computed < table.capacity and len(sequence.tokens) - computed == 1:
+            table, computed, length = sequence.table, sequence.computed, sequence.length
+            if table is None or not budget or length == sequence.length_limit:
+                continue  # Preempted a moment ago, or no budget left, or a step in flight draws its last token.
+            if computed < table.capacity and length - computed == 1:
                 # The usual case, kept short: most sequences of most steps come this way.
-                chunks[sequence] = Chunk(sequence.row, computed, 1, True)
-                self._budget -= 1
+                chunks[sequence] = _single((sequence.row, computed, 1, True, ()))
+                sequence.computed = length
+                sequence.length = length + 1
+                budget -= 1
             else:
+                self._budget = budget
                 self._extend(sequence)
+                budget = self._budget
+        self._budget = budget
 
     def _extend(self, sequence: Sequence) -> None:
         """A chunk as long as budget and blocks allow. Without a single block left, whoever is last makes way."""
         assert sequence.table is not None
         while (room := self._tables.room(sequence.table) - sequence.computed) < 1:
             victim = self._roster.last()
-            if victim is sequence:
-                return  # All others come first: wait for one of them to end.
+            if victim is sequence or not self._may_preempt:
+                return  # All others come first, or steps in flight use their blocks: wait for one of them to end.
             self._preempt(victim)
         self._give(sequence, sequence.table, min(sequence.todo, self._budget, room))
 
     def _give(self, sequence: Sequence, table: BlockTable, length: int) -> None:
-        new_blocks = self._tables.reserve(table, sequence.computed + length)
+        start = sequence.computed
+        new_blocks = self._tables.reserve(table, start + length)
         assert new_blocks is not None, "there was room"
         samples = length == sequence.todo
-        self.chunks[sequence] = Chunk(sequence.row, sequence.computed, length, samples, new_blocks)
+        self.chunks[sequence] = Chunk(sequence.row, start, length, samples, new_blocks)
+        sequence.computed += length
+        sequence.length += samples
         self._budget -= length
 
     def _preempt(self, victim: Sequence) -> None:
@@ -79,7 +99,7 @@ class Draft:
         admitted: list[Sequence] = []
         turns = self._roster.waiting.turns(kind, admits)
         # Whose turn it is need not be asked while there is no row to be had.
-        while self._budget and (self._roster.has_free_row or self._roster.running_below(kind)):
+        while self._budget and (self._roster.has_free_row or self._running_below(kind)):
             sequence = next(turns, None)
             if sequence is None or not self._admit(sequence):
                 break
@@ -91,6 +111,7 @@ class Draft:
         if opened is None:
             return False
         table, sequence.computed = opened
+        sequence.stored = sequence.computed
         self._roster.seat(sequence, table)
         self.starts.append(
             SequenceStart(
@@ -103,17 +124,19 @@ class Draft:
                 stop_token_ids=tuple(sequence.stop_token_ids),
             )
         )
-        room = self._tables.room(table) - sequence.computed
-        self._give(sequence, table, min(sequence.todo, self._budget, room))
         if sequence.scheduled_time is None:
             sequence.scheduled_time = self._now
             sequence.num_cached_tokens = sequence.computed
+        room = self._tables.room(table) - sequence.computed
+        self._give(sequence, table, min(sequence.todo, self._budget, room))
         return True
 
     def _fork(self, sequence: Sequence) -> _Opening | None:
         """Share the prompt of a sibling that has computed it; only its last token is computed again."""
         parent, shared = sequence.parent, sequence.num_prompt_tokens - 1
-        if parent is None or parent.table is None or parent.computed < shared or sequence.scheduled_time is not None:
+        if parent is None or parent.ended or parent.table is None or sequence.scheduled_time is not None:
+            return None
+        if parent.stored < shared:
             return None
         # One column more than the fork itself takes: its first token may open a new block.
         if self._tables.pool.num_available < 2 * len(self._tables.windows):
@@ -123,7 +146,9 @@ class Draft:
             return None
         if not self._roster.has_free_row:
             self._preempt(self._roster.last())
-        self.copies.extend(fork.copies)
+        if fork.copies:
+            self.copies.extend(fork.copies)
+            self.sources.add(parent)
         return _Opening(fork.table, shared)
 
     def _open(self, sequence: Sequence) -> _Opening | None:
@@ -131,8 +156,8 @@ class Draft:
 
         Running sequences of a lower class make way, but only if that is enough: none is thrown out for nothing.
         """
-        lower = self._roster.running_below(sequence.request.request_class)
-        match, length = self._match(sequence), len(sequence.tokens)
+        lower = self._running_below(sequence.request.request_class)
+        match, length = cached_prefix(self._tables, sequence), len(sequence.tokens)
         if not self._tables.can_hold(match, length):
             leaving = [other.table for other in lower if other.table is not None]
             if not leaving or not self._tables.can_hold(match, length, leaving):
@@ -141,12 +166,18 @@ class Draft:
             self._preempt(self._roster.last())
         return _Opening(self._tables.open(match), match.num_blocks * self._tables.block_size)
 
-    def _match(self, sequence: Sequence) -> PrefixMatch:
-        params = sequence.request.params
-        # What is told of every token of the prompt must be computed for every one.
-        tells_of_prompt = params.prompt_logprobs is not None or params.prompt_embedding
-        if not self._tables.prefix_caching or tells_of_prompt:
-            return NO_MATCH
-        # The last token is always computed: its logits are what the next one is drawn from.
-        num_blocks = (len(sequence.tokens) - 1) // self._tables.block_size
-        return self._tables.match(sequence.names.upto(sequence.tokens, num_blocks))
+    def _running_below(self, kind: RequestClass) -> list[Sequence]:
+        """Whoever could make way for this class."""
+        return self._roster.running_below(kind) if self._may_preempt else []
+
+
+def cached_prefix(tables: KVTables, sequence: Sequence) -> PrefixMatch:
+    """What a waiting sequence would start from. Changes nothing."""
+    params = sequence.request.params
+    # What is told of every token of the prompt must be computed for every one.
+    tells_of_prompt = params.prompt_logprobs is not None or params.prompt_embedding
+    if not tables.prefix_caching or tells_of_prompt:
+        return NO_MATCH
+    # The last token is always computed: its logits are what the next one is drawn from.
+    num_blocks = (len(sequence.tokens) - 1) // tables.block_size
+    return tables.match(sequence.names.upto(sequence.tokens, num_blocks))

@@ -41,7 +41,7 @@ class Account:
     @property
     def received(self) -> int:
         """The same without the prompts that are still to be computed, and may yet be cancelled."""
-        return self.served - sum(PROMPT_WEIGHT * _prompt_rest(one, one.computed) for one in self._running)
+        return self.served - sum(PROMPT_WEIGHT * _prompt_rest(one, one.stored) for one in self._running)
 
     @property
     def running(self) -> set[Sequence]:
@@ -67,7 +67,7 @@ class Account:
         """It ended or was preempted. What was never computed of its prompt does not count after all."""
         assert sequence.table is not None
         del self._running[sequence]
-        # Blocks are reserved for what is computed and for the step in flight, for nothing else.
+        # Blocks are reserved for what is computed and for the steps in flight, for nothing else.
         self._settled -= PROMPT_WEIGHT * _note_prompt(sequence, sequence.table.capacity)
         self._settled += ANSWER_WEIGHT * len(sequence.tokens)
 

@@ -1,7 +1,8 @@
 """What the scheduler asks of a step and what an executor answers: plain data that can be logged, replayed and sent.
 
 Executors keep state by row: a sequence gets a row when it is started, and later chunks name only the row and what is
-new. A row is free for another sequence once a plan starts one on it.
+new. A row is free for another sequence once a plan starts one on it. A plan may be made before the results of earlier
+ones are known: its chunks then start at tokens that only the executor has.
 """
 
 from dataclasses import dataclass, field
@@ -62,7 +63,8 @@ class StepResult:
 
     The scheduler takes them up to where the sequence ends and ignores the rest; the executor keeps all of them on the
     row. The sequence's next chunk starts after this one, or at the last token drawn if that comes first: keys and
-    values of tokens that lie past the chunk are computed then.
+    values of tokens that lie past the chunk are computed then. More than one can be drawn only where the next step is
+    not planned before this one's result is known.
     """
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     """By chunk, one entry for each token drawn."""

@@ -7,19 +7,24 @@ from archerfish.scheduling.sequence import Sequence
 
 
 class Roster:
-    """Every sequence that is not ended is in exactly one place: waiting, or running on a row."""
+    """Every sequence is in exactly one place: waiting, running on a row, or, having ended, about to leave its row."""
 
     def __init__(self, num_rows: int, tables: KVTables) -> None:
         self.tables = tables
         self.waiting = WaitingQueue()
         self.running: dict[RequestClass, list[Sequence]] = {kind: [] for kind in RequestClass}
+        self.leaving: dict[Sequence, int] = {}
+        """Ended, but steps in flight still use row and blocks; the last such step of each."""
+        self.drawn_on_host: set[Sequence] = set()
+        """Those running whose every draw waits for the last one to be known."""
         self.num_preemptions = 0
         self._num_rows = num_rows
         self._free_rows = list(reversed(range(num_rows)))
 
     @property
     def num_running(self) -> int:
-        return sum(len(sequences) for sequences in self.running.values())
+        """Sequences that have a row, whether they go on or are about to leave it."""
+        return sum(len(sequences) for sequences in self.running.values()) + len(self.leaving)
 
     @property
     def has_free_row(self) -> bool:
@@ -40,20 +45,46 @@ class Roster:
         sequence.table = table
         sequence.row = self._free_rows.pop()
         self.running[sequence.request.request_class].append(sequence)
+        if sequence.draws_on_host:
+            self.drawn_on_host.add(sequence)
 
     def unseat(self, sequence: Sequence) -> None:
         """Give row and blocks back."""
+        self._remove(sequence)
+        self._give_back(sequence)
+
+    def leave(self, sequence: Sequence, last_step: int) -> None:
+        """It has ended; row and blocks are given back when its last step in flight is done."""
+        self._remove(sequence)
+        self.leaving[sequence] = last_step
+
+    def see_off(self, step: int) -> None:
+        """This step is done: whoever only waited for that gives row and blocks back."""
+        for sequence in [one for one, last in self.leaving.items() if last == step]:
+            self._give_back(sequence)
+            del self.leaving[sequence]
+
+    def see_off_all(self) -> None:
+        """No step in flight counts any more."""
+        for sequence in self.leaving:
+            self._give_back(sequence)
+        self.leaving.clear()
+
+    def _remove(self, sequence: Sequence) -> None:
+        self.running[sequence.request.request_class].remove(sequence)
+        self.drawn_on_host.discard(sequence)
+
+    def _give_back(self, sequence: Sequence) -> None:
         assert sequence.table is not None
         self.waiting.stop(sequence)
         self.tables.release(sequence.table)
         sequence.table = None
         self._free_rows.append(sequence.row)
-        self.running[sequence.request.request_class].remove(sequence)
 
     def preempt(self, sequence: Sequence) -> None:
         """Back to the queue; what it computed is forgotten, except for what the prefix tree still holds."""
         self.unseat(sequence)
-        sequence.computed = 0
+        sequence.length, sequence.computed, sequence.stored = len(sequence.tokens), 0, 0
         self.num_preemptions += 1
         self.waiting.add(sequence)
 
@@ -62,17 +93,23 @@ class Roster:
             for sequence in tuple(running):
                 self.preempt(sequence)
 
-    def check(self, *, in_flight: bool) -> None:
+    def check(self) -> None:
         """Every row, block and sequence is accounted for exactly once."""
         running = [sequence for sequences in self.running.values() for sequence in sequences]
-        tables = [sequence.table for sequence in running if sequence.table is not None]
-        assert len(tables) == len(running), "a running sequence has no blocks"
+        seated, waiting = [*running, *self.leaving], list(self.waiting)
+        tables = [sequence.table for sequence in seated if sequence.table is not None]
+        assert len(tables) == len(seated), "a sequence on a row has no blocks"
         self.tables.check(tables)
-        rows = [sequence.row for sequence in running] + self._free_rows
+        rows = [sequence.row for sequence in seated] + self._free_rows
         assert sorted(rows) == list(range(self._num_rows)), "a row is lost or taken twice"
-        assert not set(self.waiting) & set(running), "a sequence runs and waits"
-        self.waiting.check(running)
-        for sequence, table in zip(running, tables, strict=True):
+        assert len({*seated, *waiting}) == len(seated) + len(waiting), "a sequence is in two places"
+        assert not any(sequence.ended for sequence in (*running, *waiting)), "an ended sequence goes on"
+        assert self.drawn_on_host == {sequence for sequence in running if sequence.draws_on_host}
+        self.waiting.check(seated)
+        for sequence in waiting:
+            assert sequence.computed == sequence.stored == 0, "a sequence waits with what it has no blocks for"
+            assert sequence.length == len(sequence.tokens), "a sequence waits for a draw"
+        for sequence, table in zip(seated, tables, strict=True):
             assert 0 <= sequence.computed <= table.capacity, "more computed than there are slots for"
             waste = table.capacity - sequence.computed
-            assert in_flight or waste < self.tables.block_size, "a sequence holds a block it does not use"
+            assert waste < self.tables.block_size, "a sequence holds a block it does not use"

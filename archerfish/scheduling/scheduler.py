@@ -1,7 +1,8 @@
 """Decides what each step computes and keeps every sequence's progress. Knows ids and numbers only: no tensors, no text.
 
-There is one notion of progress: todo = len(tokens) - computed. Prefill, chunked prefill, decode, cache hits, forks and
-preemption are that number growing and shrinking; nothing here asks which of them it is.
+There is one notion of progress: todo = length - computed. Prefill, chunked prefill, decode, cache hits, forks and
+preemption are that number growing and shrinking; nothing here asks which of them it is. Both sides count what is in
+flight: a chunk is computed as soon as it is planned, and a draw adds a token whose value only the executor knows yet.
 """
 
 import random
@@ -12,6 +13,8 @@ from archerfish.errors import InvalidParameter, PromptTooLong, RequestError
 from archerfish.kvcache.tables import KVTables
 from archerfish.request import FinishReason, Request, RequestClass, TokenEvent, TokenLogprobs
 from archerfish.scheduling.draft import Draft
+from archerfish.scheduling.flights import Flights
+from archerfish.scheduling.foresight import must_preempt
 from archerfish.scheduling.plan import Chunk, Plan, StepResult
 from archerfish.scheduling.policy import BatchingPolicy
 from archerfish.scheduling.roster import Roster
@@ -37,7 +40,12 @@ class PrefixCounts:
 
 
 class Scheduler:
-    """plan() and commit() alternate; requests are added and cancelled between any two calls."""
+    """Every plan is committed, in the order of the plans; requests are added and cancelled between any two calls.
+
+    A step can be planned while others are in flight, if can_plan_ahead(): each draw of theirs will add exactly one
+    token. What cannot be foreseen (a stop token, a failure, a cancel) leaves a chunk of an ended sequence in later
+    steps: what comes of it is dropped.
+    """
 
     def __init__(self, limits: Limits, tables: KVTables, policy: BatchingPolicy, seed: int = 0) -> None:
         self.limits = limits
@@ -49,9 +57,7 @@ class Scheduler:
         self._roster = Roster(limits.max_num_seqs, tables)
         self._requests: dict[str, list[Sequence]] = {}
         """Sequences of each open request that have not ended."""
-        self._planned: list[Sequence] | None = None
-        """Sequences of the step in flight, in chunk order."""
-        self._ended_in_flight: list[Sequence] = []
+        self._flights = Flights()
         self._step = 0
         self._num_requests = 0
         self._facts = SequenceFacts(tables.block_size, limits.max_model_len, limits.eos_token_ids)
@@ -107,8 +113,8 @@ class Scheduler:
         return [_end_event(sequence, reason) for sequence in ended]
 
     def cancel_all(self, error: str) -> list[TokenEvent]:
-        """End every open request because of an error. A step in flight is lost: it will not be committed."""
-        self._drop_step()
+        """End every open request because of an error. Steps in flight are lost: they will not be committed."""
+        self._drop_steps()
         ended = [sequence for sequences in self._requests.values() for sequence in sequences]
         for sequence in ended:
             self._end(sequence)
@@ -116,42 +122,53 @@ class Scheduler:
 
     # -- plan -----------------------------------------------------------------------------------------------------
 
+    def can_plan_ahead(self) -> bool:
+        """Whether the next step can be planned now, or only when steps in flight have been committed."""
+        if not self._flights:
+            return True
+        # Its grammar must have read the token that a step in flight draws before the next can be drawn.
+        if any(len(s.tokens) < s.length < s.length_limit for s in self._roster.drawn_on_host):
+            return False
+        # Who makes way gives up a row and blocks that steps in flight use; and should one of these end somebody else,
+        # nobody need make way at all.
+        return not must_preempt(self._roster, self.limits.max_num_batched_tokens, self.policy.admits)
+
     def plan(self, now: float) -> Plan:
-        """What the next step computes; no chunks if nothing can run."""
-        assert self._planned is None, "commit the last plan first"
+        """What the next step computes; no chunks if nothing can run, and then it is no step and need not be run."""
+        assert self.can_plan_ahead(), "commit what is in flight first"
         self.policy.form(self._roster.waiting, now, expects_more=self.expects_more)
-        draft = Draft(self._roster, self.limits.max_num_batched_tokens, now)
+        draft = Draft(self._roster, self.limits.max_num_batched_tokens, now, ahead=bool(self._flights))
         for kind in RequestClass:
             draft.continue_running(kind)
-            self._count_prefixes(draft.admit(kind, self.policy.admits))
+            self._count_prefixes(draft, draft.admit(kind, self.policy.admits))
         self._step += 1
-        self._planned = list(draft.chunks)
+        if draft.chunks:
+            self._flights.take_off(self._step, draft.chunks, draft.sources)
         return Plan(self._step, draft.starts, draft.copies, list(draft.chunks.values()))
 
     def seconds_until_start(self, now: float) -> float | None:
         """After a plan without chunks: when to plan again. None if only an arrival or a cancel can help."""
         return self.policy.seconds_until_start(self._roster.waiting, now)
 
-    def _count_prefixes(self, admitted: list[Sequence]) -> None:
+    def _count_prefixes(self, draft: Draft, admitted: list[Sequence]) -> None:
         for sequence in admitted:
             self.prefix_counts.num_queried += len(sequence.tokens)
-            self.prefix_counts.num_hit += sequence.computed
+            self.prefix_counts.num_hit += draft.chunks[sequence].start
 
     # -- commit ---------------------------------------------------------------------------------------------------
 
     def commit(self, plan: Plan, result: StepResult) -> list[TokenEvent]:
-        """Take in what a step computed; the events are news for clients."""
-        assert self._planned is not None and plan.step == self._step, "commit the plan that was made last"
+        """Take in what the oldest step in flight computed; the events are news for clients."""
         assert len(result.tokens) == len(plan.chunks), "a result must answer every chunk"
-        sequences, self._planned = self._planned, None
-        already_ended, self._ended_in_flight = self._ended_in_flight, []
-        for sequence in already_ended:
-            # Only now: the step in flight was still reading its blocks.
-            self._roster.unseat(sequence)
+        if not plan.chunks:
+            return []
+        sequences = self._flights.land(plan)
+        # Only now: the step was still reading the blocks of those who ended meanwhile.
+        self._roster.see_off(plan.step)
         events: list[TokenEvent] = []
         for place, (sequence, chunk, tokens) in enumerate(zip(sequences, plan.chunks, result.tokens, strict=True)):
-            if sequence.table is None:
-                continue  # Cancelled in flight, or a sibling failed a moment ago.
+            if sequence.ended:
+                continue  # By an earlier step or a cancel in flight, or a sibling failed a moment ago.
             if place in result.failures:
                 events.extend(self._fail(sequence, result.failures[place]))
                 continue
@@ -169,17 +186,16 @@ class Scheduler:
         return events
 
     def abandon(self) -> None:
-        """Forget the step in flight, whose outcome nobody will know: everything that runs is computed again."""
-        self._drop_step()
+        """Forget the steps in flight, whose outcome nobody will know: everything that runs is computed again."""
+        self._drop_steps()
         self._roster.preempt_all()
 
-    def _drop_step(self) -> None:
-        for sequence in self._ended_in_flight:
-            self._roster.unseat(sequence)
-        self._planned, self._ended_in_flight = None, []
+    def _drop_steps(self) -> None:
+        self._flights.clear()
+        self._roster.see_off_all()
 
     def _grow(self, sequence: Sequence, chunk: Chunk, tokens: list[int]) -> TokenEvent | None:
-        """Append what was drawn, as far as the sequence goes, and count the chunk as computed."""
+        """Append what was drawn, as far as the sequence goes, and publish what the chunk computed."""
         assert sequence.table is not None
         length, ending = len(sequence.tokens) + len(tokens), None
         if length >= sequence.length_limit or not sequence.stop_token_ids.isdisjoint(tokens):
@@ -188,10 +204,13 @@ class Scheduler:
                 tokens = tokens[: ending.num_tokens]
                 length = len(sequence.tokens) + ending.num_tokens
         sequence.tokens.extend(tokens)
-        block_size, before, computed = self.tables.block_size, sequence.computed, chunk.start + chunk.length
-        if computed >= length:
-            computed = length - 1  # The last token was never an input: its keys and values are still to come.
-        sequence.computed = computed
+        block_size, before, computed = self.tables.block_size, sequence.stored, chunk.start + chunk.length
+        if len(tokens) != 1 and chunk.samples:
+            assert not self._flights, "steps in flight count on exactly one token for each draw"
+            # The last token was never an input: its keys and values are still to come.
+            computed = min(computed, length - 1)
+            sequence.length, sequence.computed = length, computed
+        sequence.stored = computed
         if self.tables.slides or computed // block_size != before // block_size:
             self.tables.advance(sequence.table, computed, sequence.names, sequence.tokens)
         if not tokens:
@@ -225,8 +244,9 @@ class Scheduler:
         return [_end_event(sibling, FinishReason.ERROR, error) for sibling in siblings]
 
     def _end(self, sequence: Sequence) -> None:
-        """Take the sequence out of everything; its blocks at once, or when the step in flight is committed."""
+        """Take the sequence out of everything; its row and blocks when no step in flight uses them any more."""
         request_id = sequence.request.request_id
+        sequence.ended = True
         sequence.siblings.remove(sequence)
         if not sequence.siblings:
             del self._requests[request_id]
@@ -234,14 +254,16 @@ class Scheduler:
         if sequence.table is None:
             if sequence.index == 0 or sequence.parent is not None:
                 self._roster.waiting.remove(sequence)
-        elif self._planned is not None and sequence in self._planned:
-            self._ended_in_flight.append(sequence)
+        elif (last_step := self._flights.last_step(sequence)) is not None:
+            self._roster.leave(sequence, last_step)
         else:
             self._roster.unseat(sequence)
 
     def check(self) -> None:
-        """Every row, block and sequence is accounted for exactly once."""
-        self._roster.check(in_flight=self._planned is not None)
+        """Every row, block and sequence is accounted for exactly once, and every step in flight is for somebody."""
+        self._roster.check()
+        running = [sequence for sequences in self._roster.running.values() for sequence in sequences]
+        self._flights.check(running, self._roster.leaving)
 
 
 class _Ending(NamedTuple):

@@ -1,4 +1,4 @@
-"""One stream of tokens being grown for a request. Its one measure of progress is len(tokens) - computed."""
+"""One stream of tokens being grown for a request. Its one measure of progress is length - computed."""
 
 from typing import NamedTuple
 
@@ -21,7 +21,10 @@ class Sequence:
 
     __slots__ = (
         "computed",
+        "draws_on_host",
+        "ended",
         "index",
+        "length",
         "length_limit",
         "names",
         "num_cached_tokens",
@@ -37,6 +40,7 @@ class Sequence:
         "siblings",
         "stop_token_ids",
         "stops_after",
+        "stored",
         "table",
         "tokens",
         "wants_logprobs",
@@ -48,8 +52,15 @@ class Sequence:
         self.index = index
         self.seed = sequence_seed(seed, index)
         self.tokens = list(request.prompt_token_ids)
+        """Those that are known."""
         self.num_prompt_tokens = len(self.tokens)
+        self.length = len(self.tokens)
+        """How many tokens it has, counting one for each draw that is in flight."""
         self.computed = 0
+        """How many of them have their keys and values stored, or will once the steps in flight are done."""
+        self.stored = 0
+        """How many have them stored for sure: a step in flight may still fail."""
+        self.ended = False
         self.table: BlockTable | None = None
         """None while waiting."""
         self.row = 0
@@ -72,11 +83,13 @@ class Sequence:
         self.scheduled_time: float | None = None
         """When it first left the queue."""
         self.wants_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
+        self.draws_on_host = params.structured is not None
+        """A grammar is moved on by the host: each draw must wait until the last one is known here."""
 
     @property
     def todo(self) -> int:
         """Tokens whose keys and values are still to be computed."""
-        return len(self.tokens) - self.computed
+        return self.length - self.computed
 
 
 def open_sequences(request: Request, number: int, seed: int, facts: SequenceFacts) -> list[Sequence]:

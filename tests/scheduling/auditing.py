@@ -2,10 +2,10 @@
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from archerfish.execution.scripted import ScriptedExecutor
+from archerfish.execution.scripted import ScriptedExecutor, ScriptedStep
 from archerfish.kvcache.pool import BlockId
 from archerfish.kvcache.tables import Blocks
 from archerfish.scheduling.plan import Chunk, Plan, SequenceStart, StepResult
@@ -42,17 +42,39 @@ class Row:
     """For each position, a hash of everything up to it."""
     tables: list[list[BlockId | None]]
     computed: int
+    failed: bool = False
+    """Nothing that is computed on it any more means anything."""
 
     def append(self, token: int) -> None:
         self.tokens.append(token)
         self.prefixes.append(hash((self.prefixes[-1], token)))
 
 
+@dataclass
+class AuditedStep:
+    """A step in flight, and the blocks that it reads and writes."""
+
+    scripted: ScriptedStep
+    outcome: StepResult
+    in_flight: "list[AuditedStep]"
+    blocks: set[BlockId] = field(default_factory=set)
+
+    def result(self) -> StepResult:
+        self.scripted.result()
+        self.in_flight.remove(self)
+        return self.outcome
+
+
 class AuditingExecutor:
     """Runs a plan as a real executor does: starts, new blocks, copies, then all writes, then all reads."""
 
     def __init__(
-        self, block_size: int, windows: tuple[int | None, ...], salts: Mapping[int, str], most_drawn: int = 1
+        self,
+        block_size: int,
+        windows: tuple[int | None, ...],
+        salts: Mapping[int, str],
+        most_drawn: int = 1,
+        max_in_flight: int = 1,
     ) -> None:
         self._block_size = block_size
         self._windows = windows
@@ -62,27 +84,41 @@ class AuditingExecutor:
         """Tokens that a chunk draws at most; how many differs from step to step."""
         self._rows: dict[int, Row] = {}
         self._slots: dict[Slot, Content] = {}
-        self._scripted = ScriptedExecutor(block_size=block_size)
+        self._scripted = ScriptedExecutor(block_size=block_size, max_in_flight=max_in_flight)
+        self._in_flight: list[AuditedStep] = []
         self.num_copies = 0
 
-    def run(self, plan: Plan, failures: Mapping[int, str] | None = None) -> StepResult:
+    def launch(self, plan: Plan, failures: Mapping[int, str] | None = None) -> AuditedStep:
         """Chunks named in failures leave rubbish in the cache."""
-        self._scripted.run(plan)
+        failures = failures or {}
+        step = AuditedStep(self._scripted.launch(plan), StepResult([]), self._in_flight)
+        self._check_new_blocks(plan)
         for start in plan.starts:
             self._start(start)
         for chunk in plan.chunks:
             self._append_blocks(self._rows[chunk.row].tables, chunk.new_blocks)
         for copy in plan.copies:
+            step.blocks |= {copy.source, copy.target}
             for offset in range(self._block_size):
                 self._slots.pop(Slot(copy.target, offset), None)
                 if (content := self._slots.get(Slot(copy.source, offset))) is not None:
                     self._slots[Slot(copy.target, offset)] = content
         self.num_copies += len(plan.copies)
-        self._write(plan, failures or {})
-        for place, chunk in enumerate(plan.chunks):
-            if place not in (failures or {}):
-                self._read(chunk)
-        return StepResult([self._draw(chunk) for chunk in plan.chunks], failures=dict(failures or {}))
+        for place in failures:
+            self._rows[plan.chunks[place].row].failed = True
+        step.blocks |= self._write(plan)
+        for chunk in plan.chunks:
+            step.blocks |= self._read(chunk)
+        step.outcome = StepResult([self._draw(chunk) for chunk in plan.chunks], failures=dict(failures))
+        self._in_flight.append(step)
+        return step
+
+    def _check_new_blocks(self, plan: Plan) -> None:
+        """Whatever is handed out anew, no step in flight reads or writes."""
+        new = {block for chunk in plan.chunks for blocks in chunk.new_blocks for block in blocks}
+        new |= {copy.target for copy in plan.copies}
+        for step in self._in_flight:
+            assert not new & step.blocks, "a step in flight uses a block that was given to another"
 
     def _start(self, start: SequenceStart) -> None:
         prefixes = [zlib.crc32(self._salts[start.seed].encode())]
@@ -102,9 +138,9 @@ class AuditingExecutor:
         assert block is not None, "a block that is needed was given away"
         return Slot(block, position % self._block_size)
 
-    def _write(self, plan: Plan, failures: Mapping[int, str]) -> None:
+    def _write(self, plan: Plan) -> set[BlockId]:
         written: set[Slot] = set()
-        for place, chunk in enumerate(plan.chunks):
+        for chunk in plan.chunks:
             row = self._rows[chunk.row]
             assert row.computed in (-1, chunk.start), "a chunk must continue where the last one ended"
             row.computed = chunk.start + chunk.length
@@ -113,15 +149,20 @@ class AuditingExecutor:
                     slot = self._slot(row, group, position)
                     assert slot not in written, "two sequences write to one slot"
                     written.add(slot)
-                    self._slots[slot] = Content(group, row.prefixes[position + 1]) if place not in failures else RUBBISH
+                    self._slots[slot] = RUBBISH if row.failed else Content(group, row.prefixes[position + 1])
+        return {slot.block for slot in written}
 
-    def _read(self, chunk: Chunk) -> None:
+    def _read(self, chunk: Chunk) -> set[BlockId]:
         row = self._rows[chunk.row]
+        read: set[BlockId] = set()
         for group, window in enumerate(self._windows):
             first = 0 if window is None else max(0, chunk.start - window + 1)
             for position in range(first, chunk.start + chunk.length):
-                found = self._slots.get(self._slot(row, group, position))
-                assert found == Content(group, row.prefixes[position + 1]), "a sequence reads another's keys"
+                slot = self._slot(row, group, position)
+                read.add(slot.block)
+                expected = Content(group, row.prefixes[position + 1])
+                assert row.failed or self._slots.get(slot) == expected, "a sequence reads another's keys"
+        return read
 
     def _draw(self, chunk: Chunk) -> list[int]:
         row = self._rows[chunk.row]

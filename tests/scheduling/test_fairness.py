@@ -1,6 +1,6 @@
 """Tenants that compete are served alike; one that asks for little need not wait for one that asks for much."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from archerfish.kvcache.tables import BlockTable
 from archerfish.request import Request
 from archerfish.scheduling.fairness import ANSWER_WEIGHT, PROMPT_WEIGHT, Line
+from archerfish.scheduling.plan import Plan
 from archerfish.scheduling.policy import WholeBatches
 from archerfish.scheduling.sequence import Sequence, SequenceFacts
 from tests.scheduling.steps import BATCH, ONLINE, Stepper, request, stepper
@@ -33,12 +34,14 @@ class Market:
 
     steps: Stepper
     sizes: dict[str, Size]
+    max_in_flight: int = 1
     served: Counter[str] = field(default_factory=Counter)
     started: list[str] = field(default_factory=list)
     """Tenants in the order of their starts, resumptions aside."""
     _numbers: Iterator[int] = field(default_factory=count)
     _computed: Counter[str] = field(default_factory=Counter)
     """By request, as far as its prompt was ever computed."""
+    _in_flight: deque[Plan] = field(default_factory=deque)
 
     def ask(self, tenant: str, num_requests: int = 1) -> None:
         size = self.sizes[tenant]
@@ -54,7 +57,16 @@ class Market:
             )
 
     def step(self) -> None:
-        plan = self.steps.plan()
+        while len(self._in_flight) < self.max_in_flight and self.steps.scheduler.can_plan_ahead():
+            plan = self.steps.plan()
+            if not plan.chunks:
+                break
+            self._count_prompts(plan)
+            self._in_flight.append(plan)
+        for event in self.steps.commit(self._in_flight.popleft()):
+            self.served[tenant_of(event.request_id)] += ANSWER_WEIGHT * len(event.token_ids)
+
+    def _count_prompts(self, plan: Plan) -> None:
         for chunk in plan.chunks:
             request_id = self.steps.rows[chunk.row]
             tenant = tenant_of(request_id)
@@ -63,8 +75,6 @@ class Market:
             end = min(chunk.start + chunk.length, self.sizes[tenant].prompt)
             self.served[tenant] += PROMPT_WEIGHT * max(0, end - self._computed[request_id])
             self._computed[request_id] = max(self._computed[request_id], end)
-        for event in self.steps.commit(plan):
-            self.served[tenant_of(event.request_id)] += ANSWER_WEIGHT * len(event.token_ids)
 
 
 def tenant_of(request_id: str) -> str:
@@ -87,12 +97,14 @@ sizes = st.builds(Size, st.integers(1, 40), st.integers(1, 20))
     rows=st.integers(1, 6),
     step_tokens=st.integers(2, 80),
     spare_blocks=st.sampled_from([0, 4, 12, 200]),
+    max_in_flight=st.integers(1, 3),
 )
 def test_two_tenants_that_always_want_more_are_never_far_apart(
-    sizes: tuple[Size, Size], rows: int, step_tokens: int, spare_blocks: int
+    sizes: tuple[Size, Size], rows: int, step_tokens: int, spare_blocks: int, max_in_flight: int
 ) -> None:
     a, b = sizes
     house = market({"a": a, "b": b}, rows=rows, step_tokens=step_tokens, blocks=32 + spare_blocks)
+    house.max_in_flight = max_in_flight
     # A tenant is admitted only when it is not ahead. What it gains on the other is that prompt, the answers that its
     # sequences on the rows still have to write, and a prompt of the other that counts and is not computed yet.
     largest = max(PROMPT_WEIGHT * a.prompt, PROMPT_WEIGHT * b.prompt)
@@ -252,6 +264,28 @@ def test_what_is_computed_again_after_a_preemption_counts_once(caching: bool) ->
     assert {tenant: account.served for tenant, account in line._accounts.items()} == {
         tenant: Size(15, 10).service for tenant in "ab"
     }
+
+
+def test_draws_count_when_they_are_known_and_not_if_they_are_dropped() -> None:
+    steps = stepper()
+    steps.add(request("a", 5, tenant="a", max_tokens=9), request("b", 5, tenant="b", max_tokens=9))
+    first = steps.plan()
+    accounts = steps.scheduler._roster.waiting._lines[ONLINE][0]._accounts
+
+    def served() -> list[int]:
+        return [account.served for account in accounts.values()]
+
+    # The prompts count at once; as received only when they are computed.
+    assert served() == [5 * PROMPT_WEIGHT] * 2
+    second = steps.plan()
+    assert served() == [5 * PROMPT_WEIGHT] * 2
+    assert [account.received for account in accounts.values()] == [0, 0]
+    steps.commit(first)
+    assert [account.received for account in accounts.values()] == served()
+    assert served() == [5 * PROMPT_WEIGHT + ANSWER_WEIGHT] * 2
+    steps.scheduler.cancel("a")
+    steps.commit(second)
+    assert served() == [5 * PROMPT_WEIGHT + ANSWER_WEIGHT, 5 * PROMPT_WEIGHT + 2 * ANSWER_WEIGHT]
 
 
 # -- beside classes, priorities, siblings and batches -----------------------------------------------------------------

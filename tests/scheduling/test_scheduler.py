@@ -61,17 +61,6 @@ def test_requests_that_arrive_at_the_same_moment_are_admitted_in_the_order_they_
     assert [event.request_id for event in steps.events] == names
 
 
-def test_plan_and_commit_alternate() -> None:
-    steps = stepper()
-    steps.add(request("a", 4))
-    first = steps.plan()
-    with pytest.raises(AssertionError):
-        steps.scheduler.plan(0.0)
-    steps.commit(first)
-    with pytest.raises(AssertionError):
-        steps.scheduler.commit(first, StepResult([[1]]))
-
-
 def test_a_plan_of_nothing_has_no_chunks_and_commits_to_nothing() -> None:
     steps = stepper()
     plan = steps.plan()

@@ -36,9 +36,11 @@ def test_limits_come_from_the_request_and_the_context() -> None:
 def test_todo_is_what_is_not_computed() -> None:
     one = sequence(request("a", 10))
     assert one.todo == 10
+    # A step in flight computes all of it and draws a token that is not known yet.
     one.computed = 10
-    one.tokens.append(7)
+    one.length += 1
     assert one.todo == 1
+    assert len(one.tokens) == 10
 
 
 def test_stop_tokens_are_the_requests_and_the_models_unless_it_ignores_them() -> None:

@@ -1,12 +1,13 @@
 """Whatever is asked, in whatever mix: every answer is what it would be alone, nobody starves, and nothing is lost."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from archerfish.request import RequestClass, SamplingParams
+from archerfish.request import RequestClass, SamplingParams, Structured
 from tests.scheduling.auditing import VOCABULARY
 from tests.scheduling.workloads import Arrival, Cancel, Failure, Run, Shape, Workload
 
@@ -24,6 +25,10 @@ shapes = st.builds(
     policy=st.sampled_from(["continuous", "continuous", "continuous", "dynamic", "static"]),
     most_drawn=st.sampled_from([1, 1, 3]),
 )
+OVERLAPS = [1, 2, 3]
+"""Steps in flight."""
+FORM = Structured(regex=".*")
+"""Tokens here come from a script; what counts is that each draw needs the host."""
 
 
 @st.composite
@@ -44,6 +49,7 @@ def workloads(draw: st.DrawFn, max_model_len: int) -> Workload:
             stop_token_ids=draw(st.sampled_from([(), (), (5,), (3, 7)])),
             ignore_eos=draw(st.booleans()),
             seed=number,
+            structured=draw(st.sampled_from([None, None, None, FORM])),
         )
         arrival = Arrival(
             step=draw(steps),
@@ -74,7 +80,9 @@ def workloads(draw: st.DrawFn, max_model_len: int) -> Workload:
 @settings(derandomize=True, deadline=None, max_examples=250, suppress_health_check=[HealthCheck.too_slow])
 @given(shape=shapes, data=st.data())
 def test_any_workload_is_served_as_if_each_sequence_were_alone(shape: Shape, data: st.DataObject) -> None:
-    Run(shape, data.draw(workloads(shape.max_model_len))).finish()
+    workload = data.draw(workloads(shape.max_model_len))
+    for max_in_flight in OVERLAPS if shape.most_drawn == 1 else [1]:
+        Run(replace(shape, max_in_flight=max_in_flight), workload).finish()
 
 
 # -- long runs, long enough that everything happens -------------------------------------------------------------------
@@ -96,6 +104,8 @@ def random_workload(rng: random.Random, shape: Shape, num_requests: int, load: f
             stop_token_ids=rng.choice([(), (5,), (7, 8)]),
             ignore_eos=rng.random() < 0.3,
             seed=number,
+            # Few: while one of them runs, hardly a step is planned ahead.
+            structured=FORM if number % 25 == 4 else None,
         )
         arrivals.append(
             Arrival(
@@ -151,15 +161,21 @@ LONG_RUNS = {
     "several tokens at once, few of them fit": shape_of(most_drawn=3, step_tokens=5, block_size=3, spare_blocks=4),
 }
 SEVERAL_TENANTS = {"plain": 3, "room for one": 2, "windows without caching": 5, "dynamic batches": 3}
+OVERLAPPED = [name for name, shape in LONG_RUNS.items() if shape.most_drawn == 1]
 
 
-@pytest.mark.parametrize(("name", "num_tenants"), [*((name, 1) for name in LONG_RUNS), *SEVERAL_TENANTS.items()])
-def test_a_long_run_ends_with_every_answer_right_and_every_block_free(name: str, num_tenants: int) -> None:
+def long_run(name: str, num_requests: int, num_tenants: int = 1, max_in_flight: int = 1) -> Run:
     shape = LONG_RUNS[name]
     load = 0.15 if shape.step_tokens < 4 or shape.policy != "continuous" else 0.6
-    run = Run(shape, random_workload(random.Random(name), shape, 600, load, num_tenants))
+    workload = random_workload(random.Random(name), shape, num_requests, load, num_tenants)
+    run = Run(replace(shape, max_in_flight=max_in_flight), workload)
     run.finish()
-    # The run must have been a hard one, or it proves little.
+    return run
+
+
+def check_that_it_was_hard(run: Run) -> None:
+    """Or it proves little."""
+    shape = run.shape
     expected = ["cancelled", "cancelled in flight", "interrupted", "stop", "length", "error"]
     if shape.step_tokens > 1:
         expected += ["preemptions", "resumed"]
@@ -169,5 +185,18 @@ def test_a_long_run_ends_with_every_answer_right_and_every_block_free(name: str,
         expected.append("several tokens at once")
     if shape.policy == "continuous":
         expected += ["shared prompts"] if shape.prefix_caching else ["forks", "copies"]
+    if shape.max_in_flight > 1:
+        expected += ["planned ahead", "collected first", "dropped", "drawn by a grammar"]
     rare = {event: run.happened[event] for event in expected if run.happened[event] < 5}
     assert not rare, rare
+
+
+@pytest.mark.parametrize(("name", "num_tenants"), [*((name, 1) for name in LONG_RUNS), *SEVERAL_TENANTS.items()])
+def test_a_long_run_ends_with_every_answer_right_and_every_block_free(name: str, num_tenants: int) -> None:
+    check_that_it_was_hard(long_run(name, 600, num_tenants))
+
+
+@pytest.mark.parametrize("max_in_flight", [2, 3])
+@pytest.mark.parametrize("name", OVERLAPPED)
+def test_a_long_run_whose_steps_overlap_ends_so_too(name: str, max_in_flight: int) -> None:
+    check_that_it_was_hard(long_run(name, 300, max_in_flight=max_in_flight))

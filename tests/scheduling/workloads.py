@@ -1,17 +1,17 @@
 """Runs a workload through the scheduler, checking every plan and every event against what must hold of any workload."""
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from archerfish.kvcache.tables import KVTables, blocks_held
 from archerfish.request import FinishReason, Request, RequestClass, SamplingParams, TokenEvent
-from archerfish.scheduling.plan import Plan
+from archerfish.scheduling.plan import Chunk, Plan
 from archerfish.scheduling.policy import batching_policy
 from archerfish.scheduling.scheduler import Limits, Scheduler
 from archerfish.scheduling.sequence import sequence_seed
-from tests.scheduling.auditing import AuditingExecutor, drawn_token
+from tests.scheduling.auditing import AuditedStep, AuditingExecutor, drawn_token
 
 EOS = 3
 STEP_SECONDS = 0.25
@@ -32,6 +32,7 @@ class Shape:
     policy: str = "continuous"
     most_drawn: int = 1
     """Tokens that one chunk draws at most."""
+    max_in_flight: int = 1
 
     @property
     def num_blocks(self) -> int:
@@ -54,7 +55,7 @@ class Arrival:
 class Cancel:
     step: int
     in_flight: bool
-    """Between plan and commit."""
+    """Between plan and commit, rather than before the plan."""
     request: int
     """Which arrival."""
     index: int | None = None
@@ -104,6 +105,13 @@ class Record:
         return sequence_seed(self.request.params.seed, self.index)
 
 
+class InFlight(NamedTuple):
+    plan: Plan
+    step: AuditedStep
+    records: list[Record]
+    """Whose chunks they are."""
+
+
 class Expected(NamedTuple):
     tokens: list[int]
     finish_reason: FinishReason
@@ -144,6 +152,9 @@ class Run:
         self._at_the_door: dict[SequenceId, Record] = {}
         """Waits, and was never let in."""
         self._by_seed: dict[int, SequenceId] = {}
+        self._by_row: dict[int, SequenceId] = {}
+        """Who was started on each row last."""
+        self._in_flight: deque[InFlight] = deque()
         self._tables = KVTables(
             shape.num_blocks,
             shape.block_size,
@@ -160,13 +171,15 @@ class Run:
         policy = batching_policy(shape.policy, shape.num_rows, window=4 * STEP_SECONDS)
         self.scheduler = Scheduler(limits, self._tables, policy)
         self._salts: dict[int, str] = {}
-        self._executor = AuditingExecutor(shape.block_size, shape.windows, self._salts, shape.most_drawn)
+        self._executor = AuditingExecutor(
+            shape.block_size, shape.windows, self._salts, shape.most_drawn, shape.max_in_flight
+        )
 
     def finish(self) -> None:
         """Step until everything has ended, then look at what is left."""
         last_arrival = max((arrival.step for arrival in self._workload.arrivals), default=-1)
         step = 0
-        while step <= last_arrival or self.scheduler.has_work:
+        while step <= last_arrival or self.scheduler.has_work or self._in_flight:
             self.scheduler.expects_more = step < last_arrival
             self._step(step)
             step += 1
@@ -189,27 +202,50 @@ class Run:
     def _step(self, step: int) -> None:
         for number, arrival in self._arrivals[step]:
             self._add(number, arrival)
-        self._cancel(step, in_flight=False, plan=None)
+        self._cancel(step, in_flight=False)
         self.scheduler.check()
         had_work = self.scheduler.has_work
-        plan = self.scheduler.plan(step * STEP_SECONDS)
-        self.scheduler.check()
-        self._check_plan(plan)
+        self._launch(step)
         if had_work and (self.shape.policy == "continuous" or not self.scheduler.expects_more):
-            assert plan.chunks, "there is work, and nothing is done"
-        self._cancel(step, in_flight=True, plan=plan)
+            assert self._in_flight, "there is work, and nothing is done"
+        self._cancel(step, in_flight=True)
         self.scheduler.check()
-        failing = [failure.chunk for failure in self._workload.failures if failure.step == step]
-        failures = {place % len(plan.chunks): "made to fail" for place in failing if plan.chunks}
-        result = self._executor.run(plan, failures)
         if step in self._workload.interrupts:
-            self.scheduler.abandon()
-            self.happened["interrupted"] += bool(plan.chunks)
-            events = []
-        else:
-            events = self.scheduler.commit(plan, result)
+            self._interrupt()
+        elif self._in_flight:
+            self._commit()
+
+    def _launch(self, step: int) -> None:
+        """As many steps as may be in flight, as the engine does."""
+        failing = [failure.chunk for failure in self._workload.failures if failure.step == step]
+        while len(self._in_flight) < self.shape.max_in_flight:
+            if not self.scheduler.can_plan_ahead():
+                self.happened["collected first"] += 1
+                break
+            plan = self.scheduler.plan(step * STEP_SECONDS)
+            self.scheduler.check()
+            self._check_plan(plan)
+            if not plan.chunks:
+                break
+            self.happened["planned ahead"] += bool(self._in_flight)
+            failures = {place % len(plan.chunks): "made to fail" for place in failing}
+            records = [self._records[self._by_row[chunk.row]] for chunk in plan.chunks]
+            self._in_flight.append(InFlight(plan, self._executor.launch(plan, failures), records))
+
+    def _commit(self) -> None:
+        plan, step, records = self._in_flight.popleft()
+        self.happened["dropped"] += sum(record.finish_reason is not None for record in records)
+        events = self.scheduler.commit(plan, step.result())
         self.scheduler.check()
         self._take(events)
+
+    def _interrupt(self) -> None:
+        """Nobody learns what became of the steps in flight."""
+        self.happened["interrupted"] += bool(self._in_flight)
+        while self._in_flight:
+            self._in_flight.popleft().step.result()
+        self.scheduler.abandon()
+        self.scheduler.check()
 
     def _add(self, number: int, arrival: Arrival) -> None:
         request = Request(
@@ -232,7 +268,7 @@ class Run:
                 self._at_the_door[SequenceId(request.request_id, 0)] = record
         self.scheduler.add(request)
 
-    def _cancel(self, step: int, *, in_flight: bool, plan: Plan | None) -> None:
+    def _cancel(self, step: int, *, in_flight: bool) -> None:
         for cancel in self._cancels[step, in_flight]:
             request_id = self._ids.get(cancel.request, "unknown")
             still_open = [
@@ -244,7 +280,7 @@ class Run:
             assert sorted((e.request_id, e.sequence_index) for e in events) == sorted(still_open)
             assert all(event.finish_reason is FinishReason.ABORT and not event.token_ids for event in events)
             self.happened["cancelled"] += len(events)
-            self.happened["cancelled in flight"] += len(events) if plan is not None and plan.chunks else 0
+            self.happened["cancelled in flight"] += len(events) if self._in_flight else 0
             self._take(events)
             if cancel.index == 0:
                 self._let_siblings_wait(request_id)
@@ -267,8 +303,31 @@ class Run:
                 self.happened["forks"] += record.index > 0 and not self.shape.prefix_caching
             record.started = True
             self._at_the_door.pop(self._by_seed[start.seed], None)
+            self._by_row[start.row] = self._by_seed[start.seed]
+        for chunk in plan.chunks:
+            self._check_end_of(chunk)
+            self._check_form_of(chunk)
         if self.shape.policy == "continuous":
             self._check_order(started)
+
+    def _check_end_of(self, chunk: Chunk) -> None:
+        """Nobody known to have ended is computed, nor anything beyond an end that is certain."""
+        record = self._records[self._by_row[chunk.row]]
+        assert record.finish_reason is None
+        params, num_prompt = record.request.params, len(record.request.prompt_token_ids)
+        limit = self.shape.max_model_len if params.max_tokens is None else num_prompt + params.max_tokens
+        # The last token is drawn and never computed.
+        assert chunk.start + chunk.length < min(limit, self.shape.max_model_len)
+
+    def _check_form_of(self, chunk: Chunk) -> None:
+        """Nothing is drawn by a grammar that has not read the last token yet."""
+        record = self._records[self._by_row[chunk.row]]
+        if record.request.params.structured is None or not chunk.samples:
+            return
+        self.happened["drawn by a grammar"] += 1
+        for plan, _, records in self._in_flight:
+            drawn = zip(records, plan.chunks, strict=True)
+            assert not any(other is record and earlier.samples for other, earlier in drawn)
 
     def _check_order(self, started: list[Record]) -> None:
         """Nobody is let in while one of the same class and tenant who comes before is still at the door.

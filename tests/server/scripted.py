@@ -3,7 +3,6 @@
 import contextlib
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -13,9 +12,9 @@ import httpx
 from archerfish.box import models_in_box
 from archerfish.config.settings import EngineConfig, ServerConfig
 from archerfish.engine.engine import Engine
-from archerfish.execution.scripted import ScriptedExecutor
+from archerfish.execution.scripted import ScriptedExecutor, ScriptedStep
 from archerfish.kvcache.tables import KVTables
-from archerfish.scheduling.plan import Plan, StepResult
+from archerfish.scheduling.plan import Plan
 from archerfish.scheduling.policy import ContinuousBatching
 from archerfish.scheduling.scheduler import Limits, Scheduler
 from archerfish.server.app import create_app
@@ -58,18 +57,21 @@ async def scripted_service(gate: Path | None = None, **settings: Any) -> AsyncIt
 # -- in the engine's process ------------------------------------------------------------------------------------------
 
 
-@dataclass
 class GatedExecutor:
-    gate: Path | None
-    scripted: ScriptedExecutor = field(default_factory=ScriptedExecutor)
+    """Without a gate it is given steps ahead, as a device is. With one, each waits to be let through by itself."""
 
-    def run(self, plan: Plan) -> StepResult:
-        if self.gate is not None and plan.chunks:
-            self.gate.read_bytes()
-        return self.scripted.run(plan)
+    def __init__(self, gate: Path | None) -> None:
+        self.max_in_flight = 2 if gate is None else 1
+        self._gate = gate
+        self._scripted = ScriptedExecutor(max_in_flight=self.max_in_flight)
+
+    def launch(self, plan: Plan) -> ScriptedStep:
+        if self._gate is not None:
+            self._gate.read_bytes()
+        return self._scripted.launch(plan)
 
     def close(self) -> None:
-        self.scripted.close()
+        self._scripted.close()
 
 
 def build(config: EngineConfig, _on_progress: Any) -> Any:

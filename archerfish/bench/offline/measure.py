@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Self, TypeVar
 
 from archerfish.arch.cost import StepCost
 from archerfish.bench.offline.phases import Phase, StepMeter
@@ -11,7 +11,7 @@ from archerfish.engine.build import Assembly
 from archerfish.engine.engine import Clock, Engine
 from archerfish.engine.intake import Intake
 from archerfish.errors import StepFailed
-from archerfish.execution.executor import Executor
+from archerfish.execution.executor import Executor, Launched
 from archerfish.metrics.distribution import Distribution, distribution
 from archerfish.metrics.state import Peak
 from archerfish.metrics.timing import RequestTiming
@@ -19,26 +19,44 @@ from archerfish.request import Request, SamplingParams, TokenEvent
 from archerfish.scheduling.plan import Plan, StepResult
 from archerfish.scheduling.scheduler import Scheduler
 
+T = TypeVar("T")
+
 Progress = Callable[[float], None]
 """Called with the tokens written so far."""
 
 
 class TimedExecutor:
-    """Runs plans with another executor, and keeps how long the last one took."""
+    """Runs plans with another executor, and adds up the time that launching and waiting took."""
 
     def __init__(self, inner: Executor, clock: Clock) -> None:
         self._inner = inner
         self._clock = clock
-        self.last_seconds = 0.0
+        self.seconds = 0.0
 
-    def run(self, plan: Plan) -> StepResult:
+    @property
+    def max_in_flight(self) -> int:
+        return self._inner.max_in_flight
+
+    def launch(self, plan: Plan) -> "TimedStep":
+        return TimedStep(self, self.timed(lambda: self._inner.launch(plan)))
+
+    def timed(self, part: Callable[[], T]) -> T:
         started = self._clock()
-        result = self._inner.run(plan)
-        self.last_seconds = self._clock() - started
-        return result
+        outcome = part()
+        self.seconds += self._clock() - started
+        return outcome
 
     def close(self) -> None:
         """Nothing: the engine that it was borrowed from closes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedStep:
+    executor: TimedExecutor
+    inner: Launched
+
+    def result(self) -> StepResult:
+        return self.executor.timed(self.inner.result)
 
 
 @dataclass(slots=True)
@@ -129,13 +147,13 @@ class OfflineBench:
 
     def _step(self, meter: StepMeter | None) -> list[TokenEvent]:
         engine = self._engine
-        before = engine.last_step
+        before, seconds_before = engine.last_step, self._executor.seconds
         events = engine.step()
         if engine.stopped is not None:
             raise StepFailed(engine.stopped)
         step = engine.last_step
         if meter is not None and step is not None and step is not before:
-            meter.add(step, step.seconds - self._executor.last_seconds)
+            meter.add(step, step.seconds - (self._executor.seconds - seconds_before))
         return events
 
 

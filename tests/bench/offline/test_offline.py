@@ -1,5 +1,6 @@
 """Workloads through the engine alone: what they are, what is counted, and how it is added up."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from archerfish.config.settings import EngineConfig
 from archerfish.engine.build import build, examine
 from archerfish.engine.intake import Intake
 from archerfish.errors import ConfigError, StepFailed
-from archerfish.execution.scripted import ScriptedExecutor
+from archerfish.execution.scripted import ScriptedExecutor, ScriptedStep
 from archerfish.kvcache.tables import KVTables
 from archerfish.metrics.state import Peak
 from archerfish.metrics.steps import LastStep
@@ -49,18 +50,49 @@ class Clock:
 class SteadyExecutor:
     """Every step takes the same time."""
 
+    max_in_flight = 1
+
     def __init__(self, clock: Clock, failing_step: int | None = None) -> None:
         self._scripted = ScriptedExecutor()
         self._clock = clock
         self._failing_step = failing_step
         self.num_steps = 0
 
-    def run(self, plan: Plan) -> StepResult:
-        self.num_steps += bool(plan.chunks)
+    def launch(self, plan: Plan) -> ScriptedStep:
+        self.num_steps += 1
         if self.num_steps == self._failing_step:
             raise RuntimeError("out of luck")
-        self._clock.now += STEP if plan.chunks else 0.0
-        return self._scripted.run(plan)
+        self._clock.now += STEP
+        return self._scripted.launch(plan)
+
+    def close(self) -> None:
+        self._scripted.close()
+
+
+@dataclass
+class DeviceStep:
+    clock: Clock
+    done_at: float
+    scripted: ScriptedStep
+
+    def result(self) -> StepResult:
+        self.clock.now = max(self.clock.now, self.done_at)
+        return self.scripted.result()
+
+
+class Device:
+    """Takes the same time for every step, one after the other, while the host does something else."""
+
+    max_in_flight = 2
+
+    def __init__(self, clock: Clock) -> None:
+        self._scripted = ScriptedExecutor(max_in_flight=2)
+        self._clock = clock
+        self._done_at = 0.0
+
+    def launch(self, plan: Plan) -> DeviceStep:
+        self._done_at = max(self._done_at, self._clock.now) + STEP
+        return DeviceStep(self._clock, self._done_at, self._scripted.launch(plan))
 
     def close(self) -> None:
         self._scripted.close()
@@ -174,7 +206,7 @@ def test_a_salt_keeps_runs_from_finding_each_others_blocks() -> None:
 def test_what_a_failed_measurement_borrowed_can_still_be_closed(tmp_path: Path) -> None:
     assembly = build(EngineConfig(model=str(write_checkpoint(tmp_path)), device="cpu", threads=1, max_num_seqs=2))
     one = OfflineBench.of(assembly)
-    assembly.executor.run = lambda plan: 1 / 0  # type: ignore[method-assign]
+    assembly.executor.launch = lambda plan: 1 / 0  # type: ignore[method-assign]
     with pytest.raises(StepFailed, match="division by zero"):
         one.run(random_workload(1, 4, 2, 300, 0))
     assembly.engine.close()
@@ -183,6 +215,25 @@ def test_what_a_failed_measurement_borrowed_can_still_be_closed(tmp_path: Path) 
 def test_an_engine_that_fails_ends_the_measurement() -> None:
     with pytest.raises(StepFailed, match="out of luck"):
         bench(failing_step=2).run(random_workload(2, 10, 5, 1000, 0))
+
+
+@pytest.mark.parametrize("host_time", [0.0, STEP / 2, 2 * STEP])
+def test_steps_that_overlap_take_as_long_as_device_or_host_whichever_is_slower(host_time: float) -> None:
+    clock = Clock()
+    limits = Limits(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64)
+    scheduler = Scheduler(limits, KVTables(64, 16, (None,), step_tokens=64, prefix_caching=True), ContinuousBatching())
+    one = OfflineBench(scheduler, Device(clock), Intake(None, VOCABULARY, 64, clock), clock, COST)
+
+    def pass_on(_: float) -> None:
+        clock.now += host_time
+
+    meter = one.meter(PEAK)
+    run = one.run(random_workload(1, 8, 9, 1000, 0), meter, pass_on)
+    assert run.num_steps == 9
+    seconds = STEP + 8 * max(STEP, host_time)
+    assert meter.prefill.seconds + meter.decode.seconds == pytest.approx(seconds)
+    assert run.seconds == pytest.approx(seconds + host_time)
+    assert meter.prefill.host_seconds + meter.decode.host_seconds == pytest.approx(8 * host_time)
 
 
 # -- what bounds them -------------------------------------------------------------------------------------------------
