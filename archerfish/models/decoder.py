@@ -58,7 +58,10 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, vocabulary], in float32."""
-        logits: Tensor = self.head(hidden).float()
+        return self.scored(self.head(hidden).float())
+
+    def scored(self, logits: Tensor) -> Tensor:
+        """What the head gave, in float32, as the model means it."""
         if self.arch.logit_multiplier != 1.0:
             logits = self.scale(logits, self.arch.logit_multiplier)
         if self.arch.logit_softcap is not None:

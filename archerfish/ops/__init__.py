@@ -7,7 +7,9 @@ from archerfish.ops.choose import (
     choose_ops,
     implementations,
     open_native,
+    open_triton,
     why_not_native,
+    why_not_triton,
 )
 from archerfish.ops.dtypes import torch_dtype
 from archerfish.ops.signatures import Chunks, LayerCache, Ops
@@ -22,6 +24,8 @@ __all__ = [
     "choose_ops",
     "implementations",
     "open_native",
+    "open_triton",
     "torch_dtype",
     "why_not_native",
+    "why_not_triton",
 ]

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, Self
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from archerfish.arch.arch import Arch
 from archerfish.errors import NoKernel
@@ -10,6 +11,9 @@ from archerfish.ops.cpu.library import Library, Team, library
 from archerfish.ops.cpu.native import NATIVE_OPERATIONS, NativeOps
 from archerfish.ops.reference import IMPLEMENTATIONS as REFERENCE
 from archerfish.ops.signatures import Ops
+
+if TYPE_CHECKING:
+    from archerfish.ops.triton.operations import TritonOps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,12 +99,35 @@ def why_not_native(target: Target, kernels: str | None = None) -> str | None:
     return None
 
 
-def implementations(native: NativeOps | None = None) -> list[Implementation]:
+def open_triton(target: Target) -> "TritonOps | None":
+    """The operations by Triton kernels, if they run on the target."""
+    if why_not_triton(target) is not None:
+        return None
+    from archerfish.ops.triton.operations import TritonOps
+
+    return TritonOps()
+
+
+def why_not_triton(target: Target) -> str | None:
+    """The reason, or None. They are chosen all together: they share an arrangement of the cache."""
+    if find_spec("triton") is None:
+        return "the package triton is not installed"
+    from archerfish.ops.triton import attention, launch
+
+    if target.device != "cuda" and not launch.INTERPRETED:
+        return f"they run on a GPU, not on {target.device}"
+    return attention.why_not(target.dtype, target.head_dim, target.block_size)
+
+
+def implementations(native: NativeOps | None = None, triton: "TritonOps | None" = None) -> list[Implementation]:
     """Fastest first; the reference comes last and runs everywhere.
 
     Native operations belong to threads that somebody has to open first; they want their weights packed.
     """
     reference = [Implementation(op, "reference", function, lambda _: None) for op, function in REFERENCE.items()]
+    if triton is not None:
+        fast = [Implementation(op, "triton", function, why_not_triton) for op, function in triton.functions().items()]
+        return fast + reference
     if native is None:
         return reference
     return [
@@ -111,10 +138,13 @@ def implementations(native: NativeOps | None = None) -> list[Implementation]:
 
 def all_implementations(target: Target) -> list[Implementation]:
     """Also those that do not run on the target, for whoever tells why."""
-    native = open_native(target)
+    native, triton = open_native(target), open_triton(target)
     if native is not None:
         return implementations(native)
-    return [Implementation(op, "native", _cannot, why_not_native) for op in NATIVE_OPERATIONS] + implementations()
+    refused = [Implementation(op, "native", _cannot, why_not_native) for op in NATIVE_OPERATIONS]
+    if triton is None:
+        refused += [Implementation(op, "triton", _cannot, why_not_triton) for op in NATIVE_OPERATIONS]
+    return [*refused, *implementations(None, triton)]
 
 
 def _cannot(*_: Any) -> None:

@@ -5,6 +5,6 @@ import torch
 
 def torch_dtype(name: str) -> torch.dtype:
     """torch.float32 for "float32"."""
-    dtype = getattr(torch, name)
+    dtype = torch.float8_e4m3fn if name == "fp8" else getattr(torch, name)
     assert isinstance(dtype, torch.dtype)
     return dtype
