@@ -90,6 +90,20 @@ def step_tensors(outline: Outline, rows: Rows, device: str) -> StepTensors:
     )
 
 
+def no_chunks(num_groups: int) -> Chunks:
+    """Stands for the chunks of every step to come: only its tensors' identity matters."""
+    empty = torch.zeros(0, dtype=torch.int32)
+    return Chunks(
+        query_starts=empty,
+        lengths=empty,
+        ends=empty,
+        tables=(empty,) * num_groups,
+        slots=tuple(torch.zeros(0, dtype=torch.int64) for _ in range(num_groups)),
+        host_lengths=np.zeros(0, np.int64),
+        host_ends=np.zeros(0, np.int64),
+    )
+
+
 def _copied(arrays: list[np.ndarray[Any, Any]], dtype: type[np.int32 | np.int64], device: str) -> list[Tensor]:
     """The arrays on the device, side by side in one piece of memory that takes a single copy."""
     # Each begins at an aligned address: a kernel would be compiled once more for those that do not.

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from archerfish.arch.arch import Arch
+from archerfish.execution.executor import Finished
 from archerfish.execution.inputs import Outline
 from archerfish.execution.memory import LOGIT_ROWS_AT_ONCE
 from archerfish.execution.passed import Passed
 from archerfish.execution.rows import Rows
 from archerfish.kvcache.storage import KVStorage
-from archerfish.ops.signatures import Draw
+from archerfish.ops.signatures import Draw, DrawRows
 from archerfish.request import TokenLogprobs
 from archerfish.sampling.grammar import Grammars
 from archerfish.sampling.sampler import Sampler, token_logprobs
@@ -40,14 +41,15 @@ class RunnableModel(Protocol):
 
 
 class LocalExecutor:
-    """A model, its cache and its rows."""
+    """A model, its cache and its rows. Nothing is in flight: who launches a step waits until it is computed."""
+
+    max_in_flight = 1
 
     def __init__(
         self,
         model: RunnableModel,
         storage: KVStorage,
-        max_num_seqs: int,
-        max_model_len: int,
+        rows: Rows,
         device: str,
         draw: Draw,
         grammars: Grammars | None = None,
@@ -55,8 +57,8 @@ class LocalExecutor:
         self._model = model
         self._storage = storage
         self._device = device
-        self._rows = Rows(max_num_seqs, max_model_len, len(storage.layout.windows), storage.block_size)
-        self._sampler = Sampler(max_num_seqs, draw, grammars)
+        self._rows = rows
+        self._sampler = Sampler(len(rows.tokens), draw, grammars)
         self._num_prompt_logprobs: dict[int, int] = {}
         """Rows that want log-probabilities of their prompt, and how many."""
         self.prompt_listener: PromptListener | None = None
@@ -64,12 +66,17 @@ class LocalExecutor:
         self._state_sums: dict[int, Tensor] = {}
         """Rows that want the mean state over their prompt, and the sum so far."""
 
-    @torch.inference_mode()
+    def launch(self, plan: Plan) -> Finished:
+        self.take_in(plan)
+        return Finished(self.compute(plan, Outline.of(plan.chunks)) if plan.chunks else StepResult([]))
+
     def run(self, plan: Plan) -> StepResult:
-        self._update(plan)
-        if not plan.chunks:
-            return StepResult([])
-        outline = Outline.of(plan.chunks)
+        """Launched and waited for."""
+        return self.launch(plan).result()
+
+    @torch.inference_mode()
+    def compute(self, plan: Plan, outline: Outline) -> StepResult:
+        """The step, once its plan was taken in."""
         hidden, logits = self._model.run(outline, self._rows)
         prompt_logprobs = self._prompt_logprobs(plan, outline, hidden)
         embeddings = self._embeddings(plan, outline, hidden)
@@ -79,7 +86,7 @@ class LocalExecutor:
             return StepResult(tokens, prompt_logprobs=prompt_logprobs)
         rows, ends = outline.rows[sampling], outline.ends[sampling]
         draw = self._sampler.draw(logits, rows, ends, torch.from_numpy(self._rows.tokens))
-        self._rows.tokens[rows, ends] = draw.tokens
+        self._rows.write_tokens(rows, ends, draw.tokens)
         for place, token in zip(sampling.tolist(), draw.tokens, strict=True):
             tokens[place] = [token]
         return StepResult(
@@ -94,8 +101,16 @@ class LocalExecutor:
         self._model.close()
         del self._model, self._storage
 
-    def _update(self, plan: Plan) -> None:
-        """Take in what is new since the last step."""
+    def asked_alone(self, plan: Plan, outline: Outline) -> DrawRows | None:
+        """What the step's tokens are drawn by, if nothing else is wanted of it: no edits of logits, nothing told."""
+        told = self._num_prompt_logprobs.keys() | self._state_sums.keys()
+        if not len(outline.sampling) or (told and any(chunk.row in told for chunk in plan.chunks)):
+            return None
+        return self._sampler.asked_alone(outline.rows[outline.sampling], outline.ends[outline.sampling])
+
+    @torch.inference_mode()
+    def take_in(self, plan: Plan) -> None:
+        """What is new since the last step."""
         for start in plan.starts:
             self._rows.start(start)
             written = start.tokens[start.num_prompt_tokens :]

@@ -2,12 +2,11 @@
 
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from archerfish.arch.arch import Arch
-from archerfish.execution.inputs import Outline
+from archerfish.execution.inputs import Outline, no_chunks
 from archerfish.execution.memory import LOGIT_ROWS_AT_ONCE
 from archerfish.execution.passed import Passed
 from archerfish.execution.rows import Rows
@@ -16,7 +15,6 @@ from archerfish.models.decoder import Decoder
 from archerfish.ops.cpu.assembly import StepRoom
 from archerfish.ops.cpu.native import NativeOps, make_step
 from archerfish.ops.cpu.recording import RECORDED_ROWS, Program, Recording
-from archerfish.ops.signatures import Chunks
 
 
 class RecordedModel:
@@ -65,7 +63,7 @@ class _Most(NamedTuple):
 
 def _record_forward(model: Decoder, storage: KVStorage, native: NativeOps, most: _Most) -> Program:
     tokens, positions = (torch.zeros(RECORDED_ROWS, dtype=torch.int64) for _ in range(2))
-    chunks = _nothing_yet(len(storage.layout.windows))
+    chunks = no_chunks(len(storage.layout.windows))
 
     def attend(layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         if k is not None and v is not None:
@@ -86,17 +84,3 @@ def _record_logits(model: Decoder, native: NativeOps, max_rows: int) -> Program:
     with native.recording(recording), torch.inference_mode():
         logits = model.logits(states)
     return recording.finish(max_rows, inputs=(states,), outputs=(logits,))
-
-
-def _nothing_yet(num_groups: int) -> Chunks:
-    """Stands for the chunks of every step to come: only its tensors' identity matters."""
-    empty = torch.zeros(0, dtype=torch.int32)
-    return Chunks(
-        query_starts=empty,
-        lengths=empty,
-        ends=empty,
-        tables=(empty,) * num_groups,
-        slots=tuple(torch.zeros(0, dtype=torch.int64) for _ in range(num_groups)),
-        host_lengths=np.zeros(0, np.int64),
-        host_ends=np.zeros(0, np.int64),
-    )

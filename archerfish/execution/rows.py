@@ -1,5 +1,7 @@
 """What an executor remembers of each row between steps: its tokens and its block tables."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from archerfish.ops.arrays import Ints, IntTable
@@ -26,6 +28,9 @@ class Rows:
         for table, blocks in zip(self.tables, start.blocks, strict=True):
             # A place that a window has passed is never read: any block will do.
             table[row, : len(blocks)] = [0 if block is None else block for block in blocks]
+
+    def write_tokens(self, rows: Ints, positions: Ints, tokens: Sequence[int]) -> None:
+        self.tokens[rows, positions] = tokens
 
     def append_blocks(self, chunk: Chunk) -> None:
         first = self._num_blocks[chunk.row]

@@ -37,6 +37,12 @@ class LogitEdits:
     def __init__(self) -> None:
         self._rows: dict[int, _RowEdits] = {}
 
+    def __contains__(self, row: int) -> bool:
+        return row in self._rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
     def set_row(self, row: int, params: SamplingParams, barred: tuple[int, ...], barred_until: int) -> None:
         """Replace whatever the row's last sequence asked for."""
         self._rows.pop(row, None)

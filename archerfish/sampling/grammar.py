@@ -26,6 +26,13 @@ class Grammars:
         self._broken: dict[int, str] = {}
         """Rows that cannot go on, and why."""
 
+    def __contains__(self, row: int) -> bool:
+        return row in self._rows or row in self._broken
+
+    def __len__(self) -> int:
+        """Rows that are bound to a form."""
+        return len(self._rows) + len(self._broken)
+
     def set_row(self, row: int, structured: Structured | None, written: tuple[int, ...]) -> None:
         """A sequence takes up the row; `written` is the part of its answer that it already has."""
         self._rows.pop(row, None)

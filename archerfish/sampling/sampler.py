@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from archerfish.ops.arrays import Ints
-from archerfish.ops.signatures import DRAW_ROW
+from archerfish.ops.signatures import DRAW_ROW, DrawRows
 from archerfish.ops.signatures import Draw as DrawOperation
 from archerfish.request import SamplingParams, TokenLogprob, TokenLogprobs
 from archerfish.sampling.edits import LogitEdits
@@ -72,6 +72,23 @@ class Sampler:
         else:
             assert params.structured is None, "intake refuses this"
 
+    def asked_alone(self, rows: Ints, positions: Ints) -> DrawRows | None:
+        """What the next tokens of rows are drawn by, if that is all: None where something else is wanted of a row."""
+        if self._has_penalties[rows].any():
+            return None
+        if (self._num_logprobs or self._edits or self._grammars) and any(map(self._is_busy, rows.tolist())):
+            return None
+        return self._asked_at(rows, positions)
+
+    def _is_busy(self, row: int) -> bool:
+        is_bound = self._grammars is not None and row in self._grammars
+        return row in self._num_logprobs or row in self._edits or is_bound
+
+    def _asked_at(self, rows: Ints, positions: Ints) -> DrawRows:
+        asked: DrawRows = self._asked[rows]
+        asked["position"] = positions
+        return asked
+
     def draw(self, logits: Tensor, rows: Ints, positions: Ints, history: Tensor) -> Draw:
         """The token at `positions` of each row. history [all rows, longest] holds the tokens before it."""
         whole = Draw([], {}, {})
@@ -88,11 +105,11 @@ class Sampler:
         if self._grammars is not None:
             edited = self._grammars.mask(edited, rows)
         edited = self._penalize(edited, rows, positions, history)
-        asked = self._asked[rows]
-        asked["position"] = positions
-        drawn = self._draw_op(edited, asked)
+        drawn = self._draw_op(edited, self._asked_at(rows, positions))
         tokens = drawn.tokens.tolist()
-        failures = {place: _why(peak) for place, peak in enumerate(drawn.peaks.tolist()) if not math.isfinite(peak)}
+        failures = {
+            place: why_nothing(peak) for place, peak in enumerate(drawn.peaks.tolist()) if not math.isfinite(peak)
+        }
         if self._grammars is not None:
             failures |= self._grammars.failures(rows)
             self._grammars.advance(rows, tokens)
@@ -153,7 +170,7 @@ def _likeliest(logprobs: Tensor, counts: list[int]) -> list[list[TokenLogprob]]:
     return found
 
 
-def _why(peak: float) -> str:
+def why_nothing(peak: float) -> str:
     if peak == -np.inf:
         return (
             "no token may be drawn: the form of the answer, allowed_token_ids, logit_bias and min_tokens together "

@@ -110,6 +110,7 @@ def test_layers_that_share_keys_and_values_agree_with_dense_attention() -> None:
 
     from archerfish.execution.eager import EagerModel
     from archerfish.execution.local import LocalExecutor
+    from archerfish.execution.rows import Rows
     from archerfish.kvcache.layout import kv_layout
     from archerfish.kvcache.pool import BlockId
     from archerfish.kvcache.storage import KVStorage
@@ -118,7 +119,8 @@ def test_layers_that_share_keys_and_values_agree_with_dense_attention() -> None:
     layout = kv_layout(arch)
     assert layout.num_slots == 2, "only layers that make their own keys and values take room"
     storage = KVStorage(layout, 8, 8, torch.float32, "cpu", OPS)
-    executor = LocalExecutor(EagerModel(model, storage), storage, 1, 64, "cpu", draw)
+    rows = Rows(1, 64, len(storage.layout.windows), storage.block_size)
+    executor = LocalExecutor(EagerModel(model, storage), storage, rows, "cpu", draw)
     params = SamplingParams(temperature=0.0, prompt_logprobs=VOCAB_SIZE)
     start = SequenceStart(
         row=0, tokens=tuple(tokens), num_prompt_tokens=41, blocks=((),), params=params, seed=0, stop_token_ids=()

@@ -13,6 +13,7 @@ from archerfish.config.resolve import Facts, resolve
 from archerfish.execution.eager import EagerModel
 from archerfish.execution.local import LocalExecutor
 from archerfish.execution.memory import Memory
+from archerfish.execution.rows import Rows
 from archerfish.kvcache.layout import kv_layout
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
@@ -44,7 +45,13 @@ def peak_bytes(arch, sizes, params):
         parameter.data.normal_(0.0, 0.02, generator=torch.Generator().manual_seed(0))
     num_blocks = sum(-(-sum(size) // BLOCK_SIZE) for size in sizes)
     storage = KVStorage(kv_layout(arch), num_blocks, BLOCK_SIZE, DTYPE, "cpu", ops)
-    executor = LocalExecutor(EagerModel(model, storage), storage, len(sizes), MAX_MODEL_LEN, "cpu", draw)
+    executor = LocalExecutor(
+        EagerModel(model, storage),
+        storage,
+        Rows(len(sizes), MAX_MODEL_LEN, len(storage.layout.windows), storage.block_size),
+        "cpu",
+        draw,
+    )
     free = iter(range(num_blocks))
     plan = Plan(0, [], [], [])
     for row, (start, length) in enumerate(sizes):

@@ -9,6 +9,7 @@ import torch
 
 from archerfish.execution.eager import EagerModel
 from archerfish.execution.local import LocalExecutor
+from archerfish.execution.rows import Rows
 from archerfish.kvcache.layout import kv_layout
 from archerfish.kvcache.storage import KVStorage
 from archerfish.kvcache.tables import BlockCopy
@@ -71,7 +72,13 @@ class Driver:
         storage = KVStorage(layout, num_blocks, BLOCK_SIZE, torch.float32, "cpu", OPS)
         storage.keys.fill_(leftovers)
         storage.values.fill_(leftovers)
-        self.executor = LocalExecutor(EagerModel(model, storage), storage, NUM_ROWS, MAX_MODEL_LEN, "cpu", draw)
+        self.executor = LocalExecutor(
+            EagerModel(model, storage),
+            storage,
+            Rows(NUM_ROWS, MAX_MODEL_LEN, len(storage.layout.windows), storage.block_size),
+            "cpu",
+            draw,
+        )
         self.num_groups = len(layout.windows)
         self.free = np.random.default_rng(0).permutation(num_blocks).tolist()
         self.tables = {}

@@ -100,3 +100,66 @@ def test_a_row_started_again_forgets_its_last_sequence() -> None:
     assert second.tokens == [[count_up((9,), 1)]]
     with pytest.raises(AssertionError):
         executor.run(plan([start(0, (9,))], [chunk(0, 0, 1)]))
+
+
+# -- several steps in flight ------------------------------------------------------------------------------------------
+
+
+def test_answers_are_those_of_the_plans_though_rows_have_moved_on() -> None:
+    executor = ScriptedExecutor(block_size=4, max_in_flight=2)
+    first = executor.launch(plan([start(0, (1, 2))], [chunk(0, 0, 2, num_new_blocks=1)]))
+    second = executor.launch(plan([], [chunk(0, 2, 1)]))
+    assert first.result().tokens == [[count_up((1, 2), 2)]]
+    assert second.result().tokens == [[count_up((1, 2), 3)]]
+    third = executor.launch(plan([start(0, (9,))], [chunk(0, 0, 1, num_new_blocks=1)]))
+    assert third.result().tokens == [[count_up((9,), 1)]]
+
+
+def test_nothing_is_drawn_before_it_is_asked_for() -> None:
+    drawn: list[int] = []
+
+    def script(_: tuple[int, ...], length: int) -> int:
+        drawn.append(length)
+        return length
+
+    executor = ScriptedExecutor(script, block_size=4, max_in_flight=2)
+    step = executor.launch(plan([start(0, (1, 2))], [chunk(0, 0, 2, num_new_blocks=1)]))
+    assert drawn == []
+    assert step.result() is step.result()
+    assert drawn == [2]
+
+
+def test_more_steps_than_may_be_in_flight_are_refused() -> None:
+    executor = ScriptedExecutor(block_size=4)
+    executor.launch(plan([start(0, (1, 2))], [chunk(0, 0, 2, num_new_blocks=1)]))
+    with pytest.raises(AssertionError, match="oldest"):
+        executor.launch(plan([], [chunk(0, 2, 1)]))
+
+
+def test_results_are_asked_for_in_the_order_of_the_launches() -> None:
+    executor = ScriptedExecutor(block_size=4, max_in_flight=2)
+    executor.launch(plan([start(0, (1, 2))], [chunk(0, 0, 2, num_new_blocks=1)]))
+    second = executor.launch(plan([], [chunk(0, 2, 1)]))
+    with pytest.raises(AssertionError, match="order"):
+        second.result()
+
+
+def test_a_row_in_flight_cannot_be_given_to_another_sequence() -> None:
+    executor = ScriptedExecutor(block_size=4, max_in_flight=2)
+    executor.launch(plan([start(0, (1, 2))], [chunk(0, 0, 2, num_new_blocks=1)]))
+    with pytest.raises(AssertionError, match="in flight"):
+        executor.launch(plan([start(0, (9,))], [chunk(0, 0, 1, num_new_blocks=1)]))
+
+
+def test_who_draws_several_tokens_has_one_step_in_flight() -> None:
+    with pytest.raises(AssertionError):
+        ScriptedExecutor(tokens_per_draw=2, max_in_flight=2)
+
+
+def test_an_executor_is_not_closed_with_a_step_in_flight() -> None:
+    executor = ScriptedExecutor(block_size=4)
+    step = executor.launch(plan([start(0, (1, 2))], [chunk(0, 0, 2, num_new_blocks=1)]))
+    with pytest.raises(AssertionError):
+        executor.close()
+    step.result()
+    executor.close()

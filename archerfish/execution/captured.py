@@ -1,0 +1,171 @@
+"""A model on a GPU: recorded once, captured into graphs for the shapes that steps have, replayed from then on.
+
+A step is few copies of what is new, and one replay. Its tokens are found on the device, and drawn there too where
+nothing about the draw needs the host: then the host need not wait, and reads them when it gets to it.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from archerfish.arch.arch import Arch
+from archerfish.execution.buckets import bucket
+from archerfish.execution.device_rows import DeviceRows
+from archerfish.execution.device_step import StepRoom, StepSize
+from archerfish.execution.inputs import Outline, no_chunks
+from archerfish.execution.passed import Passed
+from archerfish.execution.rows import Rows
+from archerfish.kvcache.storage import KVStorage
+from archerfish.models.decoder import Decoder
+from archerfish.ops.signatures import DrawRows
+from archerfish.ops.triton import steps
+from archerfish.ops.triton.draw import Kind, Scratch, draw_into, kind_of
+from archerfish.ops.triton.operations import TritonOps
+from archerfish.ops.triton.recording import RECORDED_ROWS, Program, Recording
+
+_MOST_CAPTURED = 512
+"""Tokens of a step. With more, launching takes less time than they do."""
+
+
+class Shape(NamedTuple):
+    """What steps that are run alike have in common."""
+
+    size: StepSize
+    is_decode: bool
+    """Every chunk is one token, and each is picked."""
+    has_large: bool
+    """Attention has large tiles."""
+    kind: Kind | None
+    """How tokens are drawn; None where that is left to the host."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ran:
+    """What a step leaves behind, good until the next."""
+
+    passed: Passed
+    results: Tensor | None
+    """[2, picked] int32: drawn tokens, and the bits of their peaks."""
+
+
+class _Graph(NamedTuple):
+    graph: torch.cuda.CUDAGraph
+    ran: Ran
+
+
+class CapturedModel:
+    def __init__(
+        self, model: Decoder, storage: KVStorage, ops: TritonOps, rows: DeviceRows, *, max_rows: int, max_num_seqs: int
+    ) -> None:
+        self.arch: Arch = model.arch
+        self._model = model
+        self._ops = ops
+        self._device = storage.device
+        self._program = _record(model, storage, ops)
+        self._room = StepRoom(self.arch, StepSize(bucket(max_rows), bucket(max_num_seqs)), rows, storage.device)
+        self._graphs: dict[Shape, _Graph | None] = {}
+        """None for shapes that were run once: the next time they are captured."""
+        self._pool: Any = None
+
+    def run(self, outline: Outline, rows: Rows) -> Passed:
+        """Good until the next step."""
+        assert rows is self._room.rows
+        passed = self._run(outline, None).passed
+        return Passed(passed.hidden[: int(outline.query_ends[-1])], passed.logits[: len(outline.sampling)])
+
+    def draw(self, outline: Outline, asked: DrawRows) -> Tensor:
+        """A step whose tokens are drawn and kept on the device: [2, picked] int32 of them and the bits of their peaks.
+
+        Good until the next step; nothing is waited for.
+        """
+        results = self._run(outline, asked).results
+        assert results is not None
+        return results
+
+    def logits(self, states: Tensor) -> Tensor:
+        return self._model.logits(states)
+
+    def close(self) -> None:
+        """It has no threads of its own."""
+        self._graphs.clear()
+
+    # -- how ----------------------------------------------------------------------------------------------------------
+
+    def _run(self, outline: Outline, asked: DrawRows | None) -> Ran:
+        units = self._room.units(outline)
+        has_large = any(len(found.large) for found in units.values())
+        shape = _shape(outline, asked, has_large=has_large)
+        self._room.send(shape.size, outline, units, asked)
+        if shape.size.num_tokens > _MOST_CAPTURED or self._device == "cpu":
+            return self._pass(shape)
+        if shape not in self._graphs:
+            # The first time everything is compiled, tried and remembered on the way, which a capture could not bear.
+            self._graphs[shape] = None
+            return self._pass(shape)
+        captured = self._graphs[shape]
+        if captured is None:
+            captured = self._graphs[shape] = self._capture(shape)
+        captured.graph.replay()
+        return captured.ran
+
+    def _capture(self, shape: Shape) -> _Graph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            ran = self._pass(shape)
+        self._pool = graph.pool()
+        return _Graph(graph, ran)
+
+    def _pass(self, shape: Shape) -> Ran:
+        room, size = self._room, shape.size
+        rows, told = room.rows, room.told(size)
+        num_groups = len(rows.device_tables)
+        tokens = torch.empty(size.num_tokens, dtype=torch.int32, device=self._device)
+        slots = torch.empty((num_groups, size.num_tokens), dtype=torch.int64, device=self._device)
+        steps.scatter(rows.memory, told.num_news, told.news)
+        steps.find_tokens(tokens, slots, rows.memory, rows.table_starts, told.rows, told.positions, rows.strides)
+        inputs = {
+            "tokens": tokens,
+            "positions": told.positions,
+            "picked": None if shape.is_decode else told.picked,
+            "chunks": room.attention(has_large=shape.has_large),
+            **{f"slots{group}": slots[group] for group in range(num_groups)},
+        }
+        hidden, logits = self._ops.run(self._program, inputs)
+        passed = Passed(hidden, logits)
+        if shape.kind is None:
+            return Ran(passed, None)
+        drawn = torch.empty(size.num_picked, dtype=torch.int64, device=self._device)
+        peaks = torch.empty(size.num_picked, dtype=torch.float32, device=self._device)
+        scratch = Scratch.room_for(len(logits), logits.shape[1], logits.device)
+        draw_into(drawn, peaks, logits, told.records, shape.kind, scratch)
+        results = torch.empty((2, size.num_picked), dtype=torch.int32, device=self._device)
+        steps.keep_tokens(results, rows.memory, drawn, peaks, told.drawn_rows, told.drawn_positions, rows.strides[0])
+        return Ran(passed, results)
+
+
+def _shape(outline: Outline, asked: DrawRows | None, *, has_large: bool) -> Shape:
+    num_tokens, num_picked = int(outline.query_ends[-1]), len(outline.sampling)
+    is_decode = num_tokens == num_picked
+    size = StepSize(bucket(num_tokens), bucket(num_tokens if is_decode else max(1, num_picked)))
+    return Shape(size, is_decode, has_large, None if asked is None else kind_of(asked))
+
+
+def _record(model: Decoder, storage: KVStorage, ops: TritonOps) -> Program:
+    tokens, positions, picked = (torch.empty(RECORDED_ROWS, dtype=torch.int32, device="meta") for _ in range(3))
+    chunks = no_chunks(len(storage.layout.windows))
+    inputs = {"tokens": tokens, "positions": positions, "picked": picked, "chunks": chunks}
+    inputs |= {f"slots{group}": slots for group, slots in enumerate(chunks.slots)}
+
+    def attend(layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+        if k is not None and v is not None:
+            storage.write(layer, k, v, chunks)
+        spec = model.arch.layers[layer].attention
+        return storage.attend(layer, q, chunks, spec.scale, spec.window, spec.softcap)
+
+    recording = Recording(inputs)
+    with ops.recording(recording), torch.inference_mode():
+        hidden = model(tokens, positions, attend)
+        logits = model.scored(ops.widen(model.head(ops.select(hidden, picked))))
+    return ops.finish(recording, [hidden, logits])

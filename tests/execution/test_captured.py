@@ -1,0 +1,125 @@
+"""A captured model gives the bits of the same kernels run one by one, and near enough the reference's numbers.
+
+On a GPU the same tests run compiled, and through graphs.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from archerfish.arch import Arch, ExpertsSpec, MlpSpec
+from archerfish.execution.captured import CapturedModel
+from archerfish.execution.device_rows import DeviceRows
+from archerfish.execution.eager import EagerModel
+from archerfish.execution.local import RunnableModel
+from archerfish.kvcache.layout import kv_layout
+from archerfish.kvcache.storage import KVStorage
+from archerfish.models.decoder import Decoder
+from archerfish.ops import Target, choose_ops, implementations, open_triton
+from archerfish.ops.triton.launch import INTERPRETED
+from archerfish.ops.triton.operations import TritonOps
+from archerfish.quant import WeightFormat
+from archerfish.weights.device_packing import DevicePacker
+from archerfish.weights.load import random_weights
+from tests.execution.small_models import ARCHS, BLOCK_SIZE, LENGTH, LONG, NUM_BLOCKS, SHORT, arch, layer, passes
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PLANS = SHORT if INTERPRETED else LONG
+DTYPE = torch.float16
+TARGET = Target(device=DEVICE, dtype="float16", head_dim=16, block_size=BLOCK_SIZE)
+EXPERTS = ExpertsSpec(num_experts=5, num_experts_per_token=2, size=32)
+MODELS = {
+    **ARCHS,
+    "experts": arch(replace(layer(), feed_forward=EXPERTS), layer()),
+    "norms after": arch(replace(layer(), norm_outputs=True), layer(), embedding_multiplier=4.0, logit_softcap=5.0),
+    "side by side": arch(replace(layer(), parallel=True, shared_input_norm=True), residual_multiplier=0.5),
+}
+
+
+def decoder(of: Arch, triton: TritonOps | None, weights: WeightFormat | None = None) -> Decoder:
+    ops = choose_ops(TARGET, implementations(None, triton)).ops
+    with torch.device(DEVICE if weights is None else "meta"):
+        model = Decoder(of, ops, LENGTH)
+    (model if weights is None else model.rotations).to(DEVICE)
+    model.requires_grad_(False)
+    if weights is None:
+        model.to(DTYPE)
+        for name, table in list(model.rotations.named_buffers()):
+            setattr(model.rotations, name, table.float())
+    random_weights(model, 0, None if weights is None else DevicePacker(model, weights), DEVICE)
+    return model
+
+
+def storage(model: Decoder, triton: TritonOps | None) -> KVStorage:
+    ops = choose_ops(TARGET, implementations(None, triton)).ops
+    return KVStorage(kv_layout(model.arch), NUM_BLOCKS, BLOCK_SIZE, DTYPE, DEVICE, ops)
+
+
+def rows_of(of: Arch) -> DeviceRows:
+    return DeviceRows(2, LENGTH, len(kv_layout(of).windows), BLOCK_SIZE, DEVICE)
+
+
+def captured(model: Decoder, triton: TritonOps, rows: DeviceRows) -> CapturedModel:
+    return CapturedModel(model, storage(model, triton), triton, rows, max_rows=LENGTH, max_num_seqs=2)
+
+
+def opened() -> TritonOps:
+    triton = open_triton(TARGET)
+    assert triton is not None
+    return triton
+
+
+@pytest.fixture(autouse=True)
+def default_dtype():
+    torch.set_default_dtype(DTYPE)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_it_has_the_bits_of_operations_run_one_by_one(name: str) -> None:
+    triton = opened()
+    model, rows = decoder(MODELS[name], triton), rows_of(MODELS[name])
+    eager: RunnableModel = EagerModel(model, storage(model, triton))
+    graphs = captured(model, triton, rows)
+    wanted, found = passes(eager, rows_of(MODELS[name]), PLANS), passes(graphs, rows, PLANS)
+    for one, other in zip(wanted, found, strict=True):
+        assert one.hidden.isfinite().all() and one.hidden.float().std() > 0.1
+        assert torch.equal(other.hidden, one.hidden)
+        assert torch.equal(other.logits, one.logits)
+    if DEVICE == "cuda":  # The same steps twice more: captured, then replayed.
+        for _ in range(2):
+            for one, other in zip(wanted, passes(graphs, rows, PLANS), strict=True):
+                assert torch.equal(other.logits, one.logits)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_it_is_near_the_reference(name: str) -> None:
+    triton, rows = opened(), rows_of(MODELS[name])
+    model, plain = decoder(MODELS[name], triton), decoder(MODELS[name], None)
+    found = passes(captured(model, triton, rows), rows, PLANS)
+    wanted = passes(EagerModel(plain, storage(plain, None)), rows_of(MODELS[name]), PLANS)
+    for one, other in zip(wanted, found, strict=True):
+        torch.testing.assert_close(other.logits, one.logits, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("name", ["int8", "w8a8", "int4", "fp8"])
+def test_weights_of_few_bits_are_near_the_full_ones(name: str) -> None:
+    wide = replace(layer(), feed_forward=MlpSpec(size=64))
+    of = replace(arch(wide, wide), hidden_size=64)
+    triton, rows = opened(), rows_of(of)
+    model, full = decoder(of, triton, WeightFormat(name=name, group=32)), decoder(of, triton)
+    found = passes(captured(model, triton, rows), rows, PLANS)
+    wanted = passes(EagerModel(full, storage(full, triton)), rows_of(of), PLANS)
+    for one, other in zip(wanted, found, strict=True):
+        distance = (other.hidden - one.hidden).float().square().mean().sqrt() / one.hidden.float().std()
+        assert 0.001 < distance < (0.5 if name == "int4" else 0.15)
+
+
+def test_it_joins_what_one_kernel_can_do() -> None:
+    triton = opened()
+    model = decoder(MODELS["rotated"], triton)
+    lines = [line.operation for line in captured(model, triton, rows_of(model.arch))._program.lines]
+    layer_lines = ["linear", "place", "attend", "linear_add_norm", "gated_linear", "linear_add_norm"]
+    assert lines == ["embed", "rms_norm", *layer_lines, *layer_lines, "select", "wide_linear"]
