@@ -65,7 +65,7 @@ def resolve(config: EngineConfig, facts: Facts) -> ResolvedConfig:
         "dtype": dtype,
         "kv_cache_dtype": dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         "max_model_len": _max_model_len(config, facts),
-        "quantization_rounding": _rounding(config, facts),
+        "quantization_rounding": _rounding(config, facts, on_cpu=on_cpu),
     }
     given = {f.name: getattr(config, f.name) for f in fields(ResolvedConfig)}
     # Only None stands for the default: a 0 is a value, to be refused where it cannot work.
@@ -104,11 +104,16 @@ def _dtype(config: EngineConfig, facts: Facts, *, on_cpu: bool) -> str:
     return "float32" if on_cpu and dtype == "float16" else dtype
 
 
-def _rounding(config: EngineConfig, facts: Facts) -> Rounding:
+def _rounding(config: EngineConfig, facts: Facts, *, on_cpu: bool) -> Rounding:
     if config.quantization != "int4":
         if config.quantization_rounding != "auto":
             rounding, kind = flag_name("quantization_rounding"), flag_name("quantization")
             raise ConfigError(f"{rounding} belongs to {kind} int4, not to {config.quantization}")
+        return "nearest"
+    if not on_cpu:
+        if config.quantization_rounding == "calibrated":
+            rounding, device = flag_name("quantization_rounding"), flag_name("device")
+            raise ConfigError(f"{rounding} calibrated needs a CPU; use {rounding} nearest, or {device} cpu")
         return "nearest"
     if config.quantization_rounding != "auto":
         return config.quantization_rounding

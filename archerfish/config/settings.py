@@ -10,10 +10,10 @@ from typing import Any, Literal
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
 Device = Literal["auto", "cpu", "cuda"]
-Quantization = Literal["none", "int8", "w8a8", "int4"]
-KvCacheDtype = Literal["auto", "float32", "bfloat16", "int8"]
+Quantization = Literal["none", "int8", "w8a8", "int4", "fp8"]
+KvCacheDtype = Literal["auto", "float32", "bfloat16", "int8", "fp8"]
 Rounding = Literal["auto", "nearest", "calibrated"]
-Kernels = Literal["auto", "amx", "avx512", "avx2", "reference"]
+Kernels = Literal["auto", "triton", "amx", "avx512", "avx2", "reference"]
 Batching = Literal["continuous", "dynamic", "static"]
 
 
@@ -37,7 +37,8 @@ as the model: speed can be measured without weights."""
     """Number format of weights and activations; auto takes the checkpoint's, and float32 for float16 on a CPU."""
     quantization: Quantization = "none"
     """Format of the weights while the model runs, made when it is loaded. Lossy, all but none: int8 keeps a scale for \
-each output, and activations in groups; w8a8 has one scale for a token's activations; int4 has groups of weights."""
+each output, and activations in groups; w8a8 has one scale for a token's activations; int4 has groups of weights; fp8 \
+is w8a8 in eight-bit floats, for GPUs."""
     quantization_group: int = 64
     """With int4: weights that share a scale, 32, 64 or 128. Fewer are nearer to the original, and take more memory."""
     quantization_zero_points: bool = False
@@ -57,8 +58,8 @@ models of up to 200 million parameters."""
     threads: int | None = None
     """CPU threads; by default every core this process may use."""
     kernels: Kernels = "auto"
-    """Which implementation runs the model on a CPU; auto takes the fastest that model and machine allow, reference is \
-plain torch."""
+    """Which implementation runs the model; auto takes the fastest that model and machine allow: triton on a GPU, the \
+native ones for amx, avx512 or avx2 on a CPU. reference is plain torch."""
     block_size: int = 16
     """Tokens in one block of the KV cache."""
     enable_prefix_caching: bool = True
@@ -67,7 +68,7 @@ plain torch."""
     """Share of the device's free memory (main memory on a CPU) to fill; by default 0.9 on a GPU, 0.5 on a CPU."""
     kv_cache_dtype: KvCacheDtype = "auto"
     """Number format of keys and values in the cache; auto takes the model's own. Lossy, where it is smaller: int8 \
-keeps a scale for each head and token."""
+keeps a scale for each head and token, fp8 is for GPUs and has none."""
     kv_cache_memory_bytes: int | None = None
     """Size of the KV cache, instead of what memory utilization leaves. Accepts 2G, 512M."""
     max_num_seqs: int | None = None

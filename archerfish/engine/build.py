@@ -17,21 +17,18 @@ from archerfish.config.settings import EngineConfig
 from archerfish.console import ProgressBar, logger
 from archerfish.engine.engine import Engine
 from archerfish.engine.intake import Intake
+from archerfish.engine.kernels import Kernels, build_executor, choose_kernels, model_target
 from archerfish.engine.self_written import calibration_texts
-from archerfish.errors import ConfigError, InvalidParameter, ModelError
-from archerfish.execution.eager import EagerModel
+from archerfish.errors import InvalidParameter, ModelError
 from archerfish.execution.executor import Executor
-from archerfish.execution.local import LocalExecutor
 from archerfish.execution.memory import CacheSize, Memory
-from archerfish.execution.recorded import RecordedModel
 from archerfish.kvcache.layout import KVLayout, kv_layout
 from archerfish.kvcache.storage import KVStorage
 from archerfish.kvcache.tables import KVTables
 from archerfish.machine import available_memory, give_back_memory, num_usable_cores
 from archerfish.models.decoder import Decoder
 from archerfish.models.families import Family, Fields, find_family
-from archerfish.ops import Ops, Target, choose_ops, implementations, open_native, torch_dtype, why_not_native
-from archerfish.ops.cpu.native import NativeOps
+from archerfish.ops import choose_ops, torch_dtype
 from archerfish.quant import KvFormat, WeightFormat
 from archerfish.request import SamplingParams
 from archerfish.sampling.compiled import CompiledForms
@@ -40,6 +37,7 @@ from archerfish.scheduling.policy import batching_policy
 from archerfish.scheduling.scheduler import Limits, Scheduler
 from archerfish.tokenizer import Tokenizer
 from archerfish.weights.calibration import CalibratedPacker
+from archerfish.weights.device_packing import DevicePacker
 from archerfish.weights.load import Keep, load_weights, random_weights
 from archerfish.weights.locate import locate, locate_config, read_config, read_json
 from archerfish.weights.packing import ROUTER_BYTES, Packer
@@ -101,10 +99,9 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
     tokenizer_directory = _tokenizer_directory(config, checkpoint)
     tokenizer = None if tokenizer_directory is None else Tokenizer.load(tokenizer_directory)
     eos_token_ids = _eos_token_ids(checkpoint, tokenizer)
-    native = _native(checkpoint, resolved)
+    kernels = choose_kernels(checkpoint.arch, resolved)
     # Beside native threads torch's would only have to be woken for what little it still does.
-    torch.set_num_threads(resolved.threads if native is None else 1)
-    ops, _ = choose_ops(_target(checkpoint, resolved), implementations(native))
+    torch.set_num_threads(resolved.threads if kernels.native is None else 1)
     dtype, weights = torch_dtype(resolved.dtype), _weight_format(resolved)
     bytes_per_weight = _bytes_per_weight(checkpoint.arch, weights, dtype.itemsize)
     layout, kv_format = kv_layout(checkpoint.arch), KvFormat(resolved.kv_cache_dtype, resolved.dtype)
@@ -116,20 +113,17 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
         dtype.itemsize,
         bytes_per_kv_value=bytes_per_kv_value,
         bytes_per_weight=bytes_per_weight,
-        bytes_per_activation=dtype.itemsize if native is None else 4,  # Native operations compute in float32.
+        bytes_per_activation=dtype.itemsize if kernels.native is None else 4,  # Native operations compute in float32.
     )
     cache_size = memory.size_cache(resolved)
     texts = calibration_texts(config, resolved, build)
-    decoder = _model(checkpoint, resolved, ops, on_progress, packed=native is not None, texts=texts)
+    decoder = _model(checkpoint, resolved, kernels, on_progress, texts)
     give_back_memory()
     kv_dtype = torch_dtype(resolved.kv_cache_dtype)
-    storage = KVStorage(layout, cache_size.num_blocks, resolved.block_size, kv_dtype, resolved.device, ops)
-    model = _runnable(decoder, storage, native, resolved)
+    storage = KVStorage(layout, cache_size.num_blocks, resolved.block_size, kv_dtype, resolved.device, kernels.ops)
     forms = None if tokenizer is None else CompiledForms(tokenizer, checkpoint.arch.vocab_size, eos_token_ids)
     grammars = None if forms is None else Grammars(forms)
-    executor = LocalExecutor(
-        model, storage, resolved.max_num_seqs, resolved.max_model_len, resolved.device, ops.draw, grammars
-    )
+    executor = build_executor(kernels, decoder, storage, resolved, grammars)
     scheduler = _scheduler(resolved, layout, cache_size, eos_token_ids)
     logger.info("%s, %s", cache_size, kv_format)
     return Assembly(
@@ -164,7 +158,8 @@ def load_decoder(config: EngineConfig) -> Decoder:
     checkpoint = _read(config)
     resolved = resolve(config, _facts(checkpoint))
     torch.set_num_threads(resolved.threads)
-    return _model(checkpoint, resolved, choose_ops(_target(checkpoint, resolved)).ops, lambda _: None, packed=False)
+    plain = Kernels(choose_ops(model_target(checkpoint.arch, resolved)).ops, None, None)
+    return _model(checkpoint, resolved, plain, lambda _: None)
 
 
 def _read(config: EngineConfig) -> _Checkpoint:
@@ -212,35 +207,6 @@ def _intake(checkpoint: _Checkpoint, config: ResolvedConfig, tokenizer: Tokenize
     return Intake(tokenizer, arch.vocab_size, config.max_model_len, time.monotonic, longest)
 
 
-def _target(checkpoint: _Checkpoint, config: ResolvedConfig) -> Target:
-    return Target.of_model(
-        checkpoint.arch,
-        device=config.device,
-        dtype=config.dtype,
-        block_size=config.block_size,
-        threads=config.threads,
-    )
-
-
-def _native(checkpoint: _Checkpoint, config: ResolvedConfig) -> NativeOps | None:
-    """The native operations, unless the model, the machine or the user wants none."""
-    wanted = config.kernels
-    why_not = "--kernels reference was given"
-    native = None
-    if wanted != "reference":
-        target, kernels = _target(checkpoint, config), None if wanted == "auto" else wanted
-        why_not = why_not_native(target, kernels) or ""
-        native = open_native(target, kernels)
-    if native is None and wanted not in ("auto", "reference"):
-        raise ConfigError(f"--kernels {wanted}: {why_not}; use --kernels auto")
-    if native is None and config.quantization != "none":
-        raise ConfigError(
-            f"--quantization {config.quantization} needs the native kernels, which cannot run: {why_not}; "
-            "use --quantization none"
-        )
-    return native
-
-
 def _weight_format(config: ResolvedConfig) -> WeightFormat:
     return WeightFormat(
         name=config.quantization,
@@ -259,16 +225,6 @@ def _bytes_per_weight(arch: Arch, weights: WeightFormat, full: int) -> float:
     return (in_layers + in_routers + weights.of_vocabulary.bytes_per_weight(full) * words) / total
 
 
-def _runnable(
-    model: Decoder, storage: KVStorage, native: NativeOps | None, config: ResolvedConfig
-) -> EagerModel | RecordedModel:
-    if native is None:
-        return EagerModel(model, storage)
-    return RecordedModel(
-        model, storage, native, max_rows=config.max_num_batched_tokens, max_num_seqs=config.max_num_seqs
-    )
-
-
 def _free_memory(device: str) -> int:
     if device == "cuda":
         free, _ = torch.cuda.mem_get_info()
@@ -279,29 +235,30 @@ def _free_memory(device: str) -> int:
 def _model(
     checkpoint: _Checkpoint,
     config: ResolvedConfig,
-    ops: Ops,
+    kernels: Kernels,
     on_progress: OnProgress,
-    *,
-    packed: bool,
     texts: Tensor | None = None,
 ) -> Decoder:
-    """Packed: with weights in their run-time format, of which no more than a layer is ever there in full.
+    """With weights in their run-time format. Where that is not the file's, no more than a layer is there in full.
 
     With texts, weights are calibrated on them.
     """
-    device = "meta" if packed else config.device
-    with _default_dtype(torch_dtype(config.dtype)), torch.device(device):
-        model = Decoder(checkpoint.arch, ops, config.max_model_len)
+    is_rounded = kernels.triton is not None and config.quantization != "none"
+    packed = kernels.native is not None or is_rounded
+    with _default_dtype(torch_dtype(config.dtype)), torch.device("meta" if packed else config.device):
+        model = Decoder(checkpoint.arch, kernels.ops, config.max_model_len)
     model.requires_grad_(False).eval()
-    if not packed:
-        model.to(config.device)
-    keep: Keep | None = Packer(model, _weight_format(config)) if packed else None
+    (model.rotations if packed else model).to(config.device)
+    keep: Keep | None = None
+    if packed:
+        packer = DevicePacker if is_rounded else Packer
+        keep = packer(model, _weight_format(config))
     if texts is not None:
         keep = CalibratedPacker(model, _weight_format(config), texts)
     number = config.dtype if config.quantization == "none" else str(_weight_format(config))
     size = f"{num_parameters(checkpoint.arch) / 1e6:,.1f}M parameters, {number} on {config.device}"
     if config.load_format == "dummy":
-        random_weights(model, config.seed, keep)
+        random_weights(model, config.seed, keep, config.device)
         logger.info("%s: %s, random weights", checkpoint.directory.name, size)
     else:
         total = sum(parameter.nbytes for parameter in model.parameters())
@@ -311,7 +268,7 @@ def _model(
                 bar.update(num_bytes)
                 on_progress(num_bytes / total)
 
-            load_weights(model, checkpoint.family, checkpoint.directory, tell, keep)
+            load_weights(model, checkpoint.family, checkpoint.directory, tell, keep, config.device)
         logger.info("%s: %s", checkpoint.directory.name, size)
     return model
 

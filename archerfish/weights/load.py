@@ -24,11 +24,19 @@ _NOISE_LENGTH = 1_048_573
 """A prime: rows of any width begin at another place of the noise, so no two of a matrix are alike."""
 
 
-def load_weights(model: Decoder, family: Family, directory: Path, progress: Progress, keep: Keep | None = None) -> None:
+def load_weights(
+    model: Decoder,
+    family: Family,
+    directory: Path,
+    progress: Progress,
+    keep: Keep | None = None,
+    device: str = "cpu",
+) -> None:
     """Fill every parameter from the directory's safetensors, or raise a CheckpointError that names what is wrong.
 
     Everything is checked against the files' headers before the first byte is copied. A model without memory of its own
-    (on torch's meta device) needs `keep`, and no more than one parameter is in memory beside what that makes of it.
+    (on torch's meta device) needs `keep`: no more than one parameter is then in memory, on the device that is named,
+    beside what that makes of it.
     """
     places = list(family.places(model.arch))
     with Checkpoint(directory, family.renames) as checkpoint:
@@ -38,7 +46,7 @@ def load_weights(model: Decoder, family: Family, directory: Path, progress: Prog
         done = 0
         with torch.no_grad():
             for name, parts in _by_target(places).items():
-                target = _room(parameters[name])
+                target = _room(parameters[name], device)
                 for place in parts:
                     part = _part(target, place)
                     part.copy_(_stored(checkpoint, place))
@@ -48,19 +56,19 @@ def load_weights(model: Decoder, family: Family, directory: Path, progress: Prog
                     keep(name, target)
 
 
-def random_weights(model: Decoder, seed: int, keep: Keep | None = None) -> None:
+def random_weights(model: Decoder, seed: int, keep: Keep | None = None, device: str = "cpu") -> None:
     """Random numbers that keep activations near 1 through any depth; norms as a freshly made model has them.
 
     One stretch of noise is laid out again and again, because drawing billions of numbers takes minutes.
     """
     table = model.embedding.weight
-    device = "cpu" if table.is_meta else table.device
-    noise = torch.empty(_NOISE_LENGTH, dtype=table.dtype, device=device)
-    noise.normal_(generator=torch.Generator(device=device).manual_seed(seed))
+    where = torch.device(device) if table.is_meta else table.device
+    noise = torch.empty(_NOISE_LENGTH, dtype=table.dtype, device=where)
+    noise.normal_(generator=torch.Generator(device=where).manual_seed(seed))
     noise, first = noise.repeat(2), 0
     with torch.no_grad():
         for name, parameter in list(model.named_parameters()):
-            target = _room(parameter)
+            target = _room(parameter, device)
             if target.dim() > 1:
                 # Going on where the last one ended makes no two layers alike.
                 period = noise[first : first + _NOISE_LENGTH]
@@ -79,9 +87,11 @@ def _unit(model: Decoder, name: str) -> float:
     return 1.0 - module.spec.weight_offset if isinstance(module, Norm) and field == "weight" else 0.0
 
 
-def _room(parameter: Tensor) -> Tensor:
+def _room(parameter: Tensor, device: str) -> Tensor:
     """The parameter itself, or memory for its numbers where it has none."""
-    return torch.empty(parameter.shape, dtype=parameter.dtype) if parameter.is_meta else parameter.data
+    if parameter.is_meta:
+        return torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+    return parameter.data
 
 
 def _by_target(places: list[Placement]) -> dict[str, list[Placement]]:

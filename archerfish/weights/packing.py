@@ -1,6 +1,7 @@
 """Puts weights into a model as native kernels want them: matrices packed in their run-time format, the rest float32."""
 
 from collections import defaultdict
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -14,6 +15,26 @@ ROUTER_BYTES = 4
 """Of a number that chooses experts, where other matrices are rounded: it stays float32."""
 
 
+class Holders:
+    """Who holds each parameter of a model, by its name. A tied head is held twice."""
+
+    def __init__(self, model: Decoder) -> None:
+        by_parameter: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
+        for module in model.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                by_parameter[id(parameter)].append((module, name))
+        self._places = {name: by_parameter[id(parameter)] for name, parameter in model.named_parameters()}
+
+    def modules(self, name: str) -> list[nn.Module]:
+        return [module for module, _ in self._places[name]]
+
+    def put(self, name: str, kept: Any) -> None:
+        """In place of the parameter."""
+        for module, field in self._places[name]:
+            delattr(module, field)
+            setattr(module, field, kept)
+
+
 class Packer:
     """Takes each parameter once it is filled, so that no more than one of them is there in full."""
 
@@ -21,22 +42,15 @@ class Packer:
         self._model = model
         self._format = weight_format
         self._shelf = Shelf()
-        by_parameter: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
-        for module in model.modules():
-            for name, parameter in module.named_parameters(recurse=False):
-                by_parameter[id(parameter)].append((module, name))
-        self._holders = {name: by_parameter[id(parameter)] for name, parameter in model.named_parameters()}
-        """By the parameter's name: a tied head is held twice."""
+        self._holders = Holders(model)
         self._routers = [module.router for module in model.modules() if isinstance(module, Experts)]
 
     def __call__(self, name: str, tensor: Tensor, inputs: InputStatistics | None = None) -> None:
         """What a matrix's inputs did matters where its format is calibrated."""
-        kept = self._kept([module for module, _ in self._holders[name]], tensor, inputs)
+        kept = self._kept(self._holders.modules(name), tensor, inputs)
         if not isinstance(kept, nn.Parameter):
             kept = kept.moved(self._shelf.keep(kept.data))
-        for module, field in self._holders[name]:
-            delattr(module, field)
-            setattr(module, field, kept)
+        self._holders.put(name, kept)
 
     def _kept(
         self, modules: list[nn.Module], tensor: Tensor, inputs: InputStatistics | None

@@ -321,16 +321,16 @@ def test_class_priority_and_salt_reach_every_call(llm: LLM) -> None:
 def test_an_interrupt_waits_for_the_step_to_be_whole(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = tokens(llm.generate(TEXT, GREEDY)[0])
     executor = llm.assembly.engine._executor
-    run = executor.run
+    launch = executor.launch
     steps = []
 
     def interrupted(plan: Any) -> Any:
         steps.append(plan)
         if len(steps) == 3:
             signal.raise_signal(signal.SIGINT)
-        return run(plan)
+        return launch(plan)
 
-    monkeypatch.setattr(executor, "run", interrupted)
+    monkeypatch.setattr(executor, "launch", interrupted)
     with pytest.raises(KeyboardInterrupt):
         llm.generate([TEXT, TEXT], GREEDY)
     assert len(steps) == 3 and not llm.assembly.engine.has_work

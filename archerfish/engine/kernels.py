@@ -1,0 +1,119 @@
+"""Which kernels run a model, and the executor that is built on them."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from archerfish.arch.arch import Arch, ExpertsSpec
+from archerfish.config.resolve import ResolvedConfig
+from archerfish.console import logger
+from archerfish.errors import ConfigError
+from archerfish.execution.eager import EagerModel
+from archerfish.execution.executor import Executor
+from archerfish.execution.local import LocalExecutor, RunnableModel
+from archerfish.execution.recorded import RecordedModel
+from archerfish.execution.rows import Rows
+from archerfish.kvcache.storage import KVStorage
+from archerfish.models.decoder import Decoder
+from archerfish.ops import (
+    Ops,
+    Target,
+    choose_ops,
+    implementations,
+    open_native,
+    open_triton,
+    why_not_native,
+    why_not_triton,
+)
+from archerfish.ops.cpu.native import NativeOps
+from archerfish.sampling.grammar import Grammars
+
+if TYPE_CHECKING:
+    from archerfish.ops.triton.operations import TritonOps
+
+_OF_A_GPU = ("fp8",)
+"""Formats that only a GPU's kernels know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Native ones, Triton's, or neither: then all operations are plain torch."""
+
+    ops: Ops
+    native: NativeOps | None
+    triton: "TritonOps | None"
+
+
+def choose_kernels(arch: Arch, config: ResolvedConfig) -> Kernels:
+    """The fastest that the model, the machine and the user allow, or a ConfigError that says which setting does not."""
+    target = model_target(arch, config)
+    native = triton = None
+    if config.kernels == "reference":
+        why_not = "--kernels reference was given"
+    elif config.device == "cpu" and config.kernels != "triton":
+        kernels = None if config.kernels == "auto" else config.kernels
+        why_not = why_not_native(target, kernels) or ""
+        native = open_native(target, kernels)
+    elif config.kernels in ("auto", "triton"):
+        why_not = why_not_triton(target) or ""
+        triton = open_triton(target)
+    else:
+        why_not = f"it is for a CPU, and the model runs on {config.device}"
+    is_fast = native is not None or triton is not None
+    if not is_fast and config.kernels == "auto":
+        logger.info("plain torch runs this model, because faster kernels cannot: %s", why_not)
+    if not is_fast and config.kernels not in ("auto", "reference"):
+        raise ConfigError(f"--kernels {config.kernels}: {why_not}; use --kernels auto")
+    if not is_fast and config.quantization != "none":
+        raise ConfigError(
+            f"--quantization {config.quantization} needs fast kernels, which cannot run: {why_not}; "
+            "use --quantization none"
+        )
+    _check_formats(config, on_gpu=triton is not None, on_cpu=native is not None)
+    has_experts = any(isinstance(layer.feed_forward, ExpertsSpec) for layer in arch.layers)
+    if triton is not None and has_experts and config.quantization != "none":
+        raise ConfigError(
+            f"--quantization {config.quantization}: experts are not quantized on a GPU; use --quantization none"
+        )
+    ops, _ = choose_ops(target, implementations(native, triton))
+    return Kernels(ops, native, triton)
+
+
+def model_target(arch: Arch, config: ResolvedConfig) -> Target:
+    return Target.of_model(
+        arch, device=config.device, dtype=config.dtype, block_size=config.block_size, threads=config.threads
+    )
+
+
+def _check_formats(config: ResolvedConfig, *, on_gpu: bool, on_cpu: bool) -> None:
+    if on_cpu and config.quantization in _OF_A_GPU:
+        raise ConfigError(f"--quantization {config.quantization} is for a GPU; on a CPU use --quantization int8")
+    if on_cpu and config.kv_cache_dtype in _OF_A_GPU:
+        raise ConfigError(f"--kv-cache-dtype {config.kv_cache_dtype} is for a GPU; on a CPU use --kv-cache-dtype int8")
+    if on_gpu and config.kv_cache_dtype not in (config.dtype, *_OF_A_GPU):
+        raise ConfigError(
+            f"--kv-cache-dtype {config.kv_cache_dtype} is not for a model of {config.dtype} on a GPU; "
+            "use --kv-cache-dtype auto or fp8"
+        )
+
+
+def build_executor(
+    kernels: Kernels, model: Decoder, storage: KVStorage, config: ResolvedConfig, grammars: Grammars | None
+) -> Executor:
+    """What runs the model: captured on a GPU, recorded for native kernels, else operation by operation."""
+    size = (config.max_num_seqs, config.max_model_len, len(storage.layout.windows), storage.block_size)
+    most = {"max_rows": config.max_num_batched_tokens, "max_num_seqs": config.max_num_seqs}
+    draw = kernels.ops.draw
+    if kernels.triton is not None:
+        # Triton takes its time, and may not be there.
+        from archerfish.execution.captured import CapturedModel
+        from archerfish.execution.device import DeviceExecutor
+        from archerfish.execution.device_rows import DeviceRows
+
+        device_rows = DeviceRows(*size, config.device)
+        captured = CapturedModel(model, storage, kernels.triton, device_rows, **most)
+        local = LocalExecutor(captured, storage, device_rows, config.device, draw, grammars)
+        return DeviceExecutor(local, captured, device_rows)
+    runnable: RunnableModel = EagerModel(model, storage)
+    if kernels.native is not None:
+        runnable = RecordedModel(model, storage, kernels.native, **most)
+    return LocalExecutor(runnable, storage, Rows(*size), config.device, draw, grammars)

@@ -1,0 +1,29 @@
+"""Puts weights into a model as a GPU's kernels want them: matrices in their run-time format, the rest as it is."""
+
+from torch import Tensor, nn
+
+from archerfish.models.decoder import Decoder
+from archerfish.models.layers import Embedding, Linear
+from archerfish.quant import WeightFormat
+from archerfish.quant.device import device_weight
+from archerfish.weights.packing import Holders
+
+
+class DevicePacker:
+    """Takes each parameter once it is filled, on its device, so that no more than one of them is there in full."""
+
+    def __init__(self, model: Decoder, weight_format: WeightFormat) -> None:
+        assert weight_format.is_lossy
+        self._model = model
+        self._format = weight_format
+        self._holders = Holders(model)
+
+    def __call__(self, name: str, tensor: Tensor) -> None:
+        modules = self._holders.modules(name)
+        is_matrix = tensor.dim() > 1 and any(isinstance(module, (Linear, Embedding)) for module in modules)
+        # Positions are few, and looked up by rows that no kernel here unpacks.
+        if not is_matrix or self._model.positions in modules:
+            self._holders.put(name, nn.Parameter(tensor, requires_grad=False))
+            return
+        is_vocabulary = self._model.embedding in modules or self._model.head in modules
+        self._holders.put(name, device_weight(tensor, self._format.of_vocabulary if is_vocabulary else self._format))

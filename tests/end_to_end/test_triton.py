@@ -1,0 +1,107 @@
+"""Whole models by Triton kernels: the reference's answers, and one answer however they are run.
+
+Without a GPU a tiny model is run by Triton's interpreter; with one, perch, compiled and through graphs.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from archerfish import LLM, SamplingParams
+from archerfish.errors import ConfigError
+from archerfish.ops.triton.launch import INTERPRETED
+from tests.checkpoints import CONFIG
+from tests.end_to_end import bits
+
+PROMPTS = [
+    "Once upon a time",
+    "April is the fourth month of the year. " * 12,
+    "The fox ran into the forest. The hunter sat under an old oak tree. Then the rain came. Who ran?",
+    *(f"Story number {number}: there was a" for number in range(40)),
+]
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> dict[str, Any]:
+    """Settings of a model with random weights."""
+    path = tmp_path / "tiny.json"
+    path.write_text(json.dumps({**CONFIG, "head_dim": 16}))
+    return {
+        "model": str(path),
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "device": "cpu",
+        "dtype": "float16",
+        "max_model_len": 64,
+        "max_num_seqs": 2,
+    }
+
+
+def tokens(llm: LLM, prompts: list[Any], **params: Any) -> list[tuple[int, ...]]:
+    asked = SamplingParams(**{"temperature": 0.0, "max_tokens": 3, "ignore_eos": True, **params})
+    return [tuple(output.outputs[0].token_ids) for output in llm.generate(prompts, asked, progress=False)]
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="perch is tried instead")
+def test_a_tiny_model_writes_what_the_reference_writes(tiny: dict[str, Any]) -> None:
+    prompts = [[5, 6, 7, 8, 9], [11, 12, 13]]
+    told = {}
+    for kernels in ("reference", "triton"):
+        with LLM(**tiny, kernels=kernels) as llm:
+            told[kernels] = tokens(llm, prompts)
+            if kernels == "triton":
+                # What the host has a say in takes another way through the executor, and the same numbers.
+                assert tokens(llm, prompts, logprobs=1, max_tokens=2) == [one[:2] for one in told[kernels]]
+                assert tokens(llm, prompts[1:], repetition_penalty=1.0001, max_tokens=1) == [told[kernels][1][:1]]
+    assert told["triton"] == told["reference"]
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="kernels for a GPU are asked to run on a CPU")
+def test_what_a_gpu_cannot_do_is_refused_by_name(tiny: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="--quantization fp8 is for a GPU"):
+        LLM(**{**tiny, "dtype": "float32"}, quantization="fp8")
+    with pytest.raises(ConfigError, match="--kernels triton: heads of 8"):
+        LLM(**tiny, kernels="triton", hf_overrides={"head_dim": 8})
+    with pytest.raises(ConfigError, match="--kv-cache-dtype int8 is not for"):
+        LLM(**tiny, kernels="triton", kv_cache_dtype="int8")
+
+
+@needs_gpu
+def test_one_answer_however_it_is_run() -> None:
+    with LLM(enable_prefix_caching=False) as llm:
+        together = tokens(llm, PROMPTS, max_tokens=24)
+        assert [tokens(llm, [prompt], max_tokens=24)[0] for prompt in PROMPTS[:12]] == together[:12]
+        seeded: dict[str, Any] = {"temperature": 0.9, "seed": 3, "top_p": 0.9, "max_tokens": 24}
+        drawn = tokens(llm, PROMPTS, **seeded)
+        assert tokens(llm, PROMPTS[2:5], **seeded) == drawn[2:5]
+        assert tokens(llm, PROMPTS, **seeded, logprobs=2) == drawn, "read by the host at every step"
+        asked = SamplingParams(temperature=0.0, max_tokens=12, logprobs=2)
+        told = bits.answers(llm, PROMPTS[:6], asked)
+        assert [bits.answers(llm, [prompt], asked)[0] for prompt in PROMPTS[:6]] == told, "to the last bit"
+    with LLM() as llm:
+        assert tokens(llm, PROMPTS, max_tokens=24) == together, "with a cold cache"
+        assert tokens(llm, PROMPTS, max_tokens=24) == together, "with a warm one"
+    with LLM(max_num_batched_tokens=64, max_num_seqs=16) as llm:
+        assert tokens(llm, PROMPTS, max_tokens=24) == together, "in chunks of 64"
+    with LLM(kv_cache_memory_bytes=8_000_000, max_model_len=512, max_num_seqs=16) as llm:
+        assert tokens(llm, PROMPTS, max_tokens=24) == together, "with preemptions"
+
+
+@needs_gpu
+def test_perch_chooses_as_the_cpu_does_in_float32_but_for_near_ties() -> None:
+    asked = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=2)
+    with LLM(device="cpu", dtype="float32") as llm:
+        exact = llm.generate(PROMPTS, asked, progress=False)
+    with LLM() as llm:
+        found = llm.generate(PROMPTS, asked, progress=False)
+    for one, other in zip(exact, found, strict=True):
+        pairs = zip(one.outputs[0].token_ids, other.outputs[0].token_ids, one.outputs[0].logprobs or (), strict=True)
+        for token, chosen, told in pairs:
+            if token != chosen:
+                first, second, *_ = sorted((likely.logprob for likely in told.values()), reverse=True)
+                assert first - second < 0.1, "not a near-tie"
+                break  # From here on the texts differ.
