@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/.installed
 # A directory or hub name; without one, the default model in the box.
 MODEL ?=
 
-.PHONY: run test check bench sanitize clean
+.PHONY: run test test-gpu check bench bench-gpu sanitize clean
 
 run: $(INSTALLED)
 	$(BIN)/archerfish serve $(MODEL)
@@ -27,6 +27,15 @@ sanitize: $(INSTALLED)
 	NATIVE_ARCHERFISH=$(CURDIR)/build/sanitize/_kernels.so ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	$(BIN)/python -m pytest -n auto tests/ops/cpu
+
+# On a machine with a GPU, with whatever Python has torch there: kernels' tests compiled instead of interpreted, models
+# through graphs; and the table of speeds, also as JSON. Neither installs anything.
+GPU_PYTHON ?= python3
+test-gpu:
+	$(GPU_PYTHON) -m pytest tests/ops/triton tests/execution/test_captured.py tests/end_to_end/test_triton.py
+
+bench-gpu:
+	$(GPU_PYTHON) benchmarks/gpu/run.py
 
 bench: $(INSTALLED)
 	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
