@@ -128,5 +128,5 @@ def test_int8_leaves_room_for_nearly_twice_as_many_tokens_and_reads_nearly_half_
 
 
 def test_other_formats_are_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="'fp8' is not one of auto, float32, bfloat16, int8"):
-        LLM(kv_cache_dtype="fp8")
+    with pytest.raises(ConfigError, match="'fp4' is not one of auto, float32, bfloat16, int8, fp8"):
+        LLM(kv_cache_dtype="fp4")

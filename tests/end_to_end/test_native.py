@@ -67,12 +67,12 @@ def test_every_instruction_set_gives_the_same_answer(quantization: str) -> None:
 
 
 def test_what_cannot_be_had_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="--quantization int8 needs the native kernels"):
+    with pytest.raises(ConfigError, match="--quantization int8 needs fast kernels"):
         LLM(quantization="int8", kernels="reference")
     if "amx" not in KERNELS:
         with pytest.raises(ConfigError, match="--kernels amx: this CPU runs avx"):
             LLM(kernels="amx")
-    with pytest.raises(ConfigError, match="--quantization int4 needs the native kernels"):
+    with pytest.raises(ConfigError, match="--quantization int4 needs fast kernels"):
         LLM(quantization="int4", kernels="reference")
     with pytest.raises(ConfigError, match="groups have 32, 64 or 128"):
         LLM(quantization="int4", quantization_group=48)
