@@ -14,14 +14,13 @@ def decode_seconds(assembly: Assembly, batch: int, context: int, *, steps: int, 
     executor, block_size = assembly.executor, assembly.config.block_size
     blocks_each = -(-(context + 2 * steps + 16) // block_size)
     assert batch * blocks_each <= assembly.cache_size.num_blocks, "the cache is too small for so many tokens"
-    groups = 1
     free = count()
     starts = [
         SequenceStart(
             row=row,
             tokens=tuple(5 + (row + 7 * place) % 1000 for place in range(context)),
             num_prompt_tokens=context,
-            blocks=tuple(tuple(next(free) for _ in range(blocks_each)) for _ in range(groups)),
+            blocks=(tuple(next(free) for _ in range(blocks_each)),),  # Of models whose layers all reach as far.
             params=params,
             seed=row,
             stop_token_ids=(),

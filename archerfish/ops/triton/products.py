@@ -138,7 +138,8 @@ def _is_many(x: Tensor, weight: Tensor, bias: Tensor | None, most: int = _MOST_R
         assert not torch.cuda.is_current_stream_capturing(), "a size is tried before it is captured"
         theirs = linear_by_cublas(x, weight, bias)
         same = True
-        for some in (slice(_COMPARED_ROWS), slice(num_rows - _COMPARED_ROWS, num_rows)):
+        # From the start and the middle: at the end there may be rows that only fill up, and hold no numbers.
+        for some in (slice(_COMPARED_ROWS), slice(num_rows // 2 - _COMPARED_ROWS, num_rows // 2)):
             ours = _room(x[some], len(weight))
             linear_by_kernel(ours, x[some], weight, bias)
             same = same and torch.equal(ours, theirs[some])
