@@ -23,6 +23,8 @@ _LOG2_E = math.log2(math.e)
 _DTYPES = ("bfloat16", "float16")
 _HEAD_DIMS = (16, 32, 64, 128, 256)
 _EAGER_PARTIALS = 4096
+_MANY_TASKS = 4
+"""Tokens times key-value heads for each multiprocessor, from which on narrow programs are faster."""
 
 
 def why_not(dtype: str, head_dim: int | None, block_size: int | None) -> str | None:
@@ -43,14 +45,14 @@ class Tile:
     rows: int
     programs_per_processor: int
     """As many as a multiprocessor's registers and shared memory hold."""
-    turns: int
-    """With tiles for so many turns of all programs, those of usual length need not be shared."""
     num_warps: int
     num_stages: int
     fold_tokens: int
     """Tokens whose partial results are folded at once: few, so that many of them can be on their way."""
     fold_ahead: int
     """Splits whose partial results are on their way at once."""
+    keys_first: bool
+    """Keys are the left side of products: for few rows, since eight are enough for the right side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,17 +73,33 @@ class HeadShape:
         """Rows of a tile that belong to a query token: its heads for one key-value head, up to a power of two."""
         return 1 << (self.repeat - 1).bit_length()
 
+    def small(self, num_tokens: int, num_processors: int) -> Tile:
+        """For chunks of few tokens: wide programs for few of them, which end soon, narrow ones for many."""
+        return self.narrow if num_tokens * self.num_kv_heads >= _MANY_TASKS * num_processors else self.wide
+
     @property
-    def small(self) -> Tile:
-        rows = max(16, self.rows_per_token)
+    def wide(self) -> Tile:
         return Tile(
-            rows=rows,
+            rows=self._few_rows,
             programs_per_processor=2 if self.head_dim <= 128 else 1,
-            turns=4,
-            num_warps=self._num_warps(rows),
-            num_stages=4 if self.head_dim <= 128 else 3,
+            num_warps=self._num_warps(self._few_rows),
+            num_stages=3,
             fold_tokens=1,
-            fold_ahead=8 if self.rows_per_token <= 16 else 1,
+            fold_ahead=self._few_ahead,
+            keys_first=True,
+        )
+
+    @property
+    def narrow(self) -> Tile:
+        # Whoever waits for memory leaves the multiprocessor to seven others.
+        return Tile(
+            rows=self._few_rows,
+            programs_per_processor=8 if self.head_dim <= 128 else 4,
+            num_warps=2 if self.head_dim <= 128 else 4,
+            num_stages=1,
+            fold_tokens=1,
+            fold_ahead=self._few_ahead,
+            keys_first=True,
         )
 
     @property
@@ -91,11 +109,11 @@ class HeadShape:
         return Tile(
             rows=rows,
             programs_per_processor=1,
-            turns=2,
             num_warps=self._num_warps(rows),
             num_stages=4 if self.head_dim <= 128 else 2,
             fold_tokens=rows // self.rows_per_token,
             fold_ahead=1,
+            keys_first=False,
         )
 
     def cut(self, num_processors: int, most_partials: int) -> Cut:
@@ -103,11 +121,19 @@ class HeadShape:
         small, large = (
             TileCut(
                 tile.rows // self.rows_per_token,
-                -(-tile.turns * tile.programs_per_processor * num_processors // self.num_kv_heads),
+                -(-tile.programs_per_processor * num_processors // self.num_kv_heads),
             )
-            for tile in (self.small, self.large)
+            for tile in (self.wide, self.large)
         )
         return Cut(small, large, most_partials)
+
+    @property
+    def _few_rows(self) -> int:
+        return max(8, self.rows_per_token)
+
+    @property
+    def _few_ahead(self) -> int:
+        return 8 if self.rows_per_token <= 16 else 1
 
     def _num_warps(self, rows: int) -> int:
         return 8 if self.head_dim > 128 or rows * self.head_dim >= 64 * 128 else 4
@@ -180,12 +206,13 @@ def attend_into(
     """
     _check(q, cache, scoring)
     shape = _head_shape(q, cache)
-    for units, tile in ((work.large, shape.large), (work.small, shape.small)):
+    processors = num_processors(q.device)
+    for units, tile in ((work.large, shape.large), (work.small, shape.small(len(q), processors))):
         if units is None:
             continue
         launch(
             attend_kernel,
-            (tile.programs_per_processor * num_processors(q.device),),
+            (tile.programs_per_processor * processors,),
             *(out, out.stride(0), q, q.stride(0)),
             *(cache.keys, cache.values, cache.keys.stride(0), table, table.stride(0)),
             *(units.units, units.count),
@@ -203,6 +230,7 @@ def attend_into(
             FOLD_AHEAD=tile.fold_ahead,
             WINDOWED=scoring.window is not None,
             CAPPED=scoring.softcap is not None,
+            KEYS_FIRST=tile.keys_first,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
             enable_fp_fusion=False,

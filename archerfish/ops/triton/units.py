@@ -21,9 +21,11 @@ SPLIT = 512
 UNIT_FIELDS = 8
 """What a unit is, a row of int32: the row of the block table; the first query token among the step's, the number of
 query tokens, the position of the first; the splits of keys, from the first one up to the end; the number of units that
-share the tile, each with one split (1: this one has them all); where the partial results of those begin, one for each
-token of each split."""
+share the tile, each with some of its splits (1: this one has them all); where the partial results of those begin, one
+for each token of each split."""
 
+_TURNS = 4
+"""Of programs, where units are not alike."""
 _MOST_SMALL_TILES = 2
 """A chunk of more tokens than so many small tiles hold is cut into large ones."""
 
@@ -34,9 +36,8 @@ class TileCut:
 
     num_tokens: int
     """Query tokens of a tile."""
-    enough_tiles: int
-    """So many tiles of one length have work for every program. One that has more of the list's keys than a tile among
-    so many equals would have is shared by a unit for each split; any other is walked by one unit."""
+    num_units: int
+    """So many units of one length are work for every program, once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +128,15 @@ def _units(chunks: _Tiles, cut: TileCut, window: int | None, most_partials: int)
     tiles = tiles.taken(np.argsort(tiles.oldest - tiles.ends, kind="stable"))
     num_splits = tiles.end_splits - tiles.first_splits
     partials = np.cumsum(tiles.num_tokens * num_splits)
-    too_long = num_splits * cut.enough_tiles > num_splits.sum()
-    shared = (num_splits > 1) & too_long & (partials <= most_partials)
-    num_arrivals = np.where(shared, num_splits, 1)
+    share = _share(num_splits, cut.num_units)
+    shared = (num_splits > share) & (partials <= most_partials)
+    num_arrivals = np.where(shared, -(-num_splits // share), 1)
     first_partials = np.where(shared, partials - tiles.num_tokens * num_splits, 0)
 
     which = np.repeat(np.arange(len(num_splits)), num_arrivals)
     unit = tiles.taken(which)
-    first_splits = unit.first_splits + _count_up(num_arrivals)
-    end_splits = np.where(shared[which], first_splits + 1, unit.end_splits)
+    first_splits = unit.first_splits + _count_up(num_arrivals) * share
+    end_splits = np.where(shared[which], np.minimum(first_splits + share, unit.end_splits), unit.end_splits)
     columns = (
         *(unit.rows, unit.first_tokens, unit.num_tokens, unit.positions),
         *(first_splits, end_splits, num_arrivals[which], first_partials[which]),
@@ -143,6 +144,17 @@ def _units(chunks: _Tiles, cut: TileCut, window: int | None, most_partials: int)
     num_keys = np.minimum(unit.ends, end_splits * SPLIT) - np.maximum(unit.oldest, first_splits * SPLIT)
     # Whoever starts last should have little to do.
     return np.stack(columns, axis=1)[np.argsort(-num_keys, kind="stable")].astype(np.int32)
+
+
+def _share(num_splits: Ints, num_units: int) -> int:
+    """Splits of a unit. Tiles with more are shared by several units, others have one.
+
+    If all are shared, units are alike, and every program has one. Otherwise there are several for each: whoever has a
+    long one has few others.
+    """
+    total = num_splits.sum()
+    alike, unlike = (max(1, -(-total // max(1, turns * num_units))) for turns in (1, _TURNS))
+    return int(alike if (num_splits > alike).all() else unlike)
 
 
 def _count_up(counts: Ints) -> Ints:

@@ -57,7 +57,7 @@ def test_every_split_that_a_query_sees_is_walked_once(sizes, window, cut):
 
 @settings(derandomize=True, deadline=None, max_examples=150)
 @given(SIZES, WINDOWS, CUTS)
-def test_those_who_share_a_tile_have_a_split_each_and_room_for_what_they_find(sizes, window, cut):
+def test_those_who_share_a_tile_have_some_splits_each_and_room_for_what_they_find(sizes, window, cut):
     for units in units_of(sizes, window, cut):
         taken = np.zeros(cut.most_partials, int)
         tiles = {}
@@ -69,11 +69,13 @@ def test_those_who_share_a_tile_have_a_split_each_and_room_for_what_they_find(si
             assert {unit[7] for unit in shared} == {first_partial}
             if num_arrivals > 1:
                 oldest = 0 if window is None else max(0, position - window + 1)
-                wanted = range(oldest // SPLIT, oldest // SPLIT + num_arrivals)
-                assert sorted(unit[4] for unit in shared) == list(wanted)
-                assert all(unit[5] == unit[4] + 1 for unit in shared)
-                assert first_partial + num_arrivals * num_tokens <= cut.most_partials
-                taken[first_partial : first_partial + num_arrivals * num_tokens] += 1
+                ranges = sorted((unit[4], unit[5]) for unit in shared)
+                ends = [oldest // SPLIT, *(end for _, end in ranges)]
+                assert [first for first, _ in ranges] == ends[:-1], "one after the other"
+                assert ends[-1] == -(-(position + num_tokens) // SPLIT)
+                num_partials = (ends[-1] - ends[0]) * num_tokens
+                assert first_partial + num_partials <= cut.most_partials
+                taken[first_partial : first_partial + num_partials] += 1
         assert taken.max(initial=0) <= 1
 
 
@@ -89,17 +91,25 @@ def test_long_units_come_first_and_tiles_are_no_larger_than_told(sizes, window, 
         assert (units[:, 2] <= tile.num_tokens).all()
 
 
-def test_tiles_are_shared_only_while_there_are_few():
-    few, many = ([(2000, 1)] * count for count in (9, 10))
+def test_equal_tiles_are_cut_so_that_every_program_has_one_unit():
     cut = Cut(TileCut(4, 10), TileCut(32, 10), 1000)
-    assert len(units_of(few, None, cut).small) == 9 * 4
-    assert len(units_of(many, None, cut).small) == 10
+    for count, length, units_each in ((1, 30_000, 10), (2, 30_000, 5), (2, 2000, 4), (4, 2000, 2)):
+        units = units_of([(length, 1)] * count, None, cut).small
+        assert len(units) == count * units_each, (count, length)
+        sizes = units[:, 5] - units[:, 4]
+        assert sizes.max() - sizes.min() <= max(1, sizes.max() // 4)
 
 
-def test_one_that_is_longer_than_its_share_is_shared_among_however_many():
+def test_tiles_are_not_shared_where_there_are_enough():
+    cut = Cut(TileCut(4, 10), TileCut(32, 10), 1000)
+    assert len(units_of([(2000, 1)] * 40, None, cut).small) == 40
+
+
+def test_a_long_one_among_short_ones_is_shared_by_more():
     units = units_of([(500, 1)] * 50 + [(30_000, 1)], None, Cut(TileCut(4, 10), TileCut(32, 10), 1000)).small
-    assert len(units) == 50 + 59
-    assert (units[units[:, 0] == 57][:, 6] == 59).all()
+    # 109 splits for 40 units: three each.
+    assert len(units) == 50 + 20
+    assert (units[units[:, 0] == 57][:, 6] == 20).all()
 
 
 def test_the_longest_are_shared_where_there_is_not_room_for_all():
