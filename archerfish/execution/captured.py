@@ -147,7 +147,7 @@ class CapturedModel:
 
 def _shape(outline: Outline, asked: DrawRows | None, *, has_large: bool) -> Shape:
     num_tokens, num_picked = int(outline.query_ends[-1]), len(outline.sampling)
-    is_decode = num_tokens == num_picked
+    is_decode = num_tokens == num_picked == len(outline.chunks)
     size = StepSize(bucket(num_tokens), bucket(num_tokens if is_decode else max(1, num_picked)))
     return Shape(size, is_decode, has_large, None if asked is None else kind_of(asked))
 

@@ -23,8 +23,6 @@ _LOG2_E = math.log2(math.e)
 _DTYPES = ("bfloat16", "float16")
 _HEAD_DIMS = (16, 32, 64, 128, 256)
 _EAGER_PARTIALS = 4096
-_MANY_TASKS = 4
-"""Tokens times key-value heads for each multiprocessor, from which on narrow programs are faster."""
 
 
 def why_not(dtype: str, head_dim: int | None, block_size: int | None) -> str | None:
@@ -74,8 +72,8 @@ class HeadShape:
         return 1 << (self.repeat - 1).bit_length()
 
     def small(self, num_tokens: int, num_processors: int) -> Tile:
-        """For chunks of few tokens: wide programs for few of them, which end soon, narrow ones for many."""
-        return self.narrow if num_tokens * self.num_kv_heads >= _MANY_TASKS * num_processors else self.wide
+        """For chunks of few tokens: wide programs, which end soon, until every multiprocessor has work."""
+        return self.narrow if num_tokens * self.num_kv_heads > num_processors else self.wide
 
     @property
     def wide(self) -> Tile:
@@ -91,10 +89,10 @@ class HeadShape:
 
     @property
     def narrow(self) -> Tile:
-        # Whoever waits for memory leaves the multiprocessor to seven others.
+        # Nothing is loaded ahead: whoever waits for memory leaves the multiprocessor to three others.
         return Tile(
             rows=self._few_rows,
-            programs_per_processor=8 if self.head_dim <= 128 else 4,
+            programs_per_processor=4,
             num_warps=2 if self.head_dim <= 128 else 4,
             num_stages=1,
             fold_tokens=1,

@@ -313,7 +313,6 @@ def attend_unit(
     BLOCK_M: tl.constexpr = q.shape[0]
     D: tl.constexpr = q.shape[1]
     rows = tl.arange(0, BLOCK_M)
-    dims = tl.arange(0, D)[None, :]
     tokens, heads = rows // ROWS_PER_TOKEN, rows % ROWS_PER_TOKEN
     real = (tokens < num_tokens) & (heads < REPEAT)
     oldest = 0
