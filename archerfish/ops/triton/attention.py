@@ -49,8 +49,9 @@ class Tile:
     """Tokens whose partial results are folded at once: few, so that many of them can be on their way."""
     fold_ahead: int
     """Splits whose partial results are on their way at once."""
-    keys_first: bool
-    """Keys are the left side of products: for few rows, since eight are enough for the right side."""
+    is_small: bool
+    """Keys are the left side of products, since eight rows are enough for the right side; and a unit that shares its
+    queries may have several splits, for which large tiles have no registers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,7 @@ class HeadShape:
             num_stages=3,
             fold_tokens=1,
             fold_ahead=self._few_ahead,
-            keys_first=True,
+            is_small=True,
         )
 
     @property
@@ -97,7 +98,7 @@ class HeadShape:
             num_stages=1,
             fold_tokens=1,
             fold_ahead=self._few_ahead,
-            keys_first=True,
+            is_small=True,
         )
 
     @property
@@ -111,7 +112,7 @@ class HeadShape:
             num_stages=4 if self.head_dim <= 128 else 2,
             fold_tokens=rows // self.rows_per_token,
             fold_ahead=1,
-            keys_first=False,
+            is_small=False,
         )
 
     def cut(self, num_processors: int, most_partials: int) -> Cut:
@@ -120,6 +121,7 @@ class HeadShape:
             TileCut(
                 tile.rows // self.rows_per_token,
                 -(-tile.programs_per_processor * num_processors // self.num_kv_heads),
+                shares_splits=not tile.is_small,
             )
             for tile in (self.wide, self.large)
         )
@@ -228,7 +230,8 @@ def attend_into(
             FOLD_AHEAD=tile.fold_ahead,
             WINDOWED=scoring.window is not None,
             CAPPED=scoring.softcap is not None,
-            KEYS_FIRST=tile.keys_first,
+            KEYS_FIRST=tile.is_small,
+            SEVERAL=tile.is_small,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
             enable_fp_fusion=False,

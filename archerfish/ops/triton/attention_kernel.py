@@ -175,10 +175,12 @@ def _walk(
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
     KEYS_FIRST: tl.constexpr,
+    SEVERAL: tl.constexpr,
 ):
     """The softmax of all splits before and of the one under way, after tiles of keys from position first up to stop.
 
-    Where others share the queries, splits before are left in memory instead, each by itself. KEYS_FIRST: scores are
+    Where others share the queries, splits before are left in memory instead, each by itself; unless there are SEVERAL,
+    there are none. KEYS_FIRST: scores are
     [keys, rows] and weighted values [D, rows], which suits few rows: a tensor core takes 8 of them, not 16.
     """
     window = reach[2]
@@ -199,7 +201,7 @@ def _walk(
         )  # fmt: skip
         if start % SPLIT == 0:
             split_total = tl.max(split_ones, KEYS)
-            if not is_shared:
+            if not (SEVERAL and is_shared):
                 peak, total, weighted = _fold(
                     peak, total, weighted, split_peak, split_total, split_weighted, KEYS_FIRST
                 )  # fmt: skip
@@ -302,6 +304,7 @@ def attend_unit(
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
     KEYS_FIRST: tl.constexpr,
+    SEVERAL: tl.constexpr,
 ):
     """What a unit's queries q [rows, D] find with one key-value head, into out or, if others share the tile, partly."""
     table_row, first_token, num_tokens, position, first_split, end_split, num_arrivals, first_partial = unit
@@ -343,11 +346,11 @@ def attend_unit(
         seen_by_all = tl.maximum(first, tl.minimum(stop, (position + 1) // BLOCK_N * BLOCK_N))
         softmax = _walk(
             first, seen_by_all, q, row_positions, reach, cache, scaling, softmax, shared,
-            BLOCK_SIZE, BLOCK_N, SPLIT, False, WINDOWED, CAPPED, KEYS_FIRST,
+            BLOCK_SIZE, BLOCK_N, SPLIT, False, WINDOWED, CAPPED, KEYS_FIRST, SEVERAL,
         )  # fmt: skip
     peak, total, weighted, split_peak, split_ones, split_weighted = _walk(
         seen_by_all, stop, q, row_positions, reach, cache, scaling, softmax, shared,
-        BLOCK_SIZE, BLOCK_N, SPLIT, True, WINDOWED, CAPPED, KEYS_FIRST,
+        BLOCK_SIZE, BLOCK_N, SPLIT, True, WINDOWED, CAPPED, KEYS_FIRST, SEVERAL,
     )  # fmt: skip
     split_total = tl.max(split_ones, 0 if KEYS_FIRST else 1)
     if num_arrivals == 1:
@@ -404,6 +407,7 @@ def attend_kernel(
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
     KEYS_FIRST: tl.constexpr,
+    SEVERAL: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """Units of work [n, 8], as `units` describes them, each for every key-value head; as many programs as there are.
@@ -431,6 +435,6 @@ def attend_kernel(
                 (partial_weighted, partial_peaks, partial_totals, counters),
                 (window, score_scale, exponent_scale),
                 KV_HEADS, REPEAT, ROWS_PER_TOKEN, BLOCK_SIZE, BLOCK_N, SPLIT, FOLD_TOKENS, FOLD_AHEAD, WINDOWED, CAPPED,
-                KEYS_FIRST,
+                KEYS_FIRST, SEVERAL,
             )  # fmt: skip
     await_inputs(EARLY)  # Those without work too: who waits for this kernel waits for all before it.

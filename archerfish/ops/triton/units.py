@@ -38,6 +38,8 @@ class TileCut:
     """Query tokens of a tile."""
     num_units: int
     """So many units of one length are work for every program, once."""
+    shares_splits: bool = False
+    """A tile that is shared has a unit for each split, however many these are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,7 @@ def _units(chunks: _Tiles, cut: TileCut, window: int | None, most_partials: int)
     partials = np.cumsum(tiles.num_tokens * num_splits)
     share = _share(num_splits, cut.num_units)
     shared = (num_splits > share) & (partials <= most_partials)
+    share = 1 if cut.shares_splits else share
     num_arrivals = np.where(shared, -(-num_splits // share), 1)
     first_partials = np.where(shared, partials - tiles.num_tokens * num_splits, 0)
 

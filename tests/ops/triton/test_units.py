@@ -12,7 +12,7 @@ SIZES = st.lists(
     max_size=8,
 )
 CUTS = st.builds(
-    lambda small, large, enough, partials: Cut(TileCut(small, enough), TileCut(large, enough), partials),
+    lambda small, large, enough, partials: Cut(TileCut(small, enough), TileCut(large, enough, True), partials),
     st.sampled_from([1, 3, 4, 16]),
     st.sampled_from([16, 32, 64]),
     st.sampled_from([0, 4, 1000]),
@@ -58,7 +58,7 @@ def test_every_split_that_a_query_sees_is_walked_once(sizes, window, cut):
 @settings(derandomize=True, deadline=None, max_examples=150)
 @given(SIZES, WINDOWS, CUTS)
 def test_those_who_share_a_tile_have_some_splits_each_and_room_for_what_they_find(sizes, window, cut):
-    for units in units_of(sizes, window, cut):
+    for units, tile in zip(units_of(sizes, window, cut), (cut.small, cut.large), strict=True):
         taken = np.zeros(cut.most_partials, int)
         tiles = {}
         for unit in units.tolist():
@@ -72,6 +72,7 @@ def test_those_who_share_a_tile_have_some_splits_each_and_room_for_what_they_fin
                 ranges = sorted((unit[4], unit[5]) for unit in shared)
                 ends = [oldest // SPLIT, *(end for _, end in ranges)]
                 assert [first for first, _ in ranges] == ends[:-1], "one after the other"
+                assert tile is cut.small or all(end == first + 1 for first, end in ranges)
                 assert ends[-1] == -(-(position + num_tokens) // SPLIT)
                 num_partials = (ends[-1] - ends[0]) * num_tokens
                 assert first_partial + num_partials <= cut.most_partials
