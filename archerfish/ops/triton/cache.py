@@ -13,6 +13,7 @@ from torch import Tensor
 
 from archerfish.ops.signatures import LayerCache
 from archerfish.ops.triton.launch import await_inputs, launch, let_next_start
+from archerfish.ops.triton.row_kernels import added_in_pairs, inverse_size
 
 _NUMBERS_PER_PROGRAM = 1024
 
@@ -36,21 +37,19 @@ _NOTHING = HeadSteps(angles=None, q_weight=None, k_weight=None, eps=0.0, weight_
 
 
 @triton.jit
-def _positioned(
-    x, heads, angles, weight, eps, weight_offset, NUM_HEADS: tl.constexpr, D: tl.constexpr, R: tl.constexpr
-):
+def positioned(x, heads, is_real, angles, weight, eps, weight_offset, D: tl.constexpr, R: tl.constexpr):
     """Heads [heads, D] of a token, normalized and turned; rounded after each, as operations of their own would."""
     dims = tl.arange(0, D)
     half: tl.constexpr = R // 2
     # The other one of each pair, read once more rather than moved between threads.
     others = tl.where(dims < half, dims + half, tl.where(dims < R, dims - half, dims))
-    real = (heads < NUM_HEADS)[:, None]
+    real = is_real[:, None]
     own = tl.load(x + (heads * D)[:, None] + dims[None, :], mask=real, other=0.0).to(tl.float32)
     other = own
     if R > 0:
         other = tl.load(x + (heads * D)[:, None] + others[None, :], mask=real, other=0.0).to(tl.float32)
     if weight is not None:
-        inverse = tl.rsqrt(tl.sum(own * own, 1) / D + eps)[:, None]
+        inverse = inverse_size(added_in_pairs(own * own), eps, D)[:, None]
         factor = tl.load(weight + dims).to(tl.float32) + weight_offset
         own = (own * inverse * factor[None, :]).to(x.dtype.element_ty).to(tl.float32)
         if R > 0:
@@ -66,7 +65,9 @@ def _positioned(
 
 
 @triton.jit
-def _store(numbers, x, heads, slot, block_stride, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+def store_heads(
+    numbers, x, heads, slot, block_stride, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr
+):
     """Heads [heads, D] of a token into its slot, rounded to the cache's format; what is too large for it is cut off."""
     if numbers.dtype.element_ty == tl.float8e4nv:
         x = x.to(tl.float32)
@@ -118,7 +119,7 @@ def place_kernel(
     if place < q_programs:
         if HEADS > 0:
             heads = place * HEADS_PER_PROGRAM + tl.arange(0, HEADS_PER_PROGRAM)
-            x = _positioned(q + token * q_stride, heads, angles, q_weight, eps, weight_offset, HEADS, D, R)
+            x = positioned(q + token * q_stride, heads, heads < HEADS, angles, q_weight, eps, weight_offset, D, R)
             places = (heads * D)[:, None] + tl.arange(0, D)[None, :]
             tl.store(q_out + token * q_out_stride + places, x, mask=(heads < HEADS)[:, None])
     elif KV_HEADS > 0:
@@ -126,13 +127,13 @@ def place_kernel(
         place -= q_programs
         if place < kv_programs:
             heads = place * HEADS_PER_PROGRAM + tl.arange(0, HEADS_PER_PROGRAM)
-            x = _positioned(k + token * k_stride, heads, angles, k_weight, eps, weight_offset, KV_HEADS, D, R)
-            _store(keys, x, heads, slot, block_stride, KV_HEADS, D, BLOCK_SIZE)
+            x = positioned(k + token * k_stride, heads, heads < KV_HEADS, angles, k_weight, eps, weight_offset, D, R)
+            store_heads(keys, x, heads, slot, block_stride, KV_HEADS, D, BLOCK_SIZE)
         else:
             heads = (place - kv_programs) * HEADS_PER_PROGRAM + tl.arange(0, HEADS_PER_PROGRAM)
             places = (heads * D)[:, None] + tl.arange(0, D)[None, :]
             x = tl.load(v + token * v_stride + places, mask=(heads < KV_HEADS)[:, None], other=0.0)
-            _store(values, x, heads, slot, block_stride, KV_HEADS, D, BLOCK_SIZE)
+            store_heads(values, x, heads, slot, block_stride, KV_HEADS, D, BLOCK_SIZE)
 
 
 def place_into(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from archerfish.arch.arch import Activation
 from archerfish.ops.triton.launch import INTERPRETED, await_inputs, dot, launch, let_next_start, prefetch
-from archerfish.ops.triton.row_kernels import narrow, nonlinear
+from archerfish.ops.triton.row_kernels import added, narrow, nonlinear
 
 _FEW_OUTPUTS = 4096
 _PARTS = 4
@@ -108,7 +108,7 @@ def _walk(
         total = tl.zeros((w.shape[0], w.shape[1], r.shape[1]), tl.float32)
     else:
         total = tl.zeros((w.shape[0], r.shape[0]), tl.float32)
-    total = dot(w, _turned(r), total)
+    total = dot(w, turned(r), total)
     for first in range(BLOCK_K, part_length, BLOCK_K):
         if EVEN:
             w = tl.load(weight_pointers + first)
@@ -117,7 +117,7 @@ def _walk(
             inside = inputs < part_length - first
             w = tl.load(weight_pointers + first, mask=inside & has_output, other=0.0)
             r = tl.load(row_pointers + first, mask=inside & has_row, other=0.0)
-        total = dot(w, _turned(r), total)
+        total = dot(w, turned(r), total)
     return total
 
 
@@ -132,13 +132,13 @@ def _walk_part(
 
 
 @triton.jit
-def _turned(x):
+def turned(x):
     """The last two dimensions exchanged."""
     return tl.trans(x, (0, 2, 1)) if len(x.shape) == 3 else tl.trans(x)
 
 
 @triton.jit
-def _added_up(total):
+def added_up(total):
     """[parts, outputs, rows] -> [outputs, rows]: neighbours first, then neighbouring sums."""
     if len(total.shape) == 2:
         result = total
@@ -149,6 +149,15 @@ def _added_up(total):
         first, second = tl.split(even + odd)
         result = first + second
     return result
+
+
+@triton.jit
+def gated(y, ACTIVATION: tl.constexpr):
+    """[rows, gates and then others] -> [rows, half as many], rounded after each step."""
+    dtype: tl.constexpr = y.dtype
+    gate, up = tl.split(tl.permute(tl.reshape(y, (y.shape[0], 2, y.shape[1] // 2)), (0, 2, 1)))
+    gate = narrow(nonlinear(gate.to(tl.float32), ACTIVATION), dtype)
+    return narrow(gate.to(tl.float32) * up.to(tl.float32), dtype)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -212,7 +221,7 @@ def _linear_kernel(
 
     total = _walk(w, weight_pointers, of_output, row_pointers, of_row, part_length, BLOCK_K, EVEN)
     if AT_ONCE:
-        total = _added_up(total)
+        total = added_up(total)
     elif PARTS > 1:
         tl.static_assert(PARTS == 4)
         total += _walk_part(1, weight_pointers, of_output, row_pointers, of_row, part_length, BLOCK_K, EVEN)
@@ -224,14 +233,12 @@ def _linear_kernel(
         y += tl.load(bias + outputs, mask=has_output, other=0.0).to(tl.float32)[None, :]
     y = narrow(y, dtype)
     if ACTIVATION is not None:
-        gate, up = tl.split(tl.permute(tl.reshape(y, (BLOCK_M, 2, HALF)), (0, 2, 1)))
-        gate = narrow(nonlinear(gate.to(tl.float32), ACTIVATION), dtype)
-        y = narrow(gate.to(tl.float32) * up.to(tl.float32), dtype)
+        y = gated(y, ACTIVATION)
     where = (rows < num_rows)[:, None] & (written < num_outputs)[None, :]
     if HAS_RESIDUAL:
         places = residual + rows[:, None].to(tl.int64) * residual_stride + written[None, :]
-        scaled = narrow(y.to(tl.float32) * factor, dtype)
-        y = narrow(tl.load(places, mask=where, other=0.0).to(tl.float32) + scaled.to(tl.float32), dtype)
+        before = tl.load(places, mask=where, other=0.0).to(tl.float32)
+        y = added(before, y.to(tl.float32), factor, dtype)
     places = out + rows[:, None].to(tl.int64) * out_stride + written[None, :]
     tl.store(places, y.to(out.dtype.element_ty), mask=where)
 
@@ -258,12 +265,12 @@ def linear_by_kernel(
 ) -> None:
     """Any number of rows; meant for few."""
     num_rows, num_inputs = x.shape
-    gated = finish.activation is not None
-    num_outputs = len(weight) // 2 if gated else len(weight)
+    is_gated = finish.activation is not None
+    num_outputs = len(weight) // 2 if is_gated else len(weight)
     tiles = tiles or default_tiles(num_rows, len(weight), num_inputs)
     parts = num_parts(len(weight), num_inputs)
     part_length = num_inputs // parts
-    block = tiles.outputs // 2 if gated else tiles.outputs
+    block = tiles.outputs // 2 if is_gated else tiles.outputs
     residual = out if finish.residual is None else finish.residual
     launch(
         _linear_kernel,
@@ -283,6 +290,8 @@ def linear_by_kernel(
         ACTIVATION=finish.activation,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
+        # Contracted, an activation would differ in the last bit from one of its own.
+        enable_fp_fusion=False,
     )  # fmt: skip
 
 

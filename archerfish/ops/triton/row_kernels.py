@@ -187,6 +187,37 @@ def rotate_kernel(
 # -- norms ------------------------------------------------------------------------------------------------------------
 
 
+@triton.constexpr_function
+def _num_halvings(width):
+    """From a power of two down to 1."""
+    return width.bit_length() - 1
+
+
+@triton.jit
+def added_in_pairs(x):
+    """The sum over the last dimension, a power of two: neighbours first, then neighbouring sums, and so on.
+
+    A sum of two has no order: so the columns alone say what is added when, not how a kernel holds them, and what lies
+    in an aligned stretch of columns can be added up by itself.
+    """
+    for _ in tl.static_range(_num_halvings(x.shape[-1])):
+        if len(x.shape) == 1 and x.shape[0] == 32:
+            # Split, sums come to one warp: what is left to add need not go from warp to warp each time.
+            even, odd = tl.split(tl.reshape(x, (16, 2)))
+            x = even + odd
+        elif len(x.shape) == 1:
+            x = tl.sum(tl.reshape(x, (x.shape[0] // 2, 2)), 1)
+        else:
+            x = tl.sum(tl.reshape(x, (x.shape[0], x.shape[1] // 2, 2)), 2)
+    return tl.reshape(x, x.shape[:-1]) if len(x.shape) > 1 else tl.sum(x, 0)
+
+
+@triton.jit
+def inverse_size(squares, eps, WIDTH: tl.constexpr):
+    """What a row is multiplied by to be of size 1, from the sum of its squares."""
+    return tl.rsqrt(squares / WIDTH + eps)
+
+
 @triton.jit
 def parameters(pointer, columns, WIDTH: tl.constexpr, VECTOR: tl.constexpr):
     """Of a norm. Loaded as rows are: otherwise rows might be summed in the order in which these are loaded."""
@@ -218,8 +249,7 @@ def rms_norm_kernel(
         values = added(values.to(tl.float32), right, factor, dtype)
         tl.store(row_of(total, row, total_stride, 0, 1, VECTOR) + columns, values, mask=inside)
     wide = values.to(tl.float32)
-    mean = tl.sum(wide * wide, 0) / WIDTH
-    normed = narrow(wide * tl.rsqrt(mean + eps) * weights, dtype)
+    normed = narrow(wide * inverse_size(added_in_pairs(wide * wide), eps, WIDTH) * weights, dtype)
     target = row_of(out, row, out_outer, out_inner, NUM_INNER, VECTOR) + columns
     if scales is None:
         tl.store(target, normed, mask=inside)

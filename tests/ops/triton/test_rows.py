@@ -4,12 +4,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from archerfish.arch.arch import Activation
 from archerfish.ops.reference import layers as reference
 from archerfish.ops.reference.cache import round_heads
 from archerfish.ops.triton import rows
+from archerfish.ops.triton.row_kernels import added_in_pairs
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 EIGHT_BITS = [torch.int8, torch.float8_e4m3fn]
@@ -213,6 +216,30 @@ def test_a_row_has_the_same_bits_in_every_batch_and_wherever_it_lies(
         for count in (1, 3):
             assert torch.equal(run(x[5 - count :]), whole[5 - count :])
         assert torch.equal(run(in_wider_rows(x)), whole)
+
+
+@triton.jit
+def sums_kernel(out, x, ROWS: tl.constexpr, WIDTH: tl.constexpr):  # noqa: N803
+    if ROWS == 1:
+        tl.store(out, added_in_pairs(tl.load(x + tl.arange(0, WIDTH))))
+    else:
+        rows = tl.arange(0, ROWS)
+        tl.store(out + rows, added_in_pairs(tl.load(x + rows[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :])))
+
+
+@pytest.mark.parametrize("num_warps", [1, 4, 8])
+@pytest.mark.parametrize("width", [16, 256, 2048])
+def test_a_sum_has_the_order_of_its_columns_however_a_kernel_holds_them(
+    width: int, num_warps: int, device: str
+) -> None:
+    x = torch.rand((8, width), generator=torch.Generator().manual_seed(width)).float()
+    wanted = x
+    while wanted.shape[1] > 1:
+        wanted = wanted[:, ::2] + wanted[:, 1::2]
+    for num_rows in (1, 8):
+        found = torch.empty(num_rows, dtype=torch.float32, device=device)
+        sums_kernel[(1,)](found, x.to(device), num_rows, width, num_warps=num_warps)
+        assert torch.equal(found.cpu(), wanted[:num_rows, 0])
 
 
 def test_no_rows_at_all(device: str) -> None:
