@@ -37,6 +37,16 @@ MODELS = {
 }
 
 
+QUANTIZED = ["int8", "w8a8", "int4", "fp8"]
+WIDE = replace(layer(), feed_forward=MlpSpec(size=64))
+QUANTIZABLE = {
+    "one after the other": replace(arch(WIDE, WIDE), hidden_size=64),
+    "side by side": replace(
+        arch(replace(WIDE, parallel=True, shared_input_norm=True), residual_multiplier=0.5), hidden_size=64
+    ),
+}
+
+
 def decoder(of: Arch, triton: TritonOps | None, weights: WeightFormat | None = None) -> Decoder:
     ops = choose_ops(TARGET, implementations(None, triton)).ops
     with torch.device(DEVICE if weights is None else "meta"):
@@ -104,10 +114,9 @@ def test_it_is_near_the_reference(name: str) -> None:
         torch.testing.assert_close(other.logits, one.logits, rtol=0.02, atol=0.02)
 
 
-@pytest.mark.parametrize("name", ["int8", "w8a8", "int4", "fp8"])
+@pytest.mark.parametrize("name", QUANTIZED)
 def test_weights_of_few_bits_are_near_the_full_ones(name: str) -> None:
-    wide = replace(layer(), feed_forward=MlpSpec(size=64))
-    of = replace(arch(wide, wide), hidden_size=64)
+    of = QUANTIZABLE["one after the other"]
     triton, rows = opened(), rows_of(of)
     model, full = decoder(of, triton, WeightFormat(name=name, group=32)), decoder(of, triton)
     found = passes(captured(model, triton, rows), rows, PLANS)
@@ -115,6 +124,33 @@ def test_weights_of_few_bits_are_near_the_full_ones(name: str) -> None:
     for one, other in zip(wanted, found, strict=True):
         distance = (other.hidden - one.hidden).float().square().mean().sqrt() / one.hidden.float().std()
         assert 0.001 < distance < (0.5 if name == "int4" else 0.15)
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+@pytest.mark.parametrize("of", QUANTIZABLE)
+def test_weights_of_few_bits_have_the_bits_of_operations_run_one_by_one(of: str, name: str) -> None:
+    triton, shape = opened(), QUANTIZABLE[of]
+    model, rows = decoder(shape, triton, WeightFormat(name=name, group=32)), rows_of(shape)
+    found = passes(captured(model, triton, rows), rows, PLANS)
+    wanted = passes(EagerModel(model, storage(model, triton)), rows_of(shape), PLANS)
+    for one, other in zip(wanted, found, strict=True):
+        assert one.hidden.isfinite().all() and one.hidden.float().std() > 0.1
+        assert torch.equal(other.hidden, one.hidden)
+        assert torch.equal(other.logits, one.logits)
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_whoever_makes_rows_for_weights_of_few_bits_rounds_them(name: str) -> None:
+    triton = opened()
+    model = decoder(QUANTIZABLE["one after the other"], triton, WeightFormat(name=name, group=32))
+    programs = captured(model, triton, rows_of(model.arch))._programs
+    feed_forward = ["linear_add_rounded_norm", "gated_linear"]
+    layers = ["linear", "place", "attend", *feed_forward, "linear_add_rounded_norm"]
+    # Of the last norm somebody else wants the rows themselves.
+    layers += ["linear", "place", "attend", *feed_forward, "linear_add_norm"]
+    for program in (programs.any, programs.few):
+        lines = [line.operation for line in program.lines]
+        assert lines == ["embed", "rounded_norm", *layers, "select", "wide_linear"]
 
 
 def test_it_joins_what_one_kernel_can_do() -> None:

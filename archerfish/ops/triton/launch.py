@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+_NUMBERS_PER_THREAD = 8
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 """Kernels are run by Triton's interpreter, on tensors in main memory."""
 
@@ -39,6 +40,11 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **settings: Any)
     else:
         early = _starts_early()
         kernel[grid](*arguments, EARLY=early, launch_pdl=early, **settings)
+
+
+def warps_for(block: int) -> int:
+    """Of a program that holds so many numbers at once."""
+    return min(32, max(1, block // (32 * _NUMBERS_PER_THREAD)))
 
 
 @cache

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from archerfish.arch.arch import Activation
 from archerfish.ops.signatures import Chunks, LayerCache
-from archerfish.ops.triton import attention, cache, draw, experts, products, route, rows, steps
+from archerfish.ops.triton import attention, cache, draw, experts, products, quantized, route, rows, steps
 from archerfish.ops.triton.recording import (
     Program,
     Recording,
@@ -18,6 +18,9 @@ from archerfish.ops.triton.recording import (
     join_residual,
     join_widening,
 )
+from archerfish.ops.triton.rounding import join_rounding
+
+_JOINS = (join_activation, join_widening, join_residual, join_placing, join_rounding)
 
 Result = tuple[tuple[int, ...], torch.dtype]
 """The shape of a row and the number format of what an operation makes."""
@@ -65,7 +68,7 @@ class TritonOps:
             self._recording = None
 
     def finish(self, recording: Recording, outputs: list[Tensor]) -> Program:
-        return recording.finish(outputs, (join_activation, join_widening, join_residual, join_placing))
+        return recording.finish(outputs, _JOINS)
 
     def run(self, program: Program, inputs: Mapping[str, Any]) -> list[Tensor]:
         return program.run(_LINES, inputs)
@@ -150,10 +153,6 @@ def _attend(
     return out
 
 
-Norm = tuple[Tensor, float, float]
-"""Weight, eps and weight offset."""
-
-
 def _place(
     qkv: Tensor,
     num_heads: int,
@@ -161,8 +160,8 @@ def _place(
     slots: Tensor | None,
     positions: Tensor,
     angles: Tensor,
-    q_norm: Norm | None,
-    k_norm: Norm | None,
+    q_norm: products.Norm | None,
+    k_norm: products.Norm | None,
 ) -> Tensor:
     head_dim = qkv.shape[1] // num_heads if layer is None else layer.keys.shape[3]
     out = torch.empty((len(qkv), num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
@@ -197,5 +196,7 @@ _LINES: dict[str, Callable[..., Any]] = {
     "gated_linear": products.gated_linear,
     "linear_add": products.linear_add,
     "linear_add_norm": products.linear_add_norm,
+    "rounded_norm": quantized.rounded_norm,
+    "linear_add_rounded_norm": products.linear_add_rounded_norm,
     "place": _place,
 }

@@ -11,12 +11,17 @@ from archerfish.ops.triton.device_weight import DeviceWeight
 from archerfish.ops.triton.launch import INTERPRETED
 from archerfish.ops.triton.linear import Finish, linear_by_cublas, linear_by_kernel, num_parts
 from archerfish.ops.triton.quantized import (
+    Rounding,
+    Rows,
     quantize_for,
     quantized_embed,
     quantized_gated,
     quantized_linear,
     quantized_linear_into,
+    room_for,
+    rounded_norm,
 )
+from archerfish.ops.triton.quantized_rows import QuantizedRows
 
 Weight = Tensor | DeviceWeight
 """[outputs, inputs]."""
@@ -25,6 +30,15 @@ Weight = Tensor | DeviceWeight
 class SumAndNorm(NamedTuple):
     total: Tensor
     normed: Tensor
+
+
+class SumAndRoundedNorm(NamedTuple):
+    total: Tensor
+    normed: QuantizedRows
+
+
+Norm = tuple[Tensor, float, float]
+"""Weight, eps and weight offset."""
 
 
 def row_dtype(table: Weight) -> torch.dtype:
@@ -36,9 +50,10 @@ def embed(tokens: Tensor, table: Weight) -> Tensor:
     return quantized_embed(tokens, table) if isinstance(table, DeviceWeight) else rows.embed(tokens, table)
 
 
-def linear(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+def linear(x: Rows, weight: Weight, bias: Tensor | None) -> Tensor:
     if isinstance(weight, DeviceWeight):
         return quantized_linear(x, weight, bias)
+    assert isinstance(x, Tensor)
     if _is_many(x, weight, bias):
         return linear_by_cublas(x, weight, bias)
     out = _room(x, len(weight))
@@ -46,10 +61,11 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
     return out
 
 
-def wide_linear(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+def wide_linear(x: Rows, weight: Weight, bias: Tensor | None) -> Tensor:
     """The numbers of `linear`, in float32."""
     if isinstance(weight, DeviceWeight):
         return quantized_linear(x, weight, bias).float()
+    assert isinstance(x, Tensor)
     if _is_many(x, weight, bias):
         return linear_by_cublas(x, weight, bias).float()
     out = torch.empty((len(x), len(weight)), dtype=torch.float32, device=x.device)
@@ -57,10 +73,11 @@ def wide_linear(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
     return out
 
 
-def gated_linear(x: Tensor, weight: Weight, bias: Tensor | None, activation: Activation) -> Tensor:
+def gated_linear(x: Rows, weight: Weight, bias: Tensor | None, activation: Activation) -> Tensor:
     """activation(gate) * other, of a matrix that holds gates, then as many others."""
     if isinstance(weight, DeviceWeight):
         return quantized_gated(x, weight, bias, activation)
+    assert isinstance(x, Tensor)
     if _is_many(x, weight, bias, _MOST_GATED_ROWS):
         return rows.activate(linear_by_cublas(x, weight, bias), activation, True)
     out = _room(x, len(weight) // 2)
@@ -68,10 +85,11 @@ def gated_linear(x: Tensor, weight: Weight, bias: Tensor | None, activation: Act
     return out
 
 
-def linear_add(x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor, factor: float) -> Tensor:
+def linear_add(x: Rows, weight: Weight, bias: Tensor | None, residual: Tensor, factor: float) -> Tensor:
     """residual + linear * factor."""
     if isinstance(weight, DeviceWeight):
         return _quantized_add(x, weight, bias, residual, factor)
+    assert isinstance(x, Tensor)
     if _is_many(x, weight, bias):
         return rows.add(residual, linear_by_cublas(x, weight, bias), factor)
     out = _room(x, len(weight))
@@ -80,7 +98,7 @@ def linear_add(x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor,
 
 
 def linear_add_norm(
-    x: Tensor,
+    x: Rows,
     weight: Weight,
     bias: Tensor | None,
     residual: Tensor,
@@ -90,7 +108,7 @@ def linear_add_norm(
     weight_offset: float,
 ) -> SumAndNorm:
     """The same, and its norm."""
-    if not isinstance(weight, DeviceWeight) and _is_many(x, weight, bias):
+    if isinstance(x, Tensor) and not isinstance(weight, DeviceWeight) and _is_many(x, weight, bias):
         total, normed = torch.empty_like(residual), torch.empty_like(residual)
         y = linear_by_cublas(x, weight, bias)
         rows.add_rms_norm_into(normed, total, residual, y, factor, norm_weight, eps, weight_offset)
@@ -99,7 +117,20 @@ def linear_add_norm(
     return SumAndNorm(total, rows.rms_norm(total, norm_weight, eps, weight_offset))
 
 
-def _quantized_add(x: Tensor, weight: DeviceWeight, bias: Tensor | None, residual: Tensor, factor: float) -> Tensor:
+def linear_add_rounded_norm(
+    x: Rows, weight: Weight, bias: Tensor | None, residual: Tensor, factor: float, norm: Norm, rounding: Rounding
+) -> SumAndRoundedNorm:
+    """The same, and the norm rounded."""
+    if factor == 1.0:
+        total = linear_add(x, weight, bias, residual, factor)
+        return SumAndRoundedNorm(total, rounded_norm(total, *norm, rounding))
+    total = torch.empty_like(residual)
+    normed = room_for(residual, rounding)
+    rows.add_rms_norm_quantized_into(normed, total, residual, linear(x, weight, bias), factor, *norm)
+    return SumAndRoundedNorm(total, normed)
+
+
+def _quantized_add(x: Rows, weight: DeviceWeight, bias: Tensor | None, residual: Tensor, factor: float) -> Tensor:
     if factor != 1.0:
         return rows.add(residual, quantized_linear(x, weight, bias), factor)
     out = torch.empty_like(residual)

@@ -3,6 +3,8 @@
 A row's bits depend on that row and the weight alone, whatever else is in the step.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -17,33 +19,65 @@ from archerfish.ops.triton.launch import await_inputs, launch, let_next_start
 from archerfish.ops.triton.product_tiles import Ending
 from archerfish.ops.triton.quantized_rows import QuantizedRows, quantize_into
 from archerfish.ops.triton.row_kernels import narrow
+from archerfish.ops.triton.rows import rms_norm_quantized_into
 
 _BLOCK = 1024
 
 
-def quantized_linear(x: Tensor, weight: DeviceWeight, bias: Tensor | None) -> Tensor:
-    """[T, K] x [N, K] -> [T, N], in the type of x."""
-    out = x.new_empty(len(x), weight.num_outputs)
-    quantized_linear_into(out, quantize_for(x, weight), weight, bias)
+class Rounding(NamedTuple):
+    """What activations become before they are multiplied."""
+
+    dtype: torch.dtype
+    group: int
+    """Inputs that share a scale; all of a row, if there are no groups."""
+
+
+Rows = Tensor | QuantizedRows
+"""[T, K] as a product finds them: perhaps rounded by whoever made them, as `rounding_of` its weight says."""
+
+
+def rounding_of(weight: DeviceWeight) -> Rounding:
+    return Rounding(torch.float8_e4m3fn if weight.format == "fp8" else torch.int8, weight.group)
+
+
+def quantized_linear(x: Rows, weight: DeviceWeight, bias: Tensor | None) -> Tensor:
+    """[T, K] x [N, K] -> [T, N], in the type of x; of rounded rows, in that of the model."""
+    rows = quantize_for(x, weight)
+    out = _room(x, rows, weight, weight.num_outputs)
+    quantized_linear_into(out, rows, weight, bias)
     return out
 
 
-def quantized_gated(x: Tensor, weight: DeviceWeight, bias: Tensor | None, activation: Activation) -> Tensor:
-    """[T, K] x [2I, K], gate and then up -> activation(gate) * up, [T, I], in the type of x."""
-    out = x.new_empty(len(x), weight.num_outputs // 2)
-    quantized_gated_into(out, quantize_for(x, weight), weight, bias, activation)
+def quantized_gated(x: Rows, weight: DeviceWeight, bias: Tensor | None, activation: Activation) -> Tensor:
+    """[T, K] x [2I, K], gate and then up -> activation(gate) * up, [T, I]."""
+    rows = quantize_for(x, weight)
+    out = _room(x, rows, weight, weight.num_outputs // 2)
+    quantized_gated_into(out, rows, weight, bias, activation)
     return out
 
 
-def room_for(num_rows: int, weight: DeviceWeight) -> QuantizedRows:
-    """For rows that this weight, or another of its format and width, will be multiplied with."""
-    dtype = torch.float8_e4m3fn if weight.format == "fp8" else torch.int8
-    return QuantizedRows.empty(num_rows, weight.num_inputs, weight.group, dtype, weight.data.device)
+def _room(x: Rows, rows: QuantizedRows, weight: DeviceWeight, width: int) -> Tensor:
+    dtype = x.dtype if isinstance(x, Tensor) else weight.dtype
+    return torch.empty(len(rows.data), width, dtype=dtype, device=rows.data.device)
 
 
-def quantize_for(x: Tensor, weight: DeviceWeight) -> QuantizedRows:
-    rows = room_for(len(x), weight)
+def quantize_for(x: Rows, weight: DeviceWeight) -> QuantizedRows:
+    if isinstance(x, QuantizedRows):
+        return x
+    rows = room_for(x, rounding_of(weight))
     quantize_into(rows, x)
+    return rows
+
+
+def room_for(x: Tensor, rounding: Rounding) -> QuantizedRows:
+    """For as many rows of the same width."""
+    return QuantizedRows.empty(len(x), x.shape[1], rounding.group, rounding.dtype, x.device)
+
+
+def rounded_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float, rounding: Rounding) -> QuantizedRows:
+    """What rms_norm gives, rounded."""
+    rows = room_for(x, rounding)
+    rms_norm_quantized_into(rows, x, weight, eps, weight_offset)
     return rows
 
 

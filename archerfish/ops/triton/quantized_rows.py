@@ -11,13 +11,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from archerfish.ops.triton.launch import await_inputs, launch, let_next_start
-from archerfish.ops.triton.row_kernels import eight_bits, magnitude, scale_of
-from archerfish.ops.triton.rows import quantize_rows_into
+from archerfish.ops.triton.alignment import vector_of
+from archerfish.ops.triton.launch import await_inputs, launch, let_next_start, warps_for
+from archerfish.ops.triton.row_kernels import quantize_kernel, store_groups
 
 _GROUPS = (32, 64, 128)
 _PADDING = 16
 _BLOCK = 1024
+_WIDEST_BLOCK = 8192
+"""Wider rows are read twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -64,18 +66,41 @@ def quantize_rows(x: Tensor) -> QuantizedRows:
 
 
 def quantize_into(rows: QuantizedRows, x: Tensor) -> None:
-    """As the rows' own format and group say. Rows of x may lie apart, their numbers side by side."""
+    """As the rows' own format and group say. Rows of x may lie apart, their numbers side by side.
+
+    A row, or a group, of zeros has a scale of 0, one with what is no finite number has NaN.
+    """
     assert x.shape == rows.data.shape and x.stride(1) == 1, f"rows of {tuple(x.shape)} for {tuple(rows.data.shape)}"
-    num_rows, width = x.shape
-    if not num_rows:
+    if not len(x):
         return
     if rows.sums is None:
-        quantize_rows_into(rows.data, rows.scales[0], x)
-        return
+        _quantize_whole(rows, x)
+    else:
+        _quantize_groups(rows, rows.sums, x)
+
+
+def _quantize_whole(rows: QuantizedRows, x: Tensor) -> None:
+    width = x.shape[1]
+    vector = vector_of(width, x, rows.data)
+    block = min(triton.next_power_of_2(width), _WIDEST_BLOCK)
+    launch(
+        quantize_kernel,
+        (len(x),),
+        *(rows.data, rows.scales, x, rows.data.stride(0) // vector, x.stride(0) // vector),
+        WIDTH=width,
+        BLOCK=block,
+        VECTOR=vector,
+        num_warps=warps_for(block),
+        enable_fp_fusion=False,
+    )
+
+
+def _quantize_groups(rows: QuantizedRows, sums: Tensor, x: Tensor) -> None:
+    num_rows, width = x.shape
     launch(
         _groups_kernel,
         (num_rows, triton.cdiv(width, _BLOCK)),
-        *(rows.data, rows.scales, rows.sums, x, x.stride(0), rows.sums.shape[1], width),
+        *(rows.data, rows.scales, sums, x, x.stride(0), sums.shape[1], width),
         GROUP=rows.group,
         BLOCK=_BLOCK,
         num_warps=4,
@@ -92,13 +117,9 @@ def _groups_kernel(
     let_next_start(EARLY)
     row = tl.program_id(0)
     groups = tl.program_id(1) * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
-    inside = groups < width // GROUP
     columns = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     await_inputs(EARLY)
-    values = tl.load(x + row.to(tl.int64) * x_stride + columns, mask=inside[:, None], other=0.0).to(tl.float32)
-    peaks = tl.max(magnitude(values), 1)
-    rounded = eight_bits(values, peaks[:, None], out.dtype.element_ty)
-    tl.store(out + row.to(tl.int64) * width + columns, rounded, mask=inside[:, None])
-    places = groups * scale_stride + row
-    tl.store(scales + places, scale_of(peaks, out.dtype.element_ty), mask=inside)
-    tl.store(sums + places, tl.sum(rounded.to(tl.int32), 1), mask=inside)
+    source = x + row.to(tl.int64) * x_stride + columns
+    values = tl.load(source, mask=(groups < width // GROUP)[:, None], other=0.0).to(tl.float32)
+    target = out + row.to(tl.int64) * width
+    store_groups(target, scales + row, sums + row, values, groups, width // GROUP, scale_stride)

@@ -32,18 +32,24 @@ class Operand(NamedTuple):
     offset: int
 
 
+class Made(NamedTuple):
+    """What a line made, as it made it: perhaps no tensor."""
+
+    buffer: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Line:
     """One operation: what it is called with, and the buffers it makes."""
 
     operation: str
     arguments: tuple[Any, ...]
-    """Operands, inputs, and whatever stays the same (weights, numbers)."""
+    """Operands, what other lines made, inputs, and whatever stays the same (weights, numbers)."""
     made: tuple[int, ...]
 
     @property
-    def read(self) -> list[Operand]:
-        return [argument for argument in self.arguments if isinstance(argument, Operand)]
+    def read(self) -> list[Operand | Made]:
+        return [argument for argument in self.arguments if isinstance(argument, (Operand, Made))]
 
 
 class Recording:
@@ -106,7 +112,7 @@ class Program:
 
     def run(self, operations: Mapping[str, Callable[..., Any]], inputs: Mapping[str, Any]) -> list[Tensor]:
         """One pass. Memory of what is not read any more is free for what comes."""
-        buffers: dict[int, Tensor] = {}
+        buffers: dict[int, Any] = {}
         for line, let_go in zip(self.lines, self._let_go, strict=True):
             results = operations[line.operation](*[_argument(one, buffers, inputs) for one in line.arguments])
             if len(line.made) == 1:
@@ -118,14 +124,16 @@ class Program:
         return [_view(operand, buffers) for operand in self._outputs]
 
 
-def _argument(argument: Any, buffers: dict[int, Tensor], inputs: Mapping[str, Any]) -> Any:
+def _argument(argument: Any, buffers: dict[int, Any], inputs: Mapping[str, Any]) -> Any:
     if isinstance(argument, Operand):
         return _view(argument, buffers)
+    if isinstance(argument, Made):
+        return buffers[argument.buffer]
     return inputs[argument.name] if isinstance(argument, Input) else argument
 
 
-def _view(operand: Operand, buffers: dict[int, Tensor]) -> Tensor:
-    whole = buffers[operand.buffer]
+def _view(operand: Operand, buffers: dict[int, Any]) -> Tensor:
+    whole: Tensor = buffers[operand.buffer]
     if operand.offset == 0 and tuple(whole.shape[1:]) == operand.shape:
         return whole
     return whole.as_strided((len(whole), *operand.shape), operand.strides, operand.offset)

@@ -226,16 +226,17 @@ def parameters(pointer, columns, WIDTH: tl.constexpr, VECTOR: tl.constexpr):
 
 
 @triton.jit(
-    do_not_specialize=["out_outer", "out_inner", "x_outer", "x_inner", "y_stride", "total_stride"],
+    do_not_specialize=["out_outer", "out_inner", "x_outer", "x_inner", "y_stride", "total_stride", "scale_stride"],
     do_not_specialize_on_alignment=["weight"],
 )
 def rms_norm_kernel(
-    out, scales, total, x, y, weight,
-    out_outer, out_inner, x_outer, x_inner, y_stride, total_stride,
+    out, scales, sums, total, x, y, weight,
+    out_outer, out_inner, x_outer, x_inner, y_stride, total_stride, scale_stride,
     factor, eps, weight_offset,
-    NUM_INNER: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, EARLY: tl.constexpr,
+    GROUP: tl.constexpr, NUM_INNER: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One row: with a y, of the sum that is also left in total; with scales, rounded to eight bits."""
+    """One row: with a y, of the sum left in total; with scales, rounded to eight bits, by group with sums."""
     let_next_start(EARLY)
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
@@ -250,12 +251,16 @@ def rms_norm_kernel(
         tl.store(row_of(total, row, total_stride, 0, 1, VECTOR) + columns, values, mask=inside)
     wide = values.to(tl.float32)
     normed = narrow(wide * inverse_size(added_in_pairs(wide * wide), eps, WIDTH) * weights, dtype)
-    target = row_of(out, row, out_outer, out_inner, NUM_INNER, VECTOR) + columns
+    target = row_of(out, row, out_outer, out_inner, NUM_INNER, VECTOR)
     if scales is None:
-        tl.store(target, normed, mask=inside)
+        tl.store(target + columns, normed, mask=inside)
+    elif sums is not None:
+        values = tl.reshape(normed.to(tl.float32), (BLOCK // GROUP, GROUP))
+        groups = tl.arange(0, BLOCK // GROUP)
+        store_groups(target, scales + row, sums + row, values, groups, WIDTH // GROUP, scale_stride)
     else:
         peak = tl.max(magnitude(tl.where(inside, normed.to(tl.float32), 0.0)), 0)
-        tl.store(target, eight_bits(normed.to(tl.float32), peak, out.dtype.element_ty), mask=inside)
+        tl.store(target + columns, eight_bits(normed.to(tl.float32), peak, out.dtype.element_ty), mask=inside)
         tl.store(scales + row, scale_of(peak, out.dtype.element_ty))
 
 
@@ -294,9 +299,10 @@ def magnitude(x):
 
 
 @triton.jit
-def _inverse(peak, MOST: tl.constexpr):
-    """0 where numbers are too small to be told from 0, or too large to be told at all."""
-    inverse = tl.div_rn(MOST + peak * 0.0, peak)
+def inverse_of(peak, DTYPE: tl.constexpr):
+    """What rows are multiplied by: 0 where numbers are too small to be told from 0, or too large to be told at all."""
+    most: tl.constexpr = 127.0 if DTYPE.is_int8() else 448.0
+    inverse = tl.div_rn(most + peak * 0.0, peak)
     return tl.where(inverse <= _LARGEST_INVERSE, inverse, 0.0)
 
 
@@ -304,28 +310,43 @@ def _inverse(peak, MOST: tl.constexpr):
 def scale_of(peak, DTYPE: tl.constexpr):
     """What a 1 stands for in a row whose largest magnitude is given; NaN, if the row has what is no finite number."""
     most: tl.constexpr = 127.0 if DTYPE.is_int8() else 448.0
-    scale = tl.where(_inverse(peak, most) == 0.0, 0.0, tl.div_rn(peak, most))
+    scale = tl.where(inverse_of(peak, DTYPE) == 0.0, 0.0, tl.div_rn(peak, most))
     return tl.where(peak <= _LARGEST, scale, float("nan"))
 
 
 @triton.jit
 def eight_bits(x, peak, DTYPE: tl.constexpr):
-    most: tl.constexpr = 127.0 if DTYPE.is_int8() else 448.0
-    x = tl.where(peak <= _LARGEST, x * _inverse(peak, most), 0.0)
+    return whole_or_narrow(tl.where(peak <= _LARGEST, x * inverse_of(peak, DTYPE), 0.0), DTYPE)
+
+
+@triton.jit
+def whole_or_narrow(x, DTYPE: tl.constexpr):
+    """The nearest number of eight bits, of two the even one."""
     if DTYPE.is_int8():
-        magic: tl.constexpr = 12582912.0  # 1.5 * 2 ** 23: sums with it are whole numbers, of two the even one.
-        return ((x + magic) - magic).to(tl.int8)
+        magic: tl.constexpr = 12582912.0  # 1.5 * 2 ** 23: sums with it are whole numbers, which their last byte tells.
+        return (x + magic).to(tl.int32, bitcast=True).to(tl.int8)
     else:  # noqa: RET505
         return narrow(x, DTYPE)
+
+
+@triton.jit
+def store_groups(out, scales, sums, values, groups, num_groups, scale_stride):
+    """Some groups [groups, numbers of each] of the row pointed at, each rounded by its own largest number."""
+    inside = groups < num_groups
+    peaks = tl.max(magnitude(values), 1)
+    rounded = eight_bits(values, peaks[:, None], tl.int8)
+    columns = groups[:, None] * values.shape[1] + tl.arange(0, values.shape[1])[None, :]
+    tl.store(out + columns, rounded, mask=inside[:, None])
+    tl.store(scales + groups * scale_stride, scale_of(peaks, tl.int8), mask=inside)
+    tl.store(sums + groups * scale_stride, tl.sum(rounded.to(tl.int32), 1), mask=inside)
 
 
 @triton.jit(do_not_specialize=["out_stride", "x_stride"])
 def quantize_kernel(
     out, scales, x, out_stride, x_stride,
-    ACTIVATION: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """A row as it is, or what a gated activation makes of one. Rows too wide for registers are made twice."""
+    """A row. Those too wide for registers are read twice."""
     let_next_start(EARLY)
     row = tl.program_id(0)
     source = row_of(x, row, x_stride, 0, 1, VECTOR)
@@ -333,19 +354,16 @@ def quantize_kernel(
     await_inputs(EARLY)
     largest = tl.zeros([BLOCK], tl.float32)
     for start in tl.static_range(0, WIDTH, BLOCK):
-        largest = tl.maximum(largest, magnitude(_to_quantize(source, start, ACTIVATION, WIDTH, BLOCK)))
+        largest = tl.maximum(largest, magnitude(_part_of(source, start, WIDTH, BLOCK)))
     peak = tl.max(largest, 0)
     for start in tl.static_range(0, WIDTH, BLOCK):
-        values = _to_quantize(source, start, ACTIVATION, WIDTH, BLOCK)
+        values = _part_of(source, start, WIDTH, BLOCK)
         columns = start + tl.arange(0, BLOCK)
         tl.store(target + columns, eight_bits(values, peak, out.dtype.element_ty), mask=columns < WIDTH)
     tl.store(scales + row, scale_of(peak, out.dtype.element_ty))
 
 
 @triton.jit
-def _to_quantize(x, start, ACTIVATION: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _part_of(x, start, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     columns = start + tl.arange(0, BLOCK)
-    if ACTIVATION is None:
-        return tl.load(x + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
-    else:  # noqa: RET505
-        return activated(x, columns, ACTIVATION, True, WIDTH).to(tl.float32)
+    return tl.load(x + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)

@@ -1,4 +1,4 @@
-"""Operations on rows: embeddings, sums, norms, rotation, activation, rounding to eight bits. Knows no products.
+"""Operations on rows: embeddings, sums, norms, rotation, activation. Knows no products.
 
 Each has a form that writes into given tensors, as captured graphs need it, and one that makes them. Rows may lie in
 wider ones: columns lie side by side, rows any distance apart.
@@ -13,13 +13,12 @@ from torch import Tensor
 from archerfish.arch.arch import Activation
 from archerfish.ops.triton import row_kernels
 from archerfish.ops.triton.alignment import summing_vector_of, vector_of
-from archerfish.ops.triton.launch import launch
+from archerfish.ops.triton.launch import launch, warps_for
+from archerfish.ops.triton.quantized_rows import QuantizedRows
 
 WIDEST_NORM = 16384
 """A row is held in registers while it is normed."""
 _BLOCK = 1024
-_WIDEST_BLOCK = 8192
-_NUMBERS_PER_THREAD = 8
 
 
 # -- number by number -------------------------------------------------------------------------------------------------
@@ -137,10 +136,10 @@ def rms_norm_into(out: Tensor, x: Tensor, weight: Tensor, eps: float, weight_off
 
 
 def rms_norm_quantized_into(
-    out: Tensor, scales: Tensor, x: Tensor, weight: Tensor, eps: float, weight_offset: float
+    rounded: QuantizedRows, x: Tensor, weight: Tensor, eps: float, weight_offset: float
 ) -> None:
-    """As quantize_rows_into of what rms_norm gives."""
-    _rms_norm_into(_Norm(out, x, weight, eps, weight_offset, scales=scales))
+    """What rms_norm gives, rounded to eight bits."""
+    _rms_norm_into(_Norm(rounded.data, x, weight, eps, weight_offset, rounded=rounded))
 
 
 def add_rms_norm_into(
@@ -151,8 +150,7 @@ def add_rms_norm_into(
 
 
 def add_rms_norm_quantized_into(
-    out: Tensor,
-    scales: Tensor,
+    rounded: QuantizedRows,
     total: Tensor,
     x: Tensor,
     y: Tensor,
@@ -161,8 +159,8 @@ def add_rms_norm_quantized_into(
     eps: float,
     weight_offset: float,
 ) -> None:
-    """As add_rms_norm_into, and then quantize_rows_into of the norm. total may be x."""
-    _rms_norm_into(_Norm(out, x, weight, eps, weight_offset, y=y, factor=factor, total=total, scales=scales))
+    """As add_rms_norm_into, and the norm rounded to eight bits. total may be x."""
+    _rms_norm_into(_Norm(rounded.data, x, weight, eps, weight_offset, y=y, factor=factor, total=total, rounded=rounded))
 
 
 class _Norm(NamedTuple):
@@ -174,7 +172,7 @@ class _Norm(NamedTuple):
     y: Tensor | None = None
     factor: float = 1.0
     total: Tensor | None = None
-    scales: Tensor | None = None
+    rounded: QuantizedRows | None = None
 
 
 def _rms_norm_into(norm: _Norm) -> None:
@@ -182,13 +180,16 @@ def _rms_norm_into(norm: _Norm) -> None:
     added = [one for one in (norm.y, norm.total) if one is not None]
     vector = summing_vector_of(width, norm.x, norm.out, norm.weight, *added)
     rows = _rows(norm.x, vector)
+    scales, sums = (None, None) if norm.rounded is None else (norm.rounded.scales, norm.rounded.sums)
     launch(
         row_kernels.rms_norm_kernel,
         (rows.num_rows,),
-        *(norm.out, norm.scales, norm.total, norm.x, norm.y, norm.weight),
+        *(norm.out, scales, sums, norm.total, norm.x, norm.y, norm.weight),
         *(*_split_rows(norm.out, rows.num_inner, vector), *rows.strides),
         *(0 if one is None else _stride(one, vector) for one in (norm.y, norm.total)),
+        0 if sums is None else sums.stride(0),
         *(norm.factor, norm.eps, norm.weight_offset),
+        GROUP=None if norm.rounded is None else norm.rounded.group,
         NUM_INNER=rows.num_inner,
         VECTOR=vector,
         **_whole_row(width),
@@ -209,39 +210,6 @@ def layer_norm_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor, eps: f
     strides = (*_split_rows(out, rows.num_inner, vector), *rows.strides)
     settings = {"NUM_INNER": rows.num_inner, "VECTOR": vector, **_whole_row(width)}
     launch(row_kernels.layer_norm_kernel, (rows.num_rows,), out, x, weight, bias, *strides, eps, **settings)
-
-
-# -- eight bits -------------------------------------------------------------------------------------------------------
-
-
-def quantize_rows_into(out: Tensor, scales: Tensor, x: Tensor) -> None:
-    """x [T, width] as float8_e4m3fn or int8, with what a 1 stands for in each row [T], float32.
-
-    A row of zeros has a scale of 0, one with what is no finite number has NaN.
-    """
-    _quantize_into(out, scales, x, None)
-
-
-def activate_quantized_into(out: Tensor, scales: Tensor, x: Tensor, activation: Activation) -> None:
-    """As quantize_rows_into of what activate gives, gated."""
-    _quantize_into(out, scales, x, activation)
-
-
-def _quantize_into(out: Tensor, scales: Tensor, x: Tensor, activation: Activation | None) -> None:
-    width = out.shape[1]
-    vector = vector_of(width, x, out)
-    block = min(triton.next_power_of_2(width), _WIDEST_BLOCK)
-    launch(
-        row_kernels.quantize_kernel,
-        (len(x),),
-        *(out, scales, x, _stride(out, vector), _stride(x, vector)),
-        ACTIVATION=activation,
-        WIDTH=width,
-        BLOCK=block,
-        VECTOR=vector,
-        num_warps=_num_warps(block),
-        enable_fp_fusion=False,
-    )
 
 
 # -- how rows lie -----------------------------------------------------------------------------------------------------
@@ -285,8 +253,4 @@ def _whole_row(width: int) -> dict[str, Any]:
     """Settings of kernels that hold a row in registers."""
     assert width <= WIDEST_NORM, f"rows of {width} numbers are wider than {WIDEST_NORM}"
     block = triton.next_power_of_2(width)
-    return {"WIDTH": width, "BLOCK": block, "num_warps": _num_warps(block), "enable_fp_fusion": False}
-
-
-def _num_warps(block: int) -> int:
-    return min(32, max(1, block // (32 * _NUMBERS_PER_THREAD)))
+    return {"WIDTH": width, "BLOCK": block, "num_warps": warps_for(block), "enable_fp_fusion": False}

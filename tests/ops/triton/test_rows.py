@@ -12,6 +12,7 @@ from archerfish.arch.arch import Activation
 from archerfish.ops.reference import layers as reference
 from archerfish.ops.reference.cache import round_heads
 from archerfish.ops.triton import rows
+from archerfish.ops.triton.quantized_rows import QuantizedRows, quantize_groups, quantize_into
 from archerfish.ops.triton.row_kernels import added_in_pairs
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -134,9 +135,7 @@ def test_eight_bits(eight: torch.dtype, dtype: torch.dtype, width: int, device: 
     x[2, width // 2] = torch.nan
     x[3, -1] = -torch.inf
     x[4] = 6e-8  # With width numbers all of one size, and the smallest that float16 has.
-    out, scales = torch.empty(6, width, dtype=eight, device=device), torch.empty(6, device=device)
-    rows.quantize_rows_into(out, scales, x)
-    same((out, scales), eight_bits(x, eight))
+    same(quantized(x, eight), eight_bits(x, eight))
 
 
 @every_format
@@ -144,9 +143,7 @@ def test_eight_bits_of_every_size(eight: torch.dtype, device: str) -> None:
     """Ties, subnormal numbers and carries, one after the other."""
     x = torch.linspace(-448.0, 448.0, 7169, device=device)[None] * torch.tensor([[1.0], [0.001]], device=device)
     x[:, 0] = 448.0
-    out, scales = torch.empty_like(x, dtype=eight), torch.empty(2, device=device)
-    rows.quantize_rows_into(out, scales, x)
-    same((out, scales), eight_bits(x, eight))
+    same(quantized(x, eight), eight_bits(x, eight))
 
 
 @every_format
@@ -164,31 +161,49 @@ def test_joined_operations_give_the_bits_of_one_after_the_other(
     same((out, left), (normed, total))
 
     wanted, found = quantized(normed, eight), empty_quantized(normed, eight)
-    rows.rms_norm_quantized_into(*found, total, weight, 1e-6, 1.0)
-    same(found, wanted)
+    rows.rms_norm_quantized_into(found, total, weight, 1e-6, 1.0)
+    same(parts(found), wanted)
     found = empty_quantized(normed, eight)
-    rows.add_rms_norm_quantized_into(*found, x, x, y, 0.3, weight, 1e-6, 1.0)
-    same((*found, x), (*wanted, total))
+    rows.add_rms_norm_quantized_into(found, x, x, y, 0.3, weight, 1e-6, 1.0)
+    same((*parts(found), x), (*wanted, total))
 
 
-@every_format
-@pytest.mark.parametrize("width", [30, 40, 9000])
-def test_activation_to_eight_bits(eight: torch.dtype, width: int, device: str) -> None:
-    x = noise(0, 2, 2 * width, dtype=torch.bfloat16, device=device, spread=2.0)
-    wanted = quantized(rows.activate(x, "silu", True), eight)
-    found = empty_quantized(x[:, :width], eight)
-    rows.activate_quantized_into(*found, x, "silu")
-    same(found, wanted)
+@every_dtype
+@pytest.mark.parametrize(("width", "group"), [(32, 32), (192, 64), (384, 128)])
+def test_norms_rounded_by_group_have_the_bits_of_one_after_the_other(
+    dtype: torch.dtype, width: int, group: int, device: str
+) -> None:
+    x, y = (noise(seed, 3, width, dtype=dtype, device=device, spread=2.0) for seed in (0, 1))
+    x[1, 5] = torch.inf
+    weight = noise(2, width, dtype=dtype, device=device)
+    total = rows.add(x, y, 0.3)
+    wanted = quantize_groups(rows.rms_norm(total, weight, 1e-6, 1.0), group)
+    found = QuantizedRows.empty(3, width, group, torch.int8, x.device)
+    rows.rms_norm_quantized_into(found, total, weight, 1e-6, 1.0)
+    same(group_parts(found), group_parts(wanted))
+    found = QuantizedRows.empty(3, width, group, torch.int8, x.device)
+    rows.add_rms_norm_quantized_into(found, x, x, y, 0.3, weight, 1e-6, 1.0)
+    same((*group_parts(found), x), (*group_parts(wanted), total))
+
+
+def group_parts(made: QuantizedRows) -> tuple[Tensor, Tensor, Tensor]:
+    """Without what fills up rows."""
+    assert made.sums is not None
+    return made.data, made.scales[:, : len(made.data)], made.sums[:, : len(made.data)]
+
+
+def parts(made: QuantizedRows) -> tuple[Tensor, Tensor]:
+    return made.data, made.scales[0]
 
 
 def quantized(x: Tensor, eight: torch.dtype) -> tuple[Tensor, Tensor]:
     made = empty_quantized(x, eight)
-    rows.quantize_rows_into(*made, x)
-    return made
+    quantize_into(made, x)
+    return parts(made)
 
 
-def empty_quantized(x: Tensor, eight: torch.dtype) -> tuple[Tensor, Tensor]:
-    return torch.empty(x.shape, dtype=eight, device=x.device), torch.empty(len(x), device=x.device)
+def empty_quantized(x: Tensor, eight: torch.dtype) -> QuantizedRows:
+    return QuantizedRows.empty(*x.shape, x.shape[1], eight, x.device)
 
 
 def over_rows(dtype: torch.dtype, device: str, width: int) -> list[Callable[[Tensor], Tensor]]:
