@@ -144,7 +144,7 @@ def test_whoever_makes_rows_for_weights_of_few_bits_rounds_them(name: str) -> No
     triton = opened()
     model = decoder(QUANTIZABLE["one after the other"], triton, WeightFormat(name=name, group=32))
     programs = captured(model, triton, rows_of(model.arch))._programs
-    feed_forward = ["linear_add_rounded_norm", "gated_linear"]
+    feed_forward = ["linear_add_rounded_norm", "rounded_gated_linear"]
     layers = ["linear", "place", "attend", *feed_forward, "linear_add_rounded_norm"]
     # Of the last norm somebody else wants the rows themselves.
     layers += ["linear", "place", "attend", *feed_forward, "linear_add_norm"]

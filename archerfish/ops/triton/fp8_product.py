@@ -9,7 +9,6 @@ from dataclasses import replace
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from archerfish.ops.triton.device_weight import DeviceWeight
 from archerfish.ops.triton.launch import await_inputs, dot, launch, let_next_start
@@ -20,12 +19,17 @@ from archerfish.ops.triton.product_tiles import (
     Tiles,
     finish,
     largest_divisor,
+    peaked_at_once,
     prefetch_rows,
+    rounded_late,
+    row_arguments,
+    row_peak,
     rows_of_tile,
     tile_of,
     with_bias,
 )
-from archerfish.ops.triton.quantized_rows import QuantizedRows, quantize_rows
+from archerfish.ops.triton.quantized_rows import PeakedRow, QuantizedRows, quantize_rows
+from archerfish.ops.triton.row_kernels import inverse_of, scale_of
 
 LIBRARY_ROWS = 1024
 """The library is asked for so many rows at a time, never for others: only of these its bits are known."""
@@ -33,31 +37,40 @@ _agreements: dict[tuple[torch.Size, torch.device], bool] = {}
 """By the shape of the weight."""
 
 
-def fp8_product_into(ending: Ending, rows: QuantizedRows, weight: DeviceWeight) -> None:
+def fp8_product_into(
+    ending: Ending, rows: QuantizedRows | PeakedRow, weight: DeviceWeight, tiles: Tiles | None = None
+) -> None:
     """y = (sum * scale of the row) * scale of the output."""
     num_rows = len(ending.out)
-    by_library = num_rows - num_rows % LIBRARY_ROWS if _takes_library(ending, weight) else 0
+    if isinstance(rows, PeakedRow) or not _takes_library(ending, weight):
+        _by_tiles(ending, rows, weight, tiles)
+        return
+    by_library = num_rows - num_rows % LIBRARY_ROWS
     for first in range(0, by_library, LIBRARY_ROWS):
         _by_library(ending, rows, weight, slice(first, first + LIBRARY_ROWS))
     if by_library < num_rows:
         rest = slice(by_library, num_rows)
-        _by_tiles(_part(ending, rest), rows.data[rest], rows.scales[0, rest], weight)
+        _by_tiles(_part(ending, rest), rows.part(rest), weight, tiles)
 
 
 def _part(ending: Ending, part: slice) -> Ending:
     residual = None if ending.residual is None else ending.residual[part]
-    return Ending(out=ending.out[part], bias=ending.bias, residual=residual, activation=ending.activation)
+    return replace(ending, out=ending.out[part], residual=residual)
 
 
-def _by_tiles(ending: Ending, data: Tensor, scales: Tensor, weight: DeviceWeight) -> None:
+def _by_tiles(
+    ending: Ending, rows: QuantizedRows | PeakedRow, weight: DeviceWeight, tiles: Tiles | None = None
+) -> None:
     num_rows, num_outputs = ending.out.shape
-    tiles = fp8_tiles(weight, num_outputs, num_rows)
+    tiles = tiles or fp8_tiles(weight, num_outputs, num_rows)
     launch(
         fp8_kernel,
         (tiles.count(num_outputs, num_rows),),
-        *(ending.out, data, scales, weight.data, weight.scales, ending.bias, ending.residual),
+        *(ending.out, *ending.beside, *row_arguments(rows)),
+        *(weight.data, weight.scales, ending.bias, ending.residual),
         *(num_rows, num_outputs, weight.num_inputs, *ending.strides),
         STEP=tiles.step,
+        PEAKED=peaked_at_once(rows),
         **tiles.settings(ending),
     )
 
@@ -83,12 +96,17 @@ def _tiles(weight: DeviceWeight, outputs: int, rows: int, step: int, *, warps: i
 
 @triton.jit
 def fp8_kernel(
-    out, rows, row_scales, weight, weight_scales, bias, residual,
-    num_rows, num_outputs, num_inputs, out_stride, residual_stride,
+    out, out_scales, out_sums, out_peaks, rows, row_scales, peaked, num_peaked,
+    weight, weight_scales, bias, residual,
+    num_rows, num_outputs, num_inputs, out_stride, residual_stride, beside_stride,
     STEP: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
-    LINES: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr,
+    PEAKED: tl.constexpr, LINES: tl.constexpr,
+    DTYPE: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """A tile of outputs, of the first and the second half of the weight if there is an activation."""
+    """A tile of outputs, of the first and the second half of the weight if there is an activation.
+
+    Rows come rounded, or one of them in full.
+    """
     let_next_start(EARLY)
     first_output, first_row = tile_of(num_outputs, num_rows, OUTPUTS, ROWS)
     outputs = first_output + tl.arange(0, OUTPUTS)
@@ -102,23 +120,33 @@ def fp8_kernel(
     inputs = tl.arange(0, STEP)
     lefts = weight + stored.to(tl.int64)[:, None] * num_inputs + inputs[None, :]
     other_lefts = weight + others.to(tl.int64)[:, None] * num_inputs + inputs[None, :]
-    rights = rows + places.to(tl.int64)[None, :] * num_inputs + inputs[:, None]
-    inside = places < num_rows
+    late: tl.constexpr = peaked is not None
+    loaded = first_row + tl.arange(0, 1 if late else ROWS)
+    rights = rows + loaded.to(tl.int64)[None, :] * num_inputs + inputs[:, None]
     total = tl.zeros((OUTPUTS, ROWS), tl.float32)
     other = tl.zeros((OUTPUTS, ROWS), tl.float32)
     await_inputs(EARLY)
+    if late:
+        peak = row_peak(peaked, num_peaked, PEAKED)
+        inverse = inverse_of(peak, weight.dtype.element_ty)
     for first in range(0, num_inputs, STEP):
-        right = tl.load(rights + first, mask=inside[None, :], other=0.0)
+        right = tl.load(rights + first, mask=(loaded < num_rows)[None, :], other=0.0)
+        if late:
+            right = rounded_late(right, inverse, ROWS, weight.dtype.element_ty)
         total = dot(tl.load(lefts + first), right, total)
         if gated:
             other = dot(tl.load(other_lefts + first), right, other)
-    factors = tl.load(row_scales + places, mask=inside, other=0.0)[None, :]
+    if late:
+        factors = scale_of(peak, weight.dtype.element_ty)
+    else:
+        factors = tl.load(row_scales + places, mask=places < num_rows, other=0.0)[None, :]
     y = with_bias(total * factors * tl.load(weight_scales + stored)[:, None], bias, stored)
     up = y
     if gated:
         up = with_bias(other * factors * tl.load(weight_scales + others)[:, None], bias, others)
     finish(
-        out, y, up, residual, outputs, places, num_outputs, num_rows, out_stride, residual_stride, ACTIVATION
+        out, out_scales, out_sums, out_peaks, y, up, residual, first_output, places, num_outputs, num_rows,
+        out_stride, residual_stride, beside_stride, DTYPE, ACTIVATION,
     )  # fmt: skip
 
 
@@ -129,7 +157,12 @@ def _takes_library(ending: Ending, weight: DeviceWeight) -> bool:
     """Many rows go faster by the vendor's library, if it gives the very bits of the kernel above."""
     out = ending.out
     is_plain = ending.bias is None and ending.activation is None and out.is_contiguous()
-    fits = out.is_cuda and len(out) >= LIBRARY_ROWS and out.dtype == torch.bfloat16 and weight.num_outputs % 16 == 0
+    fits = (
+        out.is_cuda
+        and len(out) >= LIBRARY_ROWS
+        and out.dtype == ending.dtype == torch.bfloat16
+        and weight.num_outputs % 16 == 0
+    )
     return is_plain and fits and _agrees(weight)
 
 
@@ -145,8 +178,8 @@ def _agrees(weight: DeviceWeight) -> bool:
         rows = quantize_rows(x)
         ours = torch.empty(LIBRARY_ROWS, weight.num_outputs, dtype=torch.bfloat16, device=device)
         theirs = torch.empty_like(ours)
-        _by_tiles(Ending(out=ours), rows.data, rows.scales[0], weight)
-        _by_library(Ending(out=theirs), rows, weight, slice(None))
+        _by_tiles(Ending(out=ours, dtype=ours.dtype), rows, weight)
+        _by_library(Ending(out=theirs, dtype=theirs.dtype), rows, weight, slice(None))
         if not ours.any():  # A weight of zeros shows nothing.
             return False
         _agreements[key] = torch.equal(ours.view(torch.int16), theirs.view(torch.int16))

@@ -28,14 +28,14 @@ _INTERPRETED: tl.constexpr = tl.constexpr(INTERPRETED)
 _SIXTEENTH: tl.constexpr = tl.constexpr(1 / 16)
 
 
-def int4_product_into(ending: Ending, rows: QuantizedRows, weight: DeviceWeight) -> None:
+def int4_product_into(ending: Ending, rows: QuantizedRows, weight: DeviceWeight, tiles: Tiles | None = None) -> None:
     num_rows, num_outputs = ending.out.shape
-    tiles = int4_tiles(weight, num_outputs, num_rows)
+    tiles = tiles or int4_tiles(weight, num_outputs, num_rows)
     assert weight.zeros is None or rows.sums is not None, "weights with zero points need the sums of groups"
     launch(
         int4_kernel,
         (tiles.count(num_outputs, num_rows),),
-        *(ending.out, rows.data, rows.scales, rows.sums, weight.data, weight.scales, weight.zeros),
+        *(ending.out, *ending.beside, rows.data, rows.scales, rows.sums, weight.data, weight.scales, weight.zeros),
         *(ending.bias, ending.residual),
         *(num_rows, num_outputs, weight.num_inputs, rows.scales.shape[1], *ending.strides),
         ODD=weight.num_groups % 2 == 1,
@@ -74,10 +74,10 @@ def _tiles(weight: DeviceWeight, outputs: int, rows: int, inputs: int, *, warps:
 
 @triton.jit
 def int4_kernel(
-    out, rows, row_scales, sums, weight, weight_scales, zeros, bias, residual,
-    num_rows, num_outputs, num_inputs, scale_stride, out_stride, residual_stride,
+    out, out_scales, out_sums, out_peaks, rows, row_scales, sums, weight, weight_scales, zeros, bias, residual,
+    num_rows, num_outputs, num_inputs, scale_stride, out_stride, residual_stride, beside_stride,
     ODD: tl.constexpr, GROUP: tl.constexpr, AT_ONCE: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
-    LINES: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr,
+    LINES: tl.constexpr, DTYPE: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """A tile of outputs, of the first and the second half of the weight if there is an activation.
 
@@ -139,7 +139,8 @@ def int4_kernel(
     if gated:
         up = with_bias(other * _SIXTEENTH, bias, others)
     finish(
-        out, y, up, residual, outputs, places, num_outputs, num_rows, out_stride, residual_stride, ACTIVATION
+        out, out_scales, out_sums, out_peaks, y, up, residual, first_output, places, num_outputs, num_rows,
+        out_stride, residual_stride, beside_stride, DTYPE, ACTIVATION,
     )  # fmt: skip
 
 

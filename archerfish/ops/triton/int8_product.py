@@ -16,36 +16,48 @@ from archerfish.ops.triton.product_tiles import (
     Tiles,
     finish,
     largest_divisor,
+    peaked_at_once,
     prefetch_rows,
+    rounded_late,
+    row_arguments,
+    row_peak,
     rows_of_tile,
     stages_ahead,
     tile_of,
     with_bias,
 )
-from archerfish.ops.triton.quantized_rows import QuantizedRows
+from archerfish.ops.triton.quantized_rows import PeakedRow, QuantizedRows
+from archerfish.ops.triton.row_kernels import inverse_of, scale_of
 
 
-def int8_product_into(ending: Ending, rows: QuantizedRows, weight: DeviceWeight) -> None:
+def int8_product_into(
+    ending: Ending, rows: QuantizedRows | PeakedRow, weight: DeviceWeight, tiles: Tiles | None = None
+) -> None:
     num_rows, num_outputs = ending.out.shape
-    tiles = int8_tiles(weight, num_outputs, num_rows)
+    given = row_arguments(rows)
+    tiles = tiles or int8_tiles(weight, num_outputs, num_rows, late=given.peaked is not None)
+    is_whole = weight.group == weight.num_inputs
+    assert given.scales is not None or is_whole, "rows are rounded late if one scale does for all of a row"
     launch(
         int8_kernel,
         (tiles.count(num_outputs, num_rows),),
-        *(ending.out, rows.data, rows.scales, weight.data, weight.scales, ending.bias, ending.residual),
-        *(num_rows, num_outputs, weight.num_inputs, rows.scales.shape[1], *ending.strides),
-        WHOLE=weight.group == weight.num_inputs,
+        *(ending.out, *ending.beside, *given, weight.data, weight.scales, ending.bias, ending.residual),
+        *(num_rows, num_outputs, weight.num_inputs, 0 if given.scales is None else given.scales.shape[1]),
+        *ending.strides,
+        WHOLE=is_whole,
         STEP=tiles.step,
         AT_ONCE=tiles.at_once,
+        PEAKED=peaked_at_once(rows),
         **tiles.settings(ending),
     )
 
 
-def int8_tiles(weight: DeviceWeight, num_outputs: int, num_rows: int) -> Tiles:
-    """A program of a gated product makes two tiles, of num_outputs each."""
+def int8_tiles(weight: DeviceWeight, num_outputs: int, num_rows: int, *, late: bool = False) -> Tiles:
+    """A program of a gated product makes two tiles, of num_outputs each. Rows rounded late want few programs."""
     is_gated = num_outputs < weight.num_outputs
     is_wide = weight.num_outputs > 64 * MULTIPROCESSORS
     if num_rows <= FEW_ROWS:
-        outputs = 32 if is_wide and not is_gated else 16
+        outputs = 32 if (is_wide or late) and not is_gated else 16
         return _tiles(weight, outputs, rows_of_tile(num_rows, least=8), 512, warps=outputs // 16)
     is_whole = weight.group == weight.num_inputs  # Without sums in float32 beside whole ones, larger tiles fit.
     for rows in (256, 128) if is_whole else (128,):
@@ -70,14 +82,17 @@ def _tiles(weight: DeviceWeight, outputs: int, rows: int, inputs: int, *, warps:
 
 @triton.jit
 def int8_kernel(
-    out, rows, row_scales, weight, weight_scales, bias, residual,
-    num_rows, num_outputs, num_inputs, scale_stride, out_stride, residual_stride,
+    out, out_scales, out_sums, out_peaks, rows, row_scales, peaked, num_peaked,
+    weight, weight_scales, bias, residual,
+    num_rows, num_outputs, num_inputs, scale_stride, out_stride, residual_stride, beside_stride,
     WHOLE: tl.constexpr, STEP: tl.constexpr, AT_ONCE: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
-    LINES: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr,
+    PEAKED: tl.constexpr, LINES: tl.constexpr,
+    DTYPE: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """A tile of outputs, of the first and the second half of the weight if there is an activation.
 
-    WHOLE rows have one scale, and STEP is any part of them; otherwise STEP is the group.
+    WHOLE rows have one scale, and STEP is any part of them; otherwise STEP is the group. Rows come rounded, or one
+    of them in full.
     """
     let_next_start(EARLY)
     first_output, first_row = tile_of(num_outputs, num_rows, OUTPUTS, ROWS)
@@ -91,41 +106,47 @@ def int8_kernel(
     inputs = tl.arange(0, STEP)
     lefts = weight + stored.to(tl.int64)[:, None] * num_inputs + inputs[None, :]
     other_lefts = weight + (stored + num_outputs).to(tl.int64)[:, None] * num_inputs + inputs[None, :]
-    rights = rows + places.to(tl.int64)[None, :] * num_inputs + inputs[:, None]
+    late: tl.constexpr = peaked is not None
+    loaded = first_row + tl.arange(0, 1 if late else ROWS)
+    rights = rows + loaded.to(tl.int64)[None, :] * num_inputs + inputs[:, None]
     total = tl.zeros((OUTPUTS, ROWS), tl.int32 if WHOLE else tl.float32)
     other = tl.zeros((OUTPUTS, ROWS), tl.int32 if WHOLE else tl.float32)
     await_inputs(EARLY)
+    if late:
+        peak = row_peak(peaked, num_peaked, PEAKED)
+        inverse = inverse_of(peak, tl.int8)
     for first in range(0, num_inputs // STEP, AT_ONCE):
         for ahead in tl.static_range(AT_ONCE):
             step = first + ahead
-            right = tl.load(rights + step * STEP, mask=(places < num_rows)[None, :], other=0)
-            scales = row_scales + step * scale_stride
-            total = _added(total, tl.load(lefts + step * STEP), right, scales, places, scale_stride, WHOLE)
+            right = tl.load(rights + step * STEP, mask=(loaded < num_rows)[None, :], other=0)
+            if late:
+                right = rounded_late(right, inverse, ROWS, tl.int8)
+            left = tl.load(lefts + step * STEP)
+            total = _added(total, left, right, row_scales, step, places, scale_stride, WHOLE)
             if gated:
                 left = tl.load(other_lefts + step * STEP)
-                other = _added(other, left, right, scales, places, scale_stride, WHOLE)
-    y = _scaled(total, row_scales, weight_scales, bias, places, stored, num_rows, WHOLE)
+                other = _added(other, left, right, row_scales, step, places, scale_stride, WHOLE)
+    if WHOLE:
+        if late:
+            factors = scale_of(peak, tl.int8)
+        else:
+            factors = tl.load(row_scales + places, mask=places < num_rows, other=0.0)[None, :]
+        total, other = total.to(tl.float32) * factors, other.to(tl.float32) * factors
+    y = with_bias(total * tl.load(weight_scales + stored)[:, None], bias, stored)
     up = y
     if gated:
-        up = _scaled(other, row_scales, weight_scales, bias, places, stored + num_outputs, num_rows, WHOLE)
+        up = with_bias(other * tl.load(weight_scales + stored + num_outputs)[:, None], bias, stored + num_outputs)
     finish(
-        out, y, up, residual, outputs, places, num_outputs, num_rows, out_stride, residual_stride, ACTIVATION
+        out, out_scales, out_sums, out_peaks, y, up, residual, first_output, places, num_outputs, num_rows,
+        out_stride, residual_stride, beside_stride, DTYPE, ACTIVATION,
     )  # fmt: skip
 
 
 @triton.jit
-def _added(total, left, right, scales, places, scale_stride, WHOLE: tl.constexpr):
+def _added(total, left, right, row_scales, step, places, scale_stride, WHOLE: tl.constexpr):
     if WHOLE:
         return tl.dot(left, right, total, out_dtype=tl.int32)
     else:  # noqa: RET505
-        factors = tl.load(scales + places, mask=places < scale_stride, other=0.0)
+        factors = tl.load(row_scales + step * scale_stride + places, mask=places < scale_stride, other=0.0)
         counts = tl.dot(left, right, out_dtype=tl.int32)
         return tl.fma(counts.to(tl.float32), factors[None, :], total)
-
-
-@triton.jit
-def _scaled(total, row_scales, weight_scales, bias, places, outputs, num_rows, WHOLE: tl.constexpr):
-    if WHOLE:
-        scales = tl.load(row_scales + places, mask=places < num_rows, other=0.0)
-        total = total.to(tl.float32) * scales[None, :]
-    return with_bias(total * tl.load(weight_scales + outputs)[:, None], bias, outputs)

@@ -197,6 +197,7 @@ _LINES: dict[str, Callable[..., Any]] = {
     "linear_add": products.linear_add,
     "linear_add_norm": products.linear_add_norm,
     "rounded_norm": quantized.rounded_norm,
+    "rounded_gated_linear": quantized.rounded_gated,
     "linear_add_rounded_norm": products.linear_add_rounded_norm,
     "place": _place,
 }

@@ -1,15 +1,17 @@
 """What products of all formats share: the tile a program makes, and what becomes of its sums. Knows no format."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from archerfish.arch.arch import Activation
 from archerfish.ops.triton.launch import prefetch
-from archerfish.ops.triton.row_kernels import narrow, nonlinear
+from archerfish.ops.triton.quantized_rows import PeakedRow, QuantizedRows
+from archerfish.ops.triton.row_kernels import eight_bits, magnitude, narrow, nonlinear, scale_of, whole_or_narrow
 
 MULTIPROCESSORS = 132
 """Of a Hopper GPU. Fewer programs than these leave some of them idle; on others only the speed differs."""
@@ -17,6 +19,10 @@ FEW_ROWS = 16
 """Up to so many, the time is that of reading the weights."""
 _LINE = 128
 _MOST_LINES = 16
+_WHOLE_GROUP_INPUTS = 128
+"""Of a stage: more would not fit shared memory with as many outputs."""
+_MOST_PEAKED = 4096
+_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _NEIGHBOURS: tl.constexpr = tl.constexpr(8)
 
 
@@ -45,6 +51,7 @@ class Tiles:
             "OUTPUTS": self.outputs,
             "ROWS": self.rows,
             "LINES": self.prefetched_lines,
+            "DTYPE": _DTYPES[ending.dtype],
             "ACTIVATION": ending.activation,
             "num_warps": self.warps,
             "num_stages": self.stages,
@@ -58,21 +65,54 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Ending:
-    """What becomes of a product y, rounded to the type of out."""
+    """What becomes of a product y, rounded to the type of the model."""
 
     out: Tensor
-    """[rows, outputs]; columns lie side by side."""
+    """[rows, outputs]; columns lie side by side. Of a wider type than the model's, if that is what is wanted."""
+    dtype: torch.dtype
+    """Of the model."""
     bias: Tensor | None = None
     """Added to y before it is rounded. [outputs of the weight]"""
     residual: Tensor | None = None
     """Added to the rounded y, and rounded again. May be out."""
     activation: Activation | None = None
     """Of the first half of the weight's outputs, multiplied with the second; either is rounded before."""
+    rounded: QuantizedRows | None = None
+    """Rows whose data out is: each tile is one of their groups, and rounded to eight bits."""
+    peaks: Tensor | None = None
+    """[rows, tiles] float32: the largest magnitude in each tile."""
 
     @property
-    def strides(self) -> tuple[int, int]:
-        """From row to row, of out and of the residual."""
-        return self.out.stride(0), 0 if self.residual is None else self.residual.stride(0)
+    def beside(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """What is stored beside out: scales and sums of groups, or peaks of tiles."""
+        scales, sums = (None, None) if self.rounded is None else (self.rounded.scales, self.rounded.sums)
+        return scales, sums, self.peaks
+
+    @property
+    def strides(self) -> tuple[int, int, int]:
+        """From row to row, of out and of the residual; of what is stored beside, from one line of it to the next."""
+        beside = next((one.stride(0) for one in self.beside if one is not None), 0)
+        return self.out.stride(0), 0 if self.residual is None else self.residual.stride(0), beside
+
+
+class RowArguments(NamedTuple):
+    """How a kernel is told of its rows."""
+
+    data: Tensor
+    scales: Tensor | None
+    peaked: Tensor | None
+    num_peaked: int
+
+
+def row_arguments(rows: QuantizedRows | PeakedRow) -> RowArguments:
+    if isinstance(rows, QuantizedRows):
+        return RowArguments(rows.data, rows.scales, None, 0)
+    return RowArguments(rows.data, None, rows.peaked, rows.peaked.shape[1])
+
+
+def peaked_at_once(rows: QuantizedRows | PeakedRow) -> int:
+    """Numbers that a program looks at together for the largest of a row."""
+    return 0 if isinstance(rows, QuantizedRows) else min(_power_of_two(rows.peaked.shape[1]), _MOST_PEAKED)
 
 
 def largest_divisor(number: int, candidates: tuple[int, ...]) -> int:
@@ -83,6 +123,12 @@ def largest_divisor(number: int, candidates: tuple[int, ...]) -> int:
 def stages_ahead(inputs: int, ahead: int) -> int:
     """Stages of so many inputs, for about `ahead` of them to be in flight."""
     return min(8, max(4, ahead // inputs))
+
+
+def whole_groups(tiles: Tiles, group: int) -> Tiles:
+    """Tiles of few rows that make one group of outputs each: a program then knows all that a group is rounded by."""
+    at_once = max(1, min(tiles.at_once, _WHOLE_GROUP_INPUTS // tiles.step))
+    return replace(tiles, outputs=group, warps=max(1, group // 16), at_once=at_once, stages=4)
 
 
 def rows_of_tile(num_rows: int, least: int) -> int:
@@ -124,17 +170,54 @@ def with_bias(y, bias, outputs):
 
 
 @triton.jit
+def row_peak(peaked, num_peaked, PEAKED: tl.constexpr):
+    """The largest magnitude of a row, which is that of what is told of it."""
+    columns = tl.arange(0, PEAKED)
+    largest = tl.zeros((PEAKED,), tl.int32)
+    for first in range(0, num_peaked, PEAKED):
+        found = tl.load(peaked + first + columns, mask=columns < num_peaked - first, other=0.0)
+        # Without their sign, bits of numbers are ordered as whole numbers; what is no number comes after all others.
+        largest = tl.maximum(largest, found.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+    return magnitude(tl.max(largest, 0).to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def rounded_late(x, inverse, ROWS: tl.constexpr, DTYPE: tl.constexpr):
+    """[inputs, 1] of a row in full -> [inputs, ROWS] of eight bits, the same for every row of a tile.
+
+    What becomes of a row with no finite numbers does not matter: its scale makes of it what is no number either.
+    """
+    return tl.broadcast_to(whole_or_narrow(x.to(tl.float32) * inverse, DTYPE), (x.shape[0], ROWS))
+
+
+@triton.jit
 def finish(
-    out, y, up, residual, outputs, rows, num_outputs, num_rows, out_stride, residual_stride, ACTIVATION: tl.constexpr
+    out, scales, sums, peaks, y, up, residual, first_output, rows, num_outputs, num_rows,
+    out_stride, residual_stride, beside_stride, DTYPE: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     """Store a tile [outputs, rows] of y; with an activation, of what it makes of y, times up."""
-    dtype: tl.constexpr = out.dtype.element_ty
+    outputs = first_output + tl.arange(0, y.shape[0])
+    tile = first_output // y.shape[0]
     inside = (outputs < num_outputs)[:, None] & (rows < num_rows)[None, :]
-    made = narrow(y, dtype)
+    made = narrow(y, DTYPE)
     if ACTIVATION is not None:
-        made = narrow(nonlinear(made.to(tl.float32), ACTIVATION), dtype)
-        made = narrow(made.to(tl.float32) * narrow(up, dtype).to(tl.float32), dtype)
+        made = narrow(nonlinear(made.to(tl.float32), ACTIVATION), DTYPE)
+        made = narrow(made.to(tl.float32) * narrow(up, DTYPE).to(tl.float32), DTYPE)
     if residual is not None:
         before = residual + rows[None, :].to(tl.int64) * residual_stride + outputs[:, None]
-        made = narrow(tl.load(before, mask=inside, other=0.0).to(tl.float32) + made.to(tl.float32), dtype)
-    tl.store(out + rows[None, :].to(tl.int64) * out_stride + outputs[:, None], made, mask=inside)
+        made = narrow(tl.load(before, mask=inside, other=0.0).to(tl.float32) + made.to(tl.float32), DTYPE)
+    places = out + rows[None, :].to(tl.int64) * out_stride + outputs[:, None]
+    if scales is None and peaks is None:
+        tl.store(places, made.to(out.dtype.element_ty), mask=inside)
+    else:
+        wide = tl.where(inside, made.to(tl.float32), 0.0)
+        largest = tl.max(magnitude(wide), 0)
+        if peaks is not None:
+            tl.store(places, made, mask=inside)
+            tl.store(peaks + rows * beside_stride + tile, largest, mask=rows < num_rows)
+        else:
+            rounded = eight_bits(wide, largest[None, :], tl.int8)
+            tl.store(places, rounded, mask=inside)
+            beside = tile * beside_stride + rows
+            tl.store(scales + beside, scale_of(largest, tl.int8), mask=rows < num_rows)
+            tl.store(sums + beside, tl.sum(rounded.to(tl.int32), 0), mask=rows < num_rows)

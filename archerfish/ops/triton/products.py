@@ -11,17 +11,15 @@ from archerfish.ops.triton.device_weight import DeviceWeight
 from archerfish.ops.triton.launch import INTERPRETED
 from archerfish.ops.triton.linear import Finish, linear_by_cublas, linear_by_kernel, num_parts
 from archerfish.ops.triton.quantized import (
-    Rounding,
     Rows,
-    quantize_for,
+    quantized_add,
     quantized_embed,
     quantized_gated,
     quantized_linear,
-    quantized_linear_into,
     room_for,
     rounded_norm,
 )
-from archerfish.ops.triton.quantized_rows import QuantizedRows
+from archerfish.ops.triton.quantized_rows import QuantizedRows, Rounding
 
 Weight = Tensor | DeviceWeight
 """[outputs, inputs]."""
@@ -64,7 +62,7 @@ def linear(x: Rows, weight: Weight, bias: Tensor | None) -> Tensor:
 def wide_linear(x: Rows, weight: Weight, bias: Tensor | None) -> Tensor:
     """The numbers of `linear`, in float32."""
     if isinstance(weight, DeviceWeight):
-        return quantized_linear(x, weight, bias).float()
+        return quantized_linear(x, weight, bias, torch.float32)
     assert isinstance(x, Tensor)
     if _is_many(x, weight, bias):
         return linear_by_cublas(x, weight, bias).float()
@@ -88,7 +86,9 @@ def gated_linear(x: Rows, weight: Weight, bias: Tensor | None, activation: Activ
 def linear_add(x: Rows, weight: Weight, bias: Tensor | None, residual: Tensor, factor: float) -> Tensor:
     """residual + linear * factor."""
     if isinstance(weight, DeviceWeight):
-        return _quantized_add(x, weight, bias, residual, factor)
+        if factor != 1.0:
+            return rows.add(residual, quantized_linear(x, weight, bias), factor)
+        return quantized_add(x, weight, bias, residual)
     assert isinstance(x, Tensor)
     if _is_many(x, weight, bias):
         return rows.add(residual, linear_by_cublas(x, weight, bias), factor)
@@ -128,14 +128,6 @@ def linear_add_rounded_norm(
     normed = room_for(residual, rounding)
     rows.add_rms_norm_quantized_into(normed, total, residual, linear(x, weight, bias), factor, *norm)
     return SumAndRoundedNorm(total, normed)
-
-
-def _quantized_add(x: Rows, weight: DeviceWeight, bias: Tensor | None, residual: Tensor, factor: float) -> Tensor:
-    if factor != 1.0:
-        return rows.add(residual, quantized_linear(x, weight, bias), factor)
-    out = torch.empty_like(residual)
-    quantized_linear_into(out, quantize_for(x, weight), weight, bias, residual)
-    return out
 
 
 def walk_in_order() -> None:

@@ -3,7 +3,7 @@
 A row's bits depend on that row and the weight alone, whatever else is in the step.
 """
 
-from typing import NamedTuple
+from dataclasses import replace
 
 import torch
 import triton
@@ -12,27 +12,19 @@ from torch import Tensor
 
 from archerfish.arch.arch import Activation
 from archerfish.ops.triton.device_weight import DeviceWeight
-from archerfish.ops.triton.fp8_product import fp8_product_into
-from archerfish.ops.triton.int4_product import int4_product_into
-from archerfish.ops.triton.int8_product import int8_product_into
+from archerfish.ops.triton.fp8_product import fp8_product_into, fp8_tiles
+from archerfish.ops.triton.int4_product import int4_product_into, int4_tiles
+from archerfish.ops.triton.int8_product import int8_product_into, int8_tiles
 from archerfish.ops.triton.launch import await_inputs, launch, let_next_start
-from archerfish.ops.triton.product_tiles import Ending
-from archerfish.ops.triton.quantized_rows import QuantizedRows, quantize_into
+from archerfish.ops.triton.product_tiles import FEW_ROWS, MULTIPROCESSORS, Ending, Tiles, whole_groups
+from archerfish.ops.triton.quantized_rows import PeakedRow, QuantizedRows, Rounding, quantize_into
 from archerfish.ops.triton.row_kernels import narrow
 from archerfish.ops.triton.rows import rms_norm_quantized_into
 
 _BLOCK = 1024
 
 
-class Rounding(NamedTuple):
-    """What activations become before they are multiplied."""
-
-    dtype: torch.dtype
-    group: int
-    """Inputs that share a scale; all of a row, if there are no groups."""
-
-
-Rows = Tensor | QuantizedRows
+Rows = Tensor | QuantizedRows | PeakedRow
 """[T, K] as a product finds them: perhaps rounded by whoever made them, as `rounding_of` its weight says."""
 
 
@@ -40,30 +32,86 @@ def rounding_of(weight: DeviceWeight) -> Rounding:
     return Rounding(torch.float8_e4m3fn if weight.format == "fp8" else torch.int8, weight.group)
 
 
-def quantized_linear(x: Rows, weight: DeviceWeight, bias: Tensor | None) -> Tensor:
-    """[T, K] x [N, K] -> [T, N], in the type of x; of rounded rows, in that of the model."""
-    rows = quantize_for(x, weight)
-    out = _room(x, rows, weight, weight.num_outputs)
-    quantized_linear_into(out, rows, weight, bias)
+# -- products ---------------------------------------------------------------------------------------------------------
+
+
+def quantized_linear(
+    x: Rows, weight: DeviceWeight, bias: Tensor | None, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """[T, K] x [N, K] -> [T, N], in the type of x, of rounded rows in the model's; perhaps stored in a wider one."""
+    rows = prepared(x, weight)
+    dtype = _dtype(x, weight)
+    out = _room(rows, weight.num_outputs, out_dtype or dtype)
+    _product_into(Ending(out=out, dtype=dtype, bias=bias), rows, weight)
+    return out
+
+
+def quantized_add(x: Rows, weight: DeviceWeight, bias: Tensor | None, residual: Tensor) -> Tensor:
+    """residual + the product."""
+    out = torch.empty_like(residual)
+    quantized_linear_into(out, prepared(x, weight), weight, bias, residual)
     return out
 
 
 def quantized_gated(x: Rows, weight: DeviceWeight, bias: Tensor | None, activation: Activation) -> Tensor:
     """[T, K] x [2I, K], gate and then up -> activation(gate) * up, [T, I]."""
-    rows = quantize_for(x, weight)
-    out = _room(x, rows, weight, weight.num_outputs // 2)
+    rows = prepared(x, weight)
+    out = _room(rows, weight.num_outputs // 2, _dtype(x, weight))
     quantized_gated_into(out, rows, weight, bias, activation)
     return out
 
 
-def _room(x: Rows, rows: QuantizedRows, weight: DeviceWeight, width: int) -> Tensor:
-    dtype = x.dtype if isinstance(x, Tensor) else weight.dtype
+def rounded_gated(
+    x: Rows, weight: DeviceWeight, bias: Tensor | None, activation: Activation, rounding: Rounding
+) -> Rows:
+    """The same for a product that wants it rounded so: of few rows it costs nothing on the way, many come in full."""
+    rows = prepared(x, weight)
+    num_rows, width = len(rows.data), weight.num_outputs // 2
+    out = _room(rows, width, _dtype(x, weight))
+    ending = Ending(out=out, dtype=out.dtype, bias=bias, activation=activation)
+    if num_rows == 1 and not rounding.by_group:
+        tiles = tiles_of(weight, width, num_rows)
+        peaks = torch.empty(num_rows, -(-width // tiles.outputs), dtype=torch.float32, device=out.device)
+        _product_into(replace(ending, peaks=peaks), rows, weight, tiles)
+        return PeakedRow(data=out, peaked=peaks)
+    if rounding.by_group and num_rows <= FEW_ROWS:
+        made = room_for(out, rounding)
+        tiles = whole_groups(tiles_of(weight, width, num_rows), rounding.group)
+        _product_into(replace(ending, out=made.data, rounded=made), rows, weight, tiles)
+        return made
+    _product_into(ending, rows, weight)
+    return out
+
+
+def _dtype(x: Rows, weight: DeviceWeight) -> torch.dtype:
+    match x:
+        case Tensor():
+            return x.dtype
+        case PeakedRow():
+            return x.data.dtype
+        case QuantizedRows():
+            return weight.dtype
+
+
+def _room(rows: QuantizedRows | PeakedRow, width: int, dtype: torch.dtype) -> Tensor:
     return torch.empty(len(rows.data), width, dtype=dtype, device=rows.data.device)
 
 
-def quantize_for(x: Rows, weight: DeviceWeight) -> QuantizedRows:
-    if isinstance(x, QuantizedRows):
+# -- rounding ---------------------------------------------------------------------------------------------------------
+
+
+def prepared(x: Rows, weight: DeviceWeight) -> QuantizedRows | PeakedRow:
+    """As the product's kernel takes them."""
+    if not isinstance(x, Tensor):
         return x
+    # Every program rounds for itself: a single row, and for few programs, takes them less time than a launch.
+    is_narrow = weight.num_outputs <= 64 * MULTIPROCESSORS
+    if len(x) == 1 and is_narrow and not rounding_of(weight).by_group:
+        return PeakedRow(data=x, peaked=x)
+    return quantize_for(x, weight)
+
+
+def quantize_for(x: Tensor, weight: DeviceWeight) -> QuantizedRows:
     rows = room_for(x, rounding_of(weight))
     quantize_into(rows, x)
     return rows
@@ -81,36 +129,64 @@ def rounded_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float, ro
     return rows
 
 
+# -- products into given tensors --------------------------------------------------------------------------------------
+
+
 def quantized_linear_into(
-    out: Tensor, rows: QuantizedRows, weight: DeviceWeight, bias: Tensor | None = None, residual: Tensor | None = None
+    out: Tensor,
+    rows: QuantizedRows | PeakedRow,
+    weight: DeviceWeight,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    tiles: Tiles | None = None,
 ) -> None:
     """The product, rounded; with a residual, what comes of adding that, rounded again. The residual may be out."""
-    _product_into(Ending(out=out, bias=bias, residual=residual), rows, weight)
+    _product_into(Ending(out=out, dtype=out.dtype, bias=bias, residual=residual), rows, weight, tiles)
 
 
 def quantized_gated_into(
-    out: Tensor, rows: QuantizedRows, weight: DeviceWeight, bias: Tensor | None, activation: Activation
+    out: Tensor,
+    rows: QuantizedRows | PeakedRow,
+    weight: DeviceWeight,
+    bias: Tensor | None,
+    activation: Activation,
+    tiles: Tiles | None = None,
 ) -> None:
     """Rounds where a product and then a gated activation would."""
-    _product_into(Ending(out=out, bias=bias, activation=activation), rows, weight)
+    _product_into(Ending(out=out, dtype=out.dtype, bias=bias, activation=activation), rows, weight, tiles)
 
 
-def _product_into(ending: Ending, rows: QuantizedRows, weight: DeviceWeight) -> None:
+def tiles_of(weight: DeviceWeight, num_outputs: int, num_rows: int) -> Tiles:
+    """How a product is cut, of so many outputs; half of the weight's, if it is gated."""
+    match weight.format:
+        case "int8" | "w8a8":
+            return int8_tiles(weight, num_outputs, num_rows)
+        case "int4":
+            return int4_tiles(weight, num_outputs, num_rows)
+        case "fp8":
+            return fp8_tiles(weight, num_outputs, num_rows)
+
+
+def _product_into(
+    ending: Ending, rows: QuantizedRows | PeakedRow, weight: DeviceWeight, tiles: Tiles | None = None
+) -> None:
     num_outputs = weight.num_outputs if ending.activation is None else weight.num_outputs // 2
     expected = (len(rows.data), num_outputs)
     assert ending.out.shape == expected and ending.out.stride(1) == 1, f"{tuple(ending.out.shape)} is not {expected}"
-    assert rows.data.shape[1] == weight.num_inputs and rows.group == weight.group, (
-        f"rows of {rows.data.shape[1]} in groups of {rows.group} for {weight.num_inputs} in groups of {weight.group}"
+    group = rows.group if isinstance(rows, QuantizedRows) else rows.data.shape[1]
+    assert rows.data.shape[1] == weight.num_inputs and group == weight.group, (
+        f"rows of {rows.data.shape[1]} in groups of {group} for {weight.num_inputs} in groups of {weight.group}"
     )
     if not len(rows.data):
         return
     match weight.format:
         case "int8" | "w8a8":
-            int8_product_into(ending, rows, weight)
+            int8_product_into(ending, rows, weight, tiles)
         case "int4":
-            int4_product_into(ending, rows, weight)
+            assert isinstance(rows, QuantizedRows), "rows for weights of four bits are rounded before, by group"
+            int4_product_into(ending, rows, weight, tiles)
         case "fp8":
-            fp8_product_into(ending, rows, weight)
+            fp8_product_into(ending, rows, weight, tiles)
 
 
 # -- embeddings -------------------------------------------------------------------------------------------------------

@@ -3,8 +3,8 @@
 A row depends on itself alone: groups are rounded each by its own largest number.
 """
 
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
 import torch
 import triton
@@ -20,6 +20,20 @@ _PADDING = 16
 _BLOCK = 1024
 _WIDEST_BLOCK = 8192
 """Wider rows are read twice."""
+
+
+class Rounding(NamedTuple):
+    """What activations become before they are multiplied."""
+
+    dtype: torch.dtype
+    """int8 or float8_e4m3fn."""
+    group: int
+    """Inputs that share a scale; all of a row, if there are no groups."""
+
+    @property
+    def by_group(self) -> bool:
+        """Also where a row is a single group."""
+        return self.dtype == torch.int8 and self.group in _GROUPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,7 +55,7 @@ class QuantizedRows:
     @classmethod
     def empty(cls, num_rows: int, num_inputs: int, group: int, dtype: torch.dtype, device: torch.device | str) -> Self:
         """Room for rows of int8 or float8_e4m3fn."""
-        has_sums = dtype == torch.int8 and group in _GROUPS
+        has_sums = Rounding(dtype, group).by_group
         per_group = (num_inputs // group, -(-num_rows // _PADDING) * _PADDING if has_sums else num_rows)
         return cls(
             group=group,
@@ -49,6 +63,21 @@ class QuantizedRows:
             scales=torch.empty(per_group, dtype=torch.float32, device=device),
             sums=torch.empty(per_group, dtype=torch.int32, device=device) if has_sums else None,
         )
+
+    def part(self, rows: slice) -> Self:
+        """Some of them, where there are no groups."""
+        assert self.sums is None
+        return replace(self, data=self.data[rows], scales=self.scales[:, rows])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PeakedRow:
+    """One row in full, which a product rounds as it reads it: by one scale, found from what is told beside."""
+
+    data: Tensor
+    """[1, inputs]."""
+    peaked: Tensor
+    """[1, some] numbers the largest of which is the row's, in magnitude: those of its parts, or the row itself."""
 
 
 def quantize_groups(x: Tensor, group: int) -> QuantizedRows:

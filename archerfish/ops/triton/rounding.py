@@ -4,17 +4,18 @@ Knows recorded lines, joined as far as they can be otherwise; how rows are round
 """
 
 from archerfish.ops.triton.device_weight import DeviceWeight
-from archerfish.ops.triton.quantized import Rounding, rounding_of
+from archerfish.ops.triton.quantized import rounding_of
+from archerfish.ops.triton.quantized_rows import Rounding
 from archerfish.ops.triton.recording import Line, Made, Operand
 
 _PRODUCTS = ("linear", "wide_linear", "gated_linear", "linear_add", "linear_add_norm")
-_NORMS = ("rms_norm", "linear_add_norm")
+_MAKERS = ("rms_norm", "linear_add_norm", "gated_linear")
 """Their rows are the last of what they make."""
 
 
 def join_rounding(lines: list[Line], kept: set[int]) -> list[Line]:
-    """Norms leave their rows as the products that read them want them."""
-    roundings = {line.made: _rounding(line.made[-1], lines, kept) for line in lines if line.operation in _NORMS}
+    """Norms and gated products leave their rows as the products that read them want them."""
+    roundings = {line.made: _rounding(line.made[-1], lines, kept) for line in lines if _can_round(line)}
     rounded = {made[-1] for made, rounding in roundings.items() if rounding is not None}
     joined = []
     for line in lines:
@@ -23,10 +24,17 @@ def join_rounding(lines: list[Line], kept: set[int]) -> list[Line]:
     return joined
 
 
+def _can_round(line: Line) -> bool:
+    """A product only by the kernels of weights of few bits."""
+    return line.operation in _MAKERS and (line.operation != "gated_linear" or _is_quantized(line))
+
+
 def _rounding_line(line: Line, rounding: Rounding) -> Line:
     """The same, which leaves its rows rounded."""
     if line.operation == "rms_norm":
         return Line("rounded_norm", (*line.arguments, rounding), line.made)
+    if line.operation == "gated_linear":
+        return Line("rounded_gated_linear", (*line.arguments, rounding), line.made)
     *product, weight, eps, weight_offset = line.arguments
     return Line("linear_add_rounded_norm", (*product, (weight, eps, weight_offset), rounding), line.made)
 
