@@ -15,8 +15,10 @@ _CLIPS_INT8 = (1.0, 0.95)
 _CLIPS_INT4 = (1.0, 0.96, 0.92, 0.88, 0.84, 0.8, 0.75, 0.7)
 """Shares of a group's largest number to try."""
 _LARGEST_FP8 = 448.0
-_NUMBERS_AT_ONCE = 1 << 19
-"""Few enough for all that is tried on them to stay in a cache."""
+_IN_A_CACHE = 1 << 19
+"""Numbers rounded at once by a CPU: few enough for all that is tried on them to stay in a cache."""
+_IN_A_LAUNCH = 1 << 25
+"""The same by a GPU: enough for its launches not to be what takes the time, few enough for some copies of them."""
 
 
 class Rounded(NamedTuple):
@@ -96,7 +98,8 @@ def round_int4(
 
 
 def _pieces(weight: Tensor) -> list[slice]:
-    step = max(1, _NUMBERS_AT_ONCE // weight.shape[1])
+    at_once = _IN_A_CACHE if weight.device.type == "cpu" else _IN_A_LAUNCH
+    step = max(1, at_once // weight.shape[1])
     return [slice(first, first + step) for first in range(0, len(weight), step)]
 
 

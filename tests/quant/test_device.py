@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from archerfish.ops.triton.device_weight import DeviceWeight
-from archerfish.quant import InputStatistics, WeightFormat
+from archerfish.quant import InputStatistics, WeightFormat, rounding
 from archerfish.quant.device import device_weight
 from archerfish.quant.rounding import round_fp8, round_int4, round_int8
 
@@ -63,6 +63,31 @@ def test_fp8_is_near_and_takes_zeros() -> None:
     # Four digits in binary, or steps of 2 ** -9 where numbers are small.
     assert ((back - weight.float()).abs() <= weight.float().abs() * 2.0**-4 + largest / 448 * 2.0**-10).all()
     assert not back[3].any() and (scales > 0).all()
+
+
+EVERY = [
+    WeightFormat(name="fp8"),
+    WeightFormat(name="int8"),
+    WeightFormat(name="int4", group=32),
+    WeightFormat(name="int4", group=64, zero_points=True),
+]
+
+
+@pytest.mark.parametrize("weight_format", EVERY, ids=str)
+def test_weights_are_the_same_however_many_numbers_are_rounded_at_once(
+    weight_format: WeightFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU is given more of them at once than a CPU."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    full = torch.randn(96, 192, generator=torch.Generator().manual_seed(2)).to(device, torch.bfloat16)
+    whole = device_weight(full, weight_format)
+    for name in ("_IN_A_CACHE", "_IN_A_LAUNCH"):
+        monkeypatch.setattr(rounding, name, 32 * 192)
+    pieces = device_weight(full, weight_format)
+    assert torch.equal(whole.data.view(torch.uint8), pieces.data.view(torch.uint8))
+    assert torch.equal(whole.scales, pieces.scales)
+    assert (whole.zeros is None) == (pieces.zeros is None)
+    assert whole.zeros is None or pieces.zeros is None or torch.equal(whole.zeros, pieces.zeros)
 
 
 def test_full_numbers_are_refused() -> None:
