@@ -130,9 +130,10 @@ def test_weights_of_few_bits_are_near_the_full_ones(name: str) -> None:
 @pytest.mark.parametrize("of", QUANTIZABLE)
 def test_weights_of_few_bits_have_the_bits_of_operations_run_one_by_one(of: str, name: str) -> None:
     triton, shape = opened(), QUANTIZABLE[of]
+    plans = [*SHORT, [(1, 3, 1, True)]] if INTERPRETED else LONG  # A single token is rounded where many are not.
     model, rows = decoder(shape, triton, WeightFormat(name=name, group=32)), rows_of(shape)
-    found = passes(captured(model, triton, rows), rows, PLANS)
-    wanted = passes(EagerModel(model, storage(model, triton)), rows_of(shape), PLANS)
+    found = passes(captured(model, triton, rows), rows, plans)
+    wanted = passes(EagerModel(model, storage(model, triton)), rows_of(shape), plans)
     for one, other in zip(wanted, found, strict=True):
         assert one.hidden.isfinite().all() and one.hidden.float().std() > 0.1
         assert torch.equal(other.hidden, one.hidden)

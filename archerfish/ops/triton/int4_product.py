@@ -4,6 +4,8 @@ Weights become bytes by three instructions for eight of them, and are multiplied
 changes; groups are added up in their order, each by one fused multiply-add. So tiles may be cut by what is fastest.
 """
 
+from dataclasses import replace
+
 import triton
 import triton.language as tl
 
@@ -14,9 +16,11 @@ from archerfish.ops.triton.product_tiles import (
     MULTIPROCESSORS,
     Ending,
     Tiles,
+    counted,
     finish,
     largest_divisor,
     rows_of_tile,
+    side_by_side,
     stages_ahead,
     tile_of,
     with_bias,
@@ -41,6 +45,7 @@ def int4_product_into(ending: Ending, rows: QuantizedRows, weight: DeviceWeight,
         ODD=weight.num_groups % 2 == 1,
         GROUP=weight.group,
         AT_ONCE=tiles.at_once,
+        SIDES=tiles.sides,
         **tiles.settings(ending),
     )
 
@@ -50,9 +55,11 @@ def int4_tiles(weight: DeviceWeight, num_outputs: int, num_rows: int) -> Tiles:
     is_gated = num_outputs < weight.num_outputs
     is_wide = weight.num_outputs > 64 * MULTIPROCESSORS
     if num_rows <= FEW_ROWS:
-        outputs = 32 if is_wide and not is_gated else 16
-        inputs = 256 if weight.zeros is None else 128
-        return _tiles(weight, outputs, rows_of_tile(num_rows, least=8), inputs, warps=outputs // 16)
+        rows = rows_of_tile(num_rows, least=8)
+        if not is_wide and not is_gated:
+            return _sides(_tiles(weight, 16, rows, 128, warps=1), weight)
+        outputs = 16 if is_gated else 32
+        return _tiles(weight, outputs, rows, 256 if weight.zeros is None else 128, warps=outputs // 16)
     if num_rows > 64:
         # Registers hold unpacked weights, scales of both sides and two kinds of sums, and no more than that.
         warps = 8 if weight.group == 128 or weight.zeros is not None else 4
@@ -62,6 +69,12 @@ def int4_tiles(weight: DeviceWeight, num_outputs: int, num_rows: int) -> Tiles:
     outputs = 64 if is_wide and not is_gated else 32
     rows = rows_of_tile(num_rows, least=32)
     return _tiles(weight, outputs, rows, 64, warps=4 if is_wide or is_gated else 2)
+
+
+def _sides(tiles: Tiles, weight: DeviceWeight) -> Tiles:
+    """The same with several warps, as far as there are pairs of groups for them."""
+    sides = largest_divisor(weight.data.shape[1] // tiles.at_once, (4, 2, 1))
+    return replace(tiles, sides=sides, warps=sides, stages=6)
 
 
 def _tiles(weight: DeviceWeight, outputs: int, rows: int, inputs: int, *, warps: int) -> Tiles:
@@ -76,7 +89,8 @@ def _tiles(weight: DeviceWeight, outputs: int, rows: int, inputs: int, *, warps:
 def int4_kernel(
     out, out_scales, out_sums, out_peaks, rows, row_scales, sums, weight, weight_scales, zeros, bias, residual,
     num_rows, num_outputs, num_inputs, scale_stride, out_stride, residual_stride, beside_stride,
-    ODD: tl.constexpr, GROUP: tl.constexpr, AT_ONCE: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
+    ODD: tl.constexpr, GROUP: tl.constexpr, AT_ONCE: tl.constexpr, SIDES: tl.constexpr,
+    OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
     LINES: tl.constexpr, DTYPE: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """A tile of outputs, of the first and the second half of the weight if there is an activation.
@@ -98,39 +112,46 @@ def int4_kernel(
     if gated:
         _prefetch_tiles(weight, weight_scales, others, num_pairs, GROUP, LINES, EARLY)
     inputs = tl.arange(0, GROUP)
-    lefts = weight + tiles[:, None] * GROUP + inputs[None, :]
-    other_lefts = weight + other_tiles[:, None] * GROUP + inputs[None, :]
+    lefts = side_by_side(weight + tiles[:, None] * GROUP + inputs[None, :], _TILE * GROUP, SIDES)
+    other_lefts = side_by_side(weight + other_tiles[:, None] * GROUP + inputs[None, :], _TILE * GROUP, SIDES)
     rights = rows + places.to(tl.int64)[None, :] * num_inputs + inputs[:, None]
+    rights = side_by_side(rights, 2 * GROUP, SIDES)
+    has_row = (places < num_rows)[None, :] if SIDES == 1 else (places < num_rows)[None, None, :]
     total = tl.zeros((OUTPUTS, ROWS), tl.float32)
     other = tl.zeros((OUTPUTS, ROWS), tl.float32)
     # Scales come from memory like weights: they are fetched while the weights before them are multiplied.
-    scales, shifts = _words(weight_scales, zeros, tiles, 0, AT_ONCE)
+    scales, shifts = _words(weight_scales, zeros, tiles, 0, AT_ONCE * SIDES)
     if gated:
-        other_scales, other_shifts = _words(weight_scales, zeros, other_tiles, 0, AT_ONCE)
+        other_scales, other_shifts = _words(weight_scales, zeros, other_tiles, 0, AT_ONCE * SIDES)
     await_inputs(EARLY)
-    for first in range(0, num_pairs, AT_ONCE):
-        following = tl.minimum(first + AT_ONCE, num_pairs - AT_ONCE)
-        next_scales, next_shifts = _words(weight_scales, zeros, tiles, following, AT_ONCE)
+    for first in range(0, num_pairs, AT_ONCE * SIDES):
+        following = tl.minimum(first + AT_ONCE * SIDES, num_pairs - AT_ONCE * SIDES)
+        next_scales, next_shifts = _words(weight_scales, zeros, tiles, following, AT_ONCE * SIDES)
         if gated:
-            next_other_scales, next_other_shifts = _words(weight_scales, zeros, other_tiles, following, AT_ONCE)
+            next_other_scales, next_other_shifts = _words(weight_scales, zeros, other_tiles, following, AT_ONCE * SIDES)
         for ahead in tl.static_range(AT_ONCE):
-            pair = first + ahead
-            has_second = 2 * pair + 1 < num_groups if ODD else True
-            inside = (places < num_rows)[None, :]
-            right = tl.load(rights + 2 * pair * GROUP, mask=inside, other=0)
-            second = tl.load(rights + (2 * pair + 1) * GROUP, mask=inside & has_second, other=0)
+            pair = first + ahead * SIDES
+            right = tl.load(rights + 2 * pair * GROUP, mask=has_row, other=0)
+            # The last side of an odd number has no second group.
+            is_inside = _has_second(has_row, pair, num_groups, SIDES) if ODD else has_row
+            second = tl.load(rights + (2 * pair + 1) * GROUP, mask=is_inside, other=0)
             group = 2 * pair * scale_stride
-            left = tl.load(lefts + pair * (_TILE * GROUP))
-            total = _with_pair(
-                total, left, right, second, row_scales + group, sums + group, places, scale_stride, has_second,
-                scales[ahead], shifts[ahead], shifted,
-            )  # fmt: skip
+            counts = _counts(tl.load(lefts + pair * (_TILE * GROUP)), right, second)
             if gated:
-                left = tl.load(other_lefts + pair * (_TILE * GROUP))
-                other = _with_pair(
-                    other, left, right, second, row_scales + group, sums + group, places, scale_stride, has_second,
-                    other_scales[ahead], other_shifts[ahead], shifted,
+                other_counts = _counts(tl.load(other_lefts + pair * (_TILE * GROUP)), right, second)
+            for side in tl.static_range(SIDES):
+                total = _with_pair(
+                    total, counts[0][side], counts[1][side], row_scales + group, sums + group, places, scale_stride,
+                    2 * (pair + side) + 1 < num_groups if ODD else True,
+                    scales[ahead * SIDES + side], shifts[ahead * SIDES + side], shifted,
                 )  # fmt: skip
+                if gated:
+                    other = _with_pair(
+                        other, other_counts[0][side], other_counts[1][side], row_scales + group, sums + group,
+                        places, scale_stride, 2 * (pair + side) + 1 < num_groups if ODD else True,
+                        other_scales[ahead * SIDES + side], other_shifts[ahead * SIDES + side], shifted,
+                    )  # fmt: skip
+                group += 2 * scale_stride
         scales, shifts = next_scales, next_shifts
         if gated:
             other_scales, other_shifts = next_other_scales, next_other_shifts
@@ -179,28 +200,41 @@ def _prefetch_tiles(
 
 
 @triton.jit
-def _with_pair(
-    total, packed, right, second, row_scales, sums, places, scale_stride, has_second, scales, shifts,
-    SHIFTED: tl.constexpr,
-):  # fmt: skip
-    """With both groups of a pair, the first before the second."""
+def _counts(packed, right, second):
+    """Of the first and of the second group of a pair, for each side: sums of products, times 16."""
     lower, upper = _signed_nibbles(packed)
-    inside = places < scale_stride
-    total = _with_group(total, lower, right, row_scales + places, sums + places, inside, scales, shifts, SHIFTED)
-    places += scale_stride
-    inside = inside & has_second
-    scales, shifts = scales >> 16, shifts >> 16
-    return _with_group(total, upper, second, row_scales + places, sums + places, inside, scales, shifts, SHIFTED)
+    return counted(lower, right), counted(upper, second)
 
 
 @triton.jit
-def _with_group(total, left, right, row_scales, sums, inside, scales, shifts, SHIFTED: tl.constexpr):
+def _has_second(has_row, pair, num_groups, SIDES: tl.constexpr):
+    if SIDES == 1:
+        return has_row & (2 * pair + 1 < num_groups)
+    else:  # noqa: RET505
+        return has_row & (2 * (pair + tl.arange(0, SIDES)) + 1 < num_groups)[:, None, None]
+
+
+@triton.jit
+def _with_pair(
+    total, counts, second_counts, row_scales, sums, places, scale_stride, has_second, scales, shifts,
+    SHIFTED: tl.constexpr,
+):  # fmt: skip
+    """With both groups of a pair, the first before the second."""
+    inside = places < scale_stride
+    total = _with_group(total, counts, row_scales + places, sums + places, inside, scales, shifts, SHIFTED)
+    places += scale_stride
+    inside = inside & has_second
+    scales, shifts = scales >> 16, shifts >> 16
+    return _with_group(total, second_counts, row_scales + places, sums + places, inside, scales, shifts, SHIFTED)
+
+
+@triton.jit
+def _with_group(total, counts, row_scales, sums, inside, scales, shifts, SHIFTED: tl.constexpr):
     """Scales and shifts are in the lower halves.
 
-    Left numbers are 16 times what they should be. So is the total then, to the bit: a power of two moves no digits.
+    Counts are 16 times what they should be. So is the total then, to the bit: a power of two moves no digits.
     """
     factors = tl.load(row_scales, mask=inside, other=0.0)
-    counts = tl.dot(left, right, out_dtype=tl.int32)
     if SHIFTED:
         totals = tl.load(sums, mask=inside, other=0)
         counts += (shifts.to(tl.int16).to(tl.int32) * 16)[:, None] * totals[None, :]

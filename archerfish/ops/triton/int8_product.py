@@ -4,6 +4,8 @@ Sums within a group are whole numbers, which no order changes; groups are added 
 multiply-add. So tiles may be cut by what is fastest.
 """
 
+from dataclasses import replace
+
 import triton
 import triton.language as tl
 
@@ -14,6 +16,7 @@ from archerfish.ops.triton.product_tiles import (
     MULTIPROCESSORS,
     Ending,
     Tiles,
+    counted,
     finish,
     largest_divisor,
     peaked_at_once,
@@ -22,6 +25,7 @@ from archerfish.ops.triton.product_tiles import (
     row_arguments,
     row_peak,
     rows_of_tile,
+    side_by_side,
     stages_ahead,
     tile_of,
     with_bias,
@@ -35,7 +39,7 @@ def int8_product_into(
 ) -> None:
     num_rows, num_outputs = ending.out.shape
     given = row_arguments(rows)
-    tiles = tiles or int8_tiles(weight, num_outputs, num_rows, late=given.peaked is not None)
+    tiles = tiles or int8_tiles(weight, num_outputs, num_rows)
     is_whole = weight.group == weight.num_inputs
     assert given.scales is not None or is_whole, "rows are rounded late if one scale does for all of a row"
     launch(
@@ -47,18 +51,22 @@ def int8_product_into(
         WHOLE=is_whole,
         STEP=tiles.step,
         AT_ONCE=tiles.at_once,
+        SIDES=tiles.sides,
         PEAKED=peaked_at_once(rows),
         **tiles.settings(ending),
     )
 
 
-def int8_tiles(weight: DeviceWeight, num_outputs: int, num_rows: int, *, late: bool = False) -> Tiles:
-    """A program of a gated product makes two tiles, of num_outputs each. Rows rounded late want few programs."""
+def int8_tiles(weight: DeviceWeight, num_outputs: int, num_rows: int) -> Tiles:
+    """A program of a gated product makes two tiles, of num_outputs each."""
     is_gated = num_outputs < weight.num_outputs
     is_wide = weight.num_outputs > 64 * MULTIPROCESSORS
     if num_rows <= FEW_ROWS:
-        outputs = 32 if (is_wide or late) and not is_gated else 16
-        return _tiles(weight, outputs, rows_of_tile(num_rows, least=8), 512, warps=outputs // 16)
+        rows = rows_of_tile(num_rows, least=8)
+        if not is_wide and not is_gated:
+            return _sides(_tiles(weight, 16, rows, 256, warps=1), weight)
+        outputs = 16 if is_gated else 32
+        return _tiles(weight, outputs, rows, 512, warps=outputs // 16)
     is_whole = weight.group == weight.num_inputs  # Without sums in float32 beside whole ones, larger tiles fit.
     for rows in (256, 128) if is_whole else (128,):
         large = _tiles(weight, 64 if is_gated else 128, rows, 128, warps=8)
@@ -66,6 +74,12 @@ def int8_tiles(weight: DeviceWeight, num_outputs: int, num_rows: int, *, late: b
             return large
     outputs = 64 if is_wide and not is_gated else 32
     return _tiles(weight, outputs, rows_of_tile(num_rows, least=32), 256, warps=4 if is_wide or is_gated else 2)
+
+
+def _sides(tiles: Tiles, weight: DeviceWeight) -> Tiles:
+    """The same with several warps, as far as there are steps for them."""
+    sides = largest_divisor(weight.num_inputs // (tiles.step * tiles.at_once), (4, 2, 1))
+    return replace(tiles, sides=sides, warps=sides, stages=4)
 
 
 def _tiles(weight: DeviceWeight, outputs: int, rows: int, inputs: int, *, warps: int) -> Tiles:
@@ -85,8 +99,8 @@ def int8_kernel(
     out, out_scales, out_sums, out_peaks, rows, row_scales, peaked, num_peaked,
     weight, weight_scales, bias, residual,
     num_rows, num_outputs, num_inputs, scale_stride, out_stride, residual_stride, beside_stride,
-    WHOLE: tl.constexpr, STEP: tl.constexpr, AT_ONCE: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
-    PEAKED: tl.constexpr, LINES: tl.constexpr,
+    WHOLE: tl.constexpr, STEP: tl.constexpr, AT_ONCE: tl.constexpr, SIDES: tl.constexpr,
+    OUTPUTS: tl.constexpr, ROWS: tl.constexpr, PEAKED: tl.constexpr, LINES: tl.constexpr,
     DTYPE: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """A tile of outputs, of the first and the second half of the weight if there is an activation.
@@ -106,19 +120,22 @@ def int8_kernel(
     inputs = tl.arange(0, STEP)
     lefts = weight + stored.to(tl.int64)[:, None] * num_inputs + inputs[None, :]
     other_lefts = weight + (stored + num_outputs).to(tl.int64)[:, None] * num_inputs + inputs[None, :]
+    lefts, other_lefts = side_by_side(lefts, STEP, SIDES), side_by_side(other_lefts, STEP, SIDES)
     late: tl.constexpr = peaked is not None
     loaded = first_row + tl.arange(0, 1 if late else ROWS)
     rights = rows + loaded.to(tl.int64)[None, :] * num_inputs + inputs[:, None]
-    total = tl.zeros((OUTPUTS, ROWS), tl.int32 if WHOLE else tl.float32)
-    other = tl.zeros((OUTPUTS, ROWS), tl.int32 if WHOLE else tl.float32)
+    rights = side_by_side(rights, STEP, SIDES)
+    has_row = (loaded < num_rows)[None, :] if SIDES == 1 else (loaded < num_rows)[None, None, :]
+    total = _nothing(OUTPUTS, ROWS, SIDES, WHOLE)
+    other = _nothing(OUTPUTS, ROWS, SIDES, WHOLE)
     await_inputs(EARLY)
     if late:
         peak = row_peak(peaked, num_peaked, PEAKED)
         inverse = inverse_of(peak, tl.int8)
-    for first in range(0, num_inputs // STEP, AT_ONCE):
+    for first in range(0, num_inputs // STEP, AT_ONCE * SIDES):
         for ahead in tl.static_range(AT_ONCE):
-            step = first + ahead
-            right = tl.load(rights + step * STEP, mask=(loaded < num_rows)[None, :], other=0)
+            step = first + ahead * SIDES
+            right = tl.load(rights + step * STEP, mask=has_row, other=0)
             if late:
                 right = rounded_late(right, inverse, ROWS, tl.int8)
             left = tl.load(lefts + step * STEP)
@@ -131,7 +148,7 @@ def int8_kernel(
             factors = scale_of(peak, tl.int8)
         else:
             factors = tl.load(row_scales + places, mask=places < num_rows, other=0.0)[None, :]
-        total, other = total.to(tl.float32) * factors, other.to(tl.float32) * factors
+        total, other = _of_all_sides(total).to(tl.float32) * factors, _of_all_sides(other).to(tl.float32) * factors
     y = with_bias(total * tl.load(weight_scales + stored)[:, None], bias, stored)
     up = y
     if gated:
@@ -143,10 +160,29 @@ def int8_kernel(
 
 
 @triton.jit
+def _nothing(OUTPUTS: tl.constexpr, ROWS: tl.constexpr, SIDES: tl.constexpr, WHOLE: tl.constexpr):
+    """What sums begin with: of whole rows each side has its own, because whole numbers may be added in any order."""
+    if not WHOLE:
+        return tl.zeros((OUTPUTS, ROWS), tl.float32)
+    elif SIDES == 1:  # noqa: RET505
+        return tl.zeros((OUTPUTS, ROWS), tl.int32)
+    else:
+        return tl.zeros((SIDES, OUTPUTS, ROWS), tl.int32)
+
+
+@triton.jit
+def _of_all_sides(total):
+    return tl.sum(total, 0) if len(total.shape) == 3 else total
+
+
+@triton.jit
 def _added(total, left, right, row_scales, step, places, scale_stride, WHOLE: tl.constexpr):
     if WHOLE:
         return tl.dot(left, right, total, out_dtype=tl.int32)
     else:  # noqa: RET505
-        factors = tl.load(row_scales + step * scale_stride + places, mask=places < scale_stride, other=0.0)
-        counts = tl.dot(left, right, out_dtype=tl.int32)
-        return tl.fma(counts.to(tl.float32), factors[None, :], total)
+        counts = counted(left, right)
+        for side in tl.static_range(len(counts)):
+            scales = row_scales + (step + side) * scale_stride + places
+            factors = tl.load(scales, mask=places < scale_stride, other=0.0)
+            total = tl.fma(counts[side].to(tl.float32), factors[None, :], total)
+        return total

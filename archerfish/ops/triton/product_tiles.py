@@ -38,11 +38,14 @@ class Tiles:
     """Steps whose loads are issued together."""
     warps: int
     stages: int
+    sides: int = 1
+    """Steps that are multiplied side by side, each by a warp of its own, where whole numbers are added up. Few outputs
+    keep too few warps busy otherwise."""
 
     @property
     def prefetched_lines(self) -> int:
         """Of each output, before the rows are there: as much as will be in flight, where reading is what takes time."""
-        ahead = max(1, self.at_once * self.step * self.stages // _LINE)
+        ahead = max(1, self.at_once * self.sides * self.step * self.stages // _LINE)
         return min(_power_of_two(ahead), _MOST_LINES) if self.rows <= FEW_ROWS else 0
 
     def settings(self, ending: "Ending") -> dict[str, Any]:
@@ -107,6 +110,7 @@ class RowArguments(NamedTuple):
 def row_arguments(rows: QuantizedRows | PeakedRow) -> RowArguments:
     if isinstance(rows, QuantizedRows):
         return RowArguments(rows.data, rows.scales, None, 0)
+    assert len(rows.data) == 1 and rows.data.stride(1) == 1 == rows.peaked.stride(1)
     return RowArguments(rows.data, None, rows.peaked, rows.peaked.shape[1])
 
 
@@ -128,7 +132,7 @@ def stages_ahead(inputs: int, ahead: int) -> int:
 def whole_groups(tiles: Tiles, group: int) -> Tiles:
     """Tiles of few rows that make one group of outputs each: a program then knows all that a group is rounded by."""
     at_once = max(1, min(tiles.at_once, _WHOLE_GROUP_INPUTS // tiles.step))
-    return replace(tiles, outputs=group, warps=max(1, group // 16), at_once=at_once, stages=4)
+    return replace(tiles, outputs=group, warps=max(1, group // 16), at_once=at_once, stages=4, sides=1)
 
 
 def rows_of_tile(num_rows: int, least: int) -> int:
@@ -163,6 +167,35 @@ def prefetch_rows(weight, outputs, num_inputs, LINES: tl.constexpr, EARLY: tl.co
 
 
 @triton.jit
+def counted(left, right):
+    """left @ right of bytes, in int32: a tuple of one for each side, in their order.
+
+    Sides are the first of three dimensions, and 2 or 4; with two dimensions there is one.
+    """
+    counts = tl.dot(left, right, out_dtype=tl.int32)
+    if len(left.shape) == 2:
+        return (counts,)
+    elif left.shape[0] == 2:  # noqa: RET505
+        first, second = tl.split(tl.permute(counts, (1, 2, 0)))
+        return (first, second)
+    else:
+        tl.static_assert(left.shape[0] == 4)
+        even, odd = tl.split(tl.reshape(tl.permute(counts, (1, 2, 0)), (counts.shape[1], counts.shape[2], 2, 2)))
+        first, third = tl.split(even)
+        second, fourth = tl.split(odd)
+        return (first, second, third, fourth)
+
+
+@triton.jit
+def side_by_side(pointers, apart, SIDES: tl.constexpr):
+    """The same places of several sides, so far apart; as they are, if there is but one."""
+    if SIDES == 1:
+        return pointers
+    else:  # noqa: RET505
+        return pointers[None, :, :] + (tl.arange(0, SIDES) * apart)[:, None, None]
+
+
+@triton.jit
 def with_bias(y, bias, outputs):
     if bias is not None:
         y += tl.load(bias + outputs).to(tl.float32)[:, None]
@@ -183,11 +216,15 @@ def row_peak(peaked, num_peaked, PEAKED: tl.constexpr):
 
 @triton.jit
 def rounded_late(x, inverse, ROWS: tl.constexpr, DTYPE: tl.constexpr):
-    """[inputs, 1] of a row in full -> [inputs, ROWS] of eight bits, the same for every row of a tile.
+    """[..., 1] of a row in full -> [..., ROWS] of eight bits, the same for every row of a tile.
 
     What becomes of a row with no finite numbers does not matter: its scale makes of it what is no number either.
     """
-    return tl.broadcast_to(whole_or_narrow(x.to(tl.float32) * inverse, DTYPE), (x.shape[0], ROWS))
+    rounded = whole_or_narrow(x.to(tl.float32) * inverse, DTYPE)
+    if len(x.shape) == 2:
+        return tl.broadcast_to(rounded, (x.shape[0], ROWS))
+    else:  # noqa: RET505
+        return tl.broadcast_to(rounded, (x.shape[0], x.shape[1], ROWS))
 
 
 @triton.jit

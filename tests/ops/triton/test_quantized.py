@@ -2,7 +2,7 @@
 alone and among others, in small tiles and in large ones."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -30,6 +30,7 @@ from archerfish.ops.triton.quantized import (
     quantized_linear_into,
     rounded_gated,
     rounding_of,
+    tiles_of,
 )
 from archerfish.ops.triton.quantized_rows import PeakedRow, QuantizedRows, quantize_groups, quantize_rows
 
@@ -316,7 +317,7 @@ def test_tiles_for_many_rows_give_the_same_bits(name: str, device: str, monkeypa
     module, function = LARGE[name.split()[0]]
     chosen = getattr(module, function)
 
-    def large(weight: DeviceWeight, num_outputs: int, num_rows: int, **_: bool) -> Tiles:
+    def large(weight: DeviceWeight, num_outputs: int, num_rows: int) -> Tiles:
         tiles: Tiles = chosen(weight, num_outputs, 1 << 20)
         small: Tiles = chosen(weight, num_outputs, num_rows)
         assert tiles.rows >= 4 * small.rows and tiles.outputs >= 64
@@ -325,6 +326,28 @@ def test_tiles_for_many_rows_give_the_same_bits(name: str, device: str, monkeypa
     monkeypatch.setattr(module, function, large)
     assert_same_bits(quantized_linear(x, matrix.weight, None), linear)
     assert_same_bits(quantized_gated(x, matrix.weight, None, "silu"), gated)
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "fp8"])
+@pytest.mark.parametrize("num_inputs", [1024, 896])
+def test_steps_side_by_side_give_the_same_bits(name: str, num_inputs: int, device: str) -> None:
+    """As many as there are steps for, and in the order of steps."""
+    weight = make_matrix(name, 40, num_inputs, device).weight
+    x = make_rows(1, num_inputs, device, torch.bfloat16)
+    found, gated = x.new_empty(1, 40), x.new_empty(1, 20)
+    chosen = tiles_of(weight, 40, 1)
+    assert chosen.sides > 1 or num_inputs == 896
+    given = [quantize_for(x, weight), prepared(x, weight)]
+    wanted, wanted_gated = quantized_linear(x.repeat(20, 1), weight, None)[:1], quantized_gated(x, weight, None, "silu")
+    for sides in (1, 2, 4):
+        if weight.data.shape[1] // (chosen.step if weight.format != "int4" else 1) % sides:
+            continue
+        tiles = replace(chosen, sides=sides, warps=sides, at_once=1)
+        for rows in given:
+            quantized_linear_into(found, rows, weight, tiles=tiles)
+            assert_same_bits(found, wanted)
+            quantized_gated_into(gated, rows, weight, None, "silu", tiles)
+            assert_same_bits(gated, wanted_gated)
 
 
 def test_many_rows_go_to_the_library_in_pieces(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
