@@ -126,8 +126,10 @@ def test_weights_of_few_bits_are_near_the_full_ones(name: str) -> None:
         assert 0.001 < distance < (0.5 if name == "int4" else 0.15)
 
 
-@pytest.mark.parametrize("name", QUANTIZED)
-@pytest.mark.parametrize("of", QUANTIZABLE)
+@pytest.mark.parametrize(
+    ("of", "name"),
+    [*(("one after the other", name) for name in QUANTIZED), ("side by side", "w8a8"), ("side by side", "int4")],
+)
 def test_weights_of_few_bits_have_the_bits_of_operations_run_one_by_one(of: str, name: str) -> None:
     triton, shape = opened(), QUANTIZABLE[of]
     plans = [*SHORT, [(1, 3, 1, True)]] if INTERPRETED else LONG  # A single token is rounded where many are not.

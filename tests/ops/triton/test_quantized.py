@@ -328,17 +328,17 @@ def test_tiles_for_many_rows_give_the_same_bits(name: str, device: str, monkeypa
     assert_same_bits(quantized_gated(x, matrix.weight, None, "silu"), gated)
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if name != "fp8"])
+@pytest.mark.parametrize("name", ["int8", "w8a8", "int4 g128", "int4 g64 zeros"])
 @pytest.mark.parametrize("num_inputs", [1024, 896])
 def test_steps_side_by_side_give_the_same_bits(name: str, num_inputs: int, device: str) -> None:
     """As many as there are steps for, and in the order of steps."""
-    weight = make_matrix(name, 40, num_inputs, device).weight
+    weight = make_matrix(name, 20, num_inputs, device).weight
     x = make_rows(1, num_inputs, device, torch.bfloat16)
-    found, gated = x.new_empty(1, 40), x.new_empty(1, 20)
-    chosen = tiles_of(weight, 40, 1)
+    found, gated = x.new_empty(1, 20), x.new_empty(1, 10)
+    chosen = tiles_of(weight, 20, 1)
     assert chosen.sides > 1 or num_inputs == 896
     given = [quantize_for(x, weight), prepared(x, weight)]
-    wanted, wanted_gated = quantized_linear(x.repeat(20, 1), weight, None)[:1], quantized_gated(x, weight, None, "silu")
+    wanted, wanted_gated = quantized_linear(x.repeat(17, 1), weight, None)[:1], quantized_gated(x, weight, None, "silu")
     for sides in (1, 2, 4):
         if weight.data.shape[1] // (chosen.step if weight.format != "int4" else 1) % sides:
             continue
