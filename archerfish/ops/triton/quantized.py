@@ -74,7 +74,8 @@ def rounded_gated(
         peaks = torch.empty(num_rows, -(-width // tiles.outputs), dtype=torch.float32, device=out.device)
         _product_into(replace(ending, peaks=peaks), rows, weight, tiles)
         return PeakedRow(data=out, peaked=peaks)
-    if rounding.by_group and num_rows <= FEW_ROWS:
+    # Tiles of fp8 have the size that its sums need, whatever a group is.
+    if rounding.by_group and num_rows <= FEW_ROWS and weight.format != "fp8":
         made = room_for(out, rounding)
         tiles = whole_groups(tiles_of(weight, width, num_rows), rounding.group)
         _product_into(replace(ending, out=made.data, rounded=made), rows, weight, tiles)

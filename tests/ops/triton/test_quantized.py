@@ -2,7 +2,7 @@
 alone and among others, in small tiles and in large ones."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,9 +12,6 @@ from archerfish.ops.reference import layers as reference
 from archerfish.ops.triton import fp8_product, int4_product, int8_product
 from archerfish.ops.triton.device_weight import (
     DeviceWeight,
-    arrange_fp8,
-    arrange_int4,
-    arrange_int8,
     why_not_arranged,
 )
 from archerfish.ops.triton.launch import INTERPRETED
@@ -28,57 +25,17 @@ from archerfish.ops.triton.quantized import (
     quantized_gated_into,
     quantized_linear,
     quantized_linear_into,
-    rounded_gated,
-    rounding_of,
     tiles_of,
 )
-from archerfish.ops.triton.quantized_rows import PeakedRow, QuantizedRows, quantize_groups, quantize_rows
+from archerfish.ops.triton.quantized_rows import QuantizedRows, quantize_groups, quantize_rows
+from tests.ops.triton.matrices import FORMATS, assert_same_bits, make_matrix, make_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # The interpreter's numpy, of 1 / 0 and the like.
 
-FORMATS = ["int8", "w8a8", "fp8", "int4 g32", "int4 g64", "int4 g128", "int4 g32 zeros", "int4 g64 zeros"]
 NEAR = 2e-6
 """Of the largest output: float32 sums of some hundred numbers."""
 UNITS = {torch.float32: 0.0, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
 """In the last place of a number."""
-
-
-@dataclass(frozen=True)
-class Matrix:
-    weight: DeviceWeight
-    full: Tensor
-    """The same in float64."""
-
-
-def make_matrix(name: str, num_outputs: int, num_inputs: int, device: str) -> Matrix:
-    """With random bits, and scales as trained weights would have them."""
-    generator = torch.Generator().manual_seed(num_outputs * num_inputs)
-    random = {"generator": generator}
-    shape = (num_outputs, num_inputs)
-    scales = torch.rand(num_outputs, **random) * 0.01 + 0.001
-    kind, *rest = name.split()
-    if kind == "fp8":
-        values = (torch.randn(shape, **random) * 100).to(torch.float8_e4m3fn)
-        weight, full = arrange_fp8(values, scales, torch.bfloat16), values.double() * scales[:, None]
-    elif kind != "int4":
-        values = torch.randint(-127, 128, shape, dtype=torch.int8, **random)
-        weight = arrange_int8(values, scales, "int8" if kind == "int8" else "w8a8", torch.bfloat16)
-        full = values.double() * scales[:, None]
-    else:
-        group = int(rest[0][1:])
-        per_group = (num_outputs, num_inputs // group)
-        values = torch.randint(0, 16, shape, dtype=torch.uint8, **random)
-        group_scales = ((torch.rand(per_group, **random) - 0.3) * 0.1).half()
-        zeros = torch.randint(0, 16, per_group, dtype=torch.uint8, **random) if "zeros" in rest else None
-        weight = arrange_int4(values, group_scales, zeros, group, torch.bfloat16)
-        shift = torch.tensor(8.0) if zeros is None else zeros.repeat_interleave(group, 1)
-        full = (values.double() - shift) * group_scales.double().repeat_interleave(group, 1)
-    return Matrix(weight.moved(device), full.to(device))
-
-
-def make_rows(num_rows: int, num_inputs: int, device: str, dtype: torch.dtype = torch.float32) -> Tensor:
-    generator = torch.Generator().manual_seed(num_rows)
-    return torch.randn(num_rows, num_inputs, generator=generator).to(device, dtype)
 
 
 def full_rows(rows: QuantizedRows) -> Tensor:
@@ -95,11 +52,6 @@ def assert_near(found: Tensor, expected: Tensor, units: float = 1.0, name: str =
     near = 2.0**-11 if name == "fp8" and not INTERPRETED else NEAR
     allowed = expected.abs().max() * near + expected.abs() * UNITS[found.dtype] * units
     assert ((found.double() - expected).abs() <= allowed).all()
-
-
-def assert_same_bits(found: Tensor, expected: Tensor) -> None:
-    assert found.dtype == expected.dtype
-    assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
 
 
 # -- rounding rows ----------------------------------------------------------------------------------------------------
@@ -219,68 +171,6 @@ def test_no_rows(device: str) -> None:
     for name in FORMATS:
         weight = make_matrix(name, 24, 128, device).weight
         assert quantized_linear(make_rows(0, 128, device), weight, None).shape == (0, 24)
-
-
-# -- rounding on the way ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["w8a8", "fp8"])
-@pytest.mark.parametrize("num_inputs", [96, 384, 5120])
-def test_a_row_rounded_by_the_product_gives_the_bits_of_a_rounded_one(name: str, num_inputs: int, device: str) -> None:
-    weight = make_matrix(name, 70, num_inputs, device).weight
-    x, bias = make_rows(1, num_inputs, device, torch.bfloat16), make_rows(1, 70, device, torch.bfloat16)[0]
-    residual = make_rows(1, 70, device, torch.bfloat16)
-    row = prepared(x, weight)
-    assert isinstance(row, PeakedRow)
-    found, wanted = torch.empty_like(residual), torch.empty_like(residual)
-    quantized_linear_into(found, row, weight, bias, residual)
-    quantized_linear_into(wanted, quantize_for(x, weight), weight, bias, residual)
-    assert_same_bits(found, wanted)
-    found, wanted = found[:, :35].contiguous(), wanted[:, :35].contiguous()
-    quantized_gated_into(found, row, weight, bias, "silu")
-    quantized_gated_into(wanted, quantize_for(x, weight), weight, bias, "silu")
-    assert_same_bits(found, wanted)
-
-
-@pytest.mark.parametrize("name", ["w8a8", "fp8"])
-def test_zeros_and_broken_numbers_are_rounded_by_the_product_as_before_it(name: str, device: str) -> None:
-    weight = make_matrix(name, 24, 160, device).weight
-    x = make_rows(3, 160, device, torch.float16)
-    x[0], x[1, 3], x[2, 5] = 0.0, float("nan"), float("-inf")
-    assert not quantized_linear(x[:1], weight, None).any()
-    assert quantized_linear(x[1:2], weight, None).isnan().all()
-    assert quantized_linear(x[2:], weight, None).isnan().all()
-
-
-@pytest.mark.parametrize("num_rows", [1, 5, 17])
-@pytest.mark.parametrize("name", FORMATS)
-def test_gated_products_leave_rows_as_the_next_product_wants_them(name: str, num_rows: int, device: str) -> None:
-    weight = make_matrix(name, 2 * 160, 128, device).weight
-    following = make_matrix("int4 g32" if name.startswith("int") else name, 40, 160, device).weight
-    x = make_rows(num_rows, 128, device, torch.bfloat16)
-    plain = quantized_gated(x, weight, None, "silu")
-    made = rounded_gated(x, weight, None, "silu", rounding_of(following))
-    wanted = quantized_linear(plain, following, None)
-    assert_same_bits(quantized_linear(made, following, None), wanted)
-    if num_rows == 17:
-        assert isinstance(made, Tensor)
-    elif name.startswith("int"):
-        rounded = quantize_for(plain, following)
-        assert isinstance(made, QuantizedRows) and made.sums is not None and rounded.sums is not None
-        assert_same_bits(made.data, rounded.data)
-        assert_same_bits(made.scales[:, :num_rows].clone(), rounded.scales[:, :num_rows].clone())
-        assert_same_bits(made.sums[:, :num_rows].clone(), rounded.sums[:, :num_rows].clone())
-    elif num_rows == 1:
-        assert isinstance(made, PeakedRow)
-        assert torch.equal(made.peaked.amax(-1), plain.float().abs().amax(-1))
-
-
-def test_products_are_stored_in_a_wider_type_as_they_are(device: str) -> None:
-    for name in FORMATS:
-        weight = make_matrix(name, 24, 128, device).weight
-        x = make_rows(2, 128, device, torch.bfloat16)
-        found = quantized_linear(x, weight, None, torch.float32)
-        assert_same_bits(found, quantized_linear(x, weight, None).float())
 
 
 # -- one answer -------------------------------------------------------------------------------------------------------
