@@ -17,8 +17,9 @@ from archerfish.config.settings import EngineConfig
 from archerfish.console import ProgressBar, logger
 from archerfish.engine.engine import Engine
 from archerfish.engine.intake import Intake
-from archerfish.engine.kernels import Kernels, build_executor, choose_kernels, model_target
+from archerfish.engine.kernels import Kernels, build_executor, choose_kernels, model_target, rehearsal_stage
 from archerfish.engine.self_written import calibration_texts
+from archerfish.engine.sizing import measured_size, refusing
 from archerfish.errors import InvalidParameter, ModelError
 from archerfish.execution.executor import Executor
 from archerfish.execution.memory import CacheSize, Memory
@@ -102,28 +103,29 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
     kernels = choose_kernels(checkpoint.arch, resolved)
     # Beside native threads torch's would only have to be woken for what little it still does.
     torch.set_num_threads(resolved.threads if kernels.native is None else 1)
-    dtype, weights = torch_dtype(resolved.dtype), _weight_format(resolved)
-    bytes_per_weight = _bytes_per_weight(checkpoint.arch, weights, dtype.itemsize)
     layout, kv_format = kv_layout(checkpoint.arch), KvFormat(resolved.kv_cache_dtype, resolved.dtype)
     bytes_per_kv_value = kv_format.bytes_per_value(layout.head_dim)
-    memory = Memory(
-        checkpoint.arch,
-        layout,
-        _free_memory(resolved.device),
-        dtype.itemsize,
-        bytes_per_kv_value=bytes_per_kv_value,
-        bytes_per_weight=bytes_per_weight,
-        bytes_per_activation=dtype.itemsize if kernels.native is None else 4,  # Native operations compute in float32.
+    bytes_per_weight = _bytes_per_weight(
+        checkpoint.arch, _weight_format(resolved), torch_dtype(resolved.dtype).itemsize
     )
+    memory = _memory(checkpoint.arch, resolved, kernels, bytes_per_weight, bytes_per_kv_value)
     cache_size = memory.size_cache(resolved)
     texts = calibration_texts(config, resolved, build)
-    decoder = _model(checkpoint, resolved, kernels, on_progress, texts)
+    before = _allocated(resolved.device)
+    with refusing(memory, resolved):
+        decoder = _model(checkpoint, resolved, kernels, on_progress, texts)
     give_back_memory()
     kv_dtype = torch_dtype(resolved.kv_cache_dtype)
-    storage = KVStorage(layout, cache_size.num_blocks, resolved.block_size, kv_dtype, resolved.device, kernels.ops)
+
+    def executor_of(num_blocks: int, grammars: Grammars | None = None) -> Executor:
+        storage = KVStorage(layout, num_blocks, resolved.block_size, kv_dtype, resolved.device, kernels.ops)
+        return build_executor(kernels, decoder, storage, resolved, grammars)
+
+    if kernels.triton is not None and resolved.device == "cuda":
+        num_bytes = _allocated(resolved.device) - before
+        cache_size = measured_size(memory, resolved, rehearsal_stage(executor_of), num_bytes, recommended)
     forms = None if tokenizer is None else CompiledForms(tokenizer, checkpoint.arch.vocab_size, eos_token_ids)
-    grammars = None if forms is None else Grammars(forms)
-    executor = build_executor(kernels, decoder, storage, resolved, grammars)
+    executor = executor_of(cache_size.num_blocks, None if forms is None else Grammars(forms))
     scheduler = _scheduler(resolved, layout, cache_size, eos_token_ids)
     logger.info("%s, %s", cache_size, kv_format)
     return Assembly(
@@ -225,11 +227,31 @@ def _bytes_per_weight(arch: Arch, weights: WeightFormat, full: int) -> float:
     return (in_layers + in_routers + weights.of_vocabulary.bytes_per_weight(full) * words) / total
 
 
+def _memory(
+    arch: Arch, config: ResolvedConfig, kernels: Kernels, bytes_per_weight: float, bytes_per_kv_value: float
+) -> Memory:
+    full = torch_dtype(config.dtype).itemsize
+    return Memory(
+        arch,
+        kv_layout(arch),
+        _free_memory(config.device),
+        full,
+        bytes_per_kv_value=bytes_per_kv_value,
+        bytes_per_weight=bytes_per_weight,
+        bytes_per_activation=full if kernels.native is None else 4,  # Native operations compute in float32.
+    )
+
+
 def _free_memory(device: str) -> int:
     if device == "cuda":
         free, _ = torch.cuda.mem_get_info()
         return int(free)
     return available_memory()
+
+
+def _allocated(device: str) -> int:
+    """Bytes that tensors hold; of a CPU nobody asks."""
+    return torch.cuda.memory_allocated() if device == "cuda" else 0
 
 
 def _model(

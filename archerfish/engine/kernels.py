@@ -1,17 +1,23 @@
 """Which kernels run a model, and the executor that is built on them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import torch
 
 from archerfish.arch.arch import Arch, ExpertsSpec
 from archerfish.config.resolve import ResolvedConfig
 from archerfish.console import logger
+from archerfish.engine.sizing import Stage
 from archerfish.errors import ConfigError
 from archerfish.execution.eager import EagerModel
 from archerfish.execution.executor import Executor
 from archerfish.execution.local import LocalExecutor, RunnableModel
 from archerfish.execution.recorded import RecordedModel
+from archerfish.execution.rehearsal import CudaMemory
 from archerfish.execution.rows import Rows
+from archerfish.kept import Kept
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
 from archerfish.ops import (
@@ -94,6 +100,14 @@ def _check_formats(config: ResolvedConfig, *, on_gpu: bool, on_cpu: bool) -> Non
             f"--kv-cache-dtype {config.kv_cache_dtype} is not for a model of {config.dtype} on a GPU; "
             "use --kv-cache-dtype auto or fp8"
         )
+
+
+def rehearsal_stage(build: Callable[[int], Executor]) -> Stage:
+    """Of Triton's kernels on a GPU, given how an executor is built with a cache of so many blocks."""
+    from archerfish.ops.triton import launch, tuning
+
+    where = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    return Stage(build, launch.rehearsal, CudaMemory(), Kept("steps", tuning.version()), where)
 
 
 def build_executor(

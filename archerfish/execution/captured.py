@@ -22,6 +22,7 @@ from archerfish.models.decoder import Decoder
 from archerfish.ops.signatures import DrawRows
 from archerfish.ops.triton import steps
 from archerfish.ops.triton.draw import Kind, Scratch, draw_into, kind_of
+from archerfish.ops.triton.launch import is_rehearsal
 from archerfish.ops.triton.operations import TritonOps
 from archerfish.ops.triton.recording import RECORDED_ROWS, Program, Recording
 
@@ -98,7 +99,7 @@ class CapturedModel:
         has_large = any(len(found.large) for found in units.values())
         shape = _shape(outline, asked, has_large=has_large)
         self._room.send(shape.size, outline, units, asked)
-        if shape.size.num_tokens > _MOST_CAPTURED or self._device == "cpu":
+        if shape.size.num_tokens > _MOST_CAPTURED or self._device == "cpu" or is_rehearsal():
             return self._pass(shape)
         if shape not in self._graphs:
             # The first time everything is compiled, tried and remembered on the way, which a capture could not bear.

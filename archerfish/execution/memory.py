@@ -53,6 +53,17 @@ class CacheSize:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """What a device was seen to hold, instead of what was estimated."""
+
+    weights: int
+    activations: int
+    """Of the largest step, with whatever else is there beside weights and cache."""
+    config: ResolvedConfig
+    """What decided how large that step was."""
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """What is to be fitted where. `available` is what the device has free before weights are loaded."""
 
@@ -65,20 +76,35 @@ class Memory:
     """In the cache, with its share of a scale."""
     bytes_per_weight: float | None = None
     bytes_per_activation: int | None = None
+    measured: Measured | None = None
 
     def size_cache(self, config: ResolvedConfig) -> CacheSize:
         """As many blocks as the budget holds, but no more than max_num_seqs requests of full length could use."""
         size = self._size(config)
         if size is None:
-            raise DoesNotFit(f"the model does not fit in memory.\n{self._table(config)}\n{self._remedy(config)}")
+            raise self.refusal(config)
         return size
+
+    def refusal(self, config: ResolvedConfig) -> DoesNotFit:
+        """What is needed, what is there, and what would make it fit."""
+        return DoesNotFit(f"the model does not fit in memory.\n{self._table(config)}\n{self._remedy(config)}")
 
     @property
     def weights(self) -> int:
+        if self.measured is not None:
+            return self.measured.weights
         return int(weight_bytes(self.arch, self.bytes_per_weight or self.bytes_per_value))
 
     def activations(self, config: ResolvedConfig) -> int:
-        """Most memory a step's intermediate values take: the widest layer, then attention or the logits.
+        """Most memory a step's intermediate values take. Of steps of another size than was measured, by proportion."""
+        if self.measured is None:
+            return self._estimate(config)
+        share = self._estimate(config) / self._estimate(self.measured.config)
+        # What the host has a say in (log-probabilities, penalties) takes copies that the measured step had not.
+        return max(int(self.measured.activations * share), self._logits(config))
+
+    def _estimate(self, config: ResolvedConfig) -> int:
+        """The widest layer, then attention or the logits.
 
         Counted for the reference operations, which work in float32 and make the most copies.
         """
@@ -89,11 +115,16 @@ class Memory:
             inner = _inner_width(layer.feed_forward, self.arch.hidden_size)
             widest = max(widest, hidden + inner, hidden + 3 * attention.qkv_width)
             scores = max(scores, _SCORE_COPIES * attention.num_heads * KEYS_PER_TILE + 4 * attention.q_width)
+        beside = max(tokens * scores * 4, self._logits(config))
+        return tokens * widest * (self.bytes_per_activation or self.bytes_per_value) + beside
+
+    def _logits(self, config: ResolvedConfig) -> int:
+        """Of logits and what is made of them, in float32."""
+        tokens = config.max_num_batched_tokens
         drawing = min(config.max_num_seqs, tokens)
         drawn = drawing + _DRAW_COPIES * min(ROWS_AT_ONCE, drawing)  # All rows have logits; some are worked on.
         told = _LOGPROB_COPIES * min(LOGIT_ROWS_AT_ONCE, tokens)
-        logits = max(_LOGIT_COPIES * drawing, drawn, told) * self.arch.vocab_size
-        return tokens * widest * (self.bytes_per_activation or self.bytes_per_value) + max(tokens * scores, logits) * 4
+        return max(_LOGIT_COPIES * drawing, drawn, told) * self.arch.vocab_size * 4
 
     def one_request(self, config: ResolvedConfig) -> int:
         """Bytes of the KV cache that a single request of full length holds."""

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from archerfish.ops.triton.device_weight import DeviceWeight
-from archerfish.ops.triton.launch import await_inputs, dot, launch, let_next_start
+from archerfish.ops.triton.launch import await_inputs, dot, is_rehearsal, launch, let_next_start
 from archerfish.ops.triton.product_tiles import (
     FEW_ROWS,
     MULTIPROCESSORS,
@@ -180,6 +180,8 @@ def _agrees(weight: DeviceWeight) -> bool:
         theirs = torch.empty_like(ours)
         _by_tiles(Ending(out=ours, dtype=ours.dtype), rows, weight)
         _by_library(Ending(out=theirs, dtype=theirs.dtype), rows, weight, slice(None))
+        if is_rehearsal():
+            return True
         if not ours.any():  # A weight of zeros shows nothing.
             return False
         _agreements[key] = torch.equal(ours.view(torch.int16), theirs.view(torch.int16))

@@ -3,8 +3,15 @@
 A kernel may start before the one before it has ended (programmatic dependent launch). Each therefore has a constexpr
 EARLY: where it is set, nothing that an earlier kernel writes may be touched before `await_inputs`, and the next kernel
 is let in by `let_next_start`. Weights, which no kernel writes, may be fetched before.
+
+Launches can be rehearsed: their kernels are then compiled side by side instead of run, because one after the other, as
+each is first launched, a model's take many times as long.
 """
 
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -35,16 +42,58 @@ def let_next_start(EARLY: tl.constexpr):
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **settings: Any) -> None:
     """`kernel[grid](...)`, early where it runs on a GPU. Settings are constexprs, num_warps and num_stages."""
     if INTERPRETED:
-        settings.pop("num_stages", None)
-        kernel[grid](*arguments, EARLY=False, **settings)
+        if not is_rehearsal():
+            settings.pop("num_stages", None)
+            kernel[grid](*arguments, EARLY=False, **settings)
+        return
+    early = _starts_early()
+    if is_rehearsal():
+        # With the very arguments of the launch to come: a kernel is compiled for how they are aligned, too.
+        kernel.warmup(*arguments, grid=grid, EARLY=early, launch_pdl=early, **settings)
     else:
-        early = _starts_early()
         kernel[grid](*arguments, EARLY=early, launch_pdl=early, **settings)
 
 
 def warps_for(block: int) -> int:
     """Of a program that holds so many numbers at once."""
     return min(32, max(1, block // (32 * _NUMBERS_PER_THREAD)))
+
+
+_rehearsal: ContextVar[bool] = ContextVar("rehearsal", default=False)
+
+
+def is_rehearsal() -> bool:
+    """Nothing is launched, so nothing that a kernel should have written means anything."""
+    return _rehearsal.get()
+
+
+@contextmanager
+def rehearsal(num_threads: int) -> Iterator[None]:
+    """Launches meanwhile are not made: their kernels are compiled by some threads, and ready to be launched at the end.
+
+    Raises what a compiler raised.
+    """
+    before = _rehearsal.set(True)
+    try:
+        with ThreadPoolExecutor(num_threads) as pool, triton.AsyncCompileMode(_Loading(pool)):
+            yield
+    finally:
+        _rehearsal.reset(before)
+
+
+class _Loading(Executor):
+    """Has what was compiled loaded by the same thread: the code that launches a kernel is compiled only then."""
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self._pool = pool
+
+    def submit(self, compiled: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        def loaded() -> Any:
+            kernel = compiled(*arguments, **named)
+            assert kernel.run is not None
+            return kernel
+
+        return self._pool.submit(loaded)
 
 
 @cache

@@ -8,7 +8,7 @@ from torch import Tensor
 from archerfish.arch.arch import Activation
 from archerfish.ops.triton import rows
 from archerfish.ops.triton.device_weight import DeviceWeight
-from archerfish.ops.triton.launch import INTERPRETED
+from archerfish.ops.triton.launch import INTERPRETED, is_rehearsal
 from archerfish.ops.triton.linear import Finish, linear_by_cublas, linear_by_kernel, num_parts
 from archerfish.ops.triton.quantized import (
     Rows,
@@ -165,7 +165,9 @@ def _is_many(x: Tensor, weight: Tensor, bias: Tensor | None, most: int = _MOST_R
         for some in (slice(_COMPARED_ROWS), slice(num_rows // 2 - _COMPARED_ROWS, num_rows // 2)):
             ours = _room(x[some], len(weight))
             linear_by_kernel(ours, x[some], weight, bias)
-            same = same and torch.equal(ours, theirs[some])
+            same = same and (is_rehearsal() or torch.equal(ours, theirs[some]))
+        if is_rehearsal():
+            return True
         _agrees[size] = same
     return _agrees[size]
 
