@@ -1,6 +1,7 @@
 """Archerfish: an LLM inference engine, service and optimizer.
 
-The package imports nothing heavy by itself: `from archerfish import LLM` loads torch, `import archerfish` does not.
+The package imports nothing heavy by itself: torch is loaded when an LLM is made, neither by `import archerfish` nor by
+`from archerfish import LLM`.
 """
 
 from importlib import import_module

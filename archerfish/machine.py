@@ -1,8 +1,9 @@
-"""What this machine is: CPU features, memory. Reads /proc and the like; never imports torch."""
+"""What this machine is: CPU features, memory, a GPU to be woken. Reads /proc and the like; never imports torch."""
 
 import ctypes
 import os
 import platform
+import threading
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -102,6 +103,27 @@ def calm_threads() -> None:
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
+
+
+def wake_gpu() -> threading.Thread:
+    """Have the first GPU made ready, if there is one, by a thread: it takes about as long as importing half of torch.
+
+    Errors are left for torch to meet, which has words for them.
+    """
+    thread = threading.Thread(target=_wake_gpu, name="wake the GPU", daemon=True)
+    thread.start()
+    return thread
+
+
+def _wake_gpu() -> None:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
+        # The context that torch will use, too. It is never given back: whoever wakes a GPU is about to use it.
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
 
 
 def available_memory() -> int:

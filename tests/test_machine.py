@@ -202,3 +202,44 @@ def test_without_a_description_the_systems_own_page_count_is_taken(monkeypatch, 
     memory(monkeypatch, tmp_path, meminfo)
     pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert machine.available_memory() == machine.total_memory() == pages
+
+
+class Driver:
+    """Of a GPU, or of none: notes what it is asked."""
+
+    def __init__(self, *, has_gpu: bool) -> None:
+        self.asked: list[str] = []
+        self._has_gpu = has_gpu
+
+    def cuInit(self, _):  # noqa: N802
+        self.asked.append("init")
+        return 0
+
+    def cuDeviceGet(self, *_):  # noqa: N802
+        self.asked.append("device")
+        return 0 if self._has_gpu else 100
+
+    def cuDevicePrimaryCtxRetain(self, *_):  # noqa: N802
+        self.asked.append("context")
+        return 0
+
+
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_a_gpu_is_woken_by_a_thread(has_gpu, monkeypatch):
+    driver = Driver(has_gpu=has_gpu)
+    monkeypatch.setattr(machine.ctypes, "CDLL", {"libcuda.so.1": driver}.get)
+    machine.wake_gpu().join()
+    assert driver.asked == ["init", "device", *(["context"] if has_gpu else [])]
+
+
+def test_where_there_is_no_driver_nothing_is_woken(monkeypatch):
+    def missing(name):
+        raise OSError(name)
+
+    monkeypatch.setattr(machine.ctypes, "CDLL", missing)
+    machine.wake_gpu().join()
+
+
+def test_torch_is_loaded_when_a_model_is():
+    child = "import sys; from archerfish import LLM, SamplingParams; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", child], check=False).returncode == 0

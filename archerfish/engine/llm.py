@@ -4,16 +4,19 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from archerfish.config.load import check_settings
 from archerfish.console import ProgressBar, enable_logging
-from archerfish.engine.build import Assembly, build
 from archerfish.engine.intake import Message, Prompt
 from archerfish.engine.interrupts import uninterrupted
 from archerfish.engine.outputs import Collector, RequestOutput, StreamOutput
 from archerfish.errors import InvalidParameter, RequestError, StepFailed
+from archerfish.machine import wake_gpu
 from archerfish.request import FinishReason, Request, RequestClass, SamplingParams
+
+if TYPE_CHECKING:
+    from archerfish.engine.build import Assembly
 
 
 class LLM:
@@ -30,7 +33,12 @@ class LLM:
     def __init__(self, model: str | PathLike[str] | None = None, **settings: Any) -> None:
         config = check_settings({"model": model, **settings})
         enable_logging()
-        self._assembly: Assembly = build(config)
+        if config.device != "cpu":
+            wake_gpu()
+        # It brings torch, which a GPU need not wait for.
+        from archerfish.engine.build import build
+
+        self._assembly = build(config)
         self._engine = self._assembly.engine
         self._intake = self._assembly.intake
         self._open: dict[str, _Open] = {}
@@ -139,7 +147,7 @@ class LLM:
         return SamplingParams.from_dict(self._assembly.recommended)
 
     @property
-    def assembly(self) -> Assembly:
+    def assembly(self) -> "Assembly":
         """The engine and its parts, for measuring and inspection."""
         return self._assembly
 

@@ -36,6 +36,7 @@ from archerfish.engine.wire import (
     read_to_engine,
 )
 from archerfish.errors import RequestError, UserError
+from archerfish.machine import wake_gpu
 from archerfish.metrics.state import Peak, block_map, read_state
 from archerfish.request import Request
 
@@ -207,6 +208,9 @@ def _build(start: Start, channel: Channel) -> "Assembly":
             told = share
             channel.send(Loading(share))
 
+    if start.config.device != "cpu":
+        wake_gpu()
+    # It brings torch, which a GPU need not wait for.
     assembly: Assembly = getattr(import_module(module), name)(start.config, tell)
     return assembly
 

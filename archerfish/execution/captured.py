@@ -65,6 +65,7 @@ class CapturedModel:
         self._ops = ops
         self._device = storage.device
         self._program = _record(model, storage, ops)
+        ops.await_compiler()
         self._room = StepRoom(self.arch, StepSize(bucket(max_rows), bucket(max_num_seqs)), rows, storage.device)
         self._graphs: dict[Shape, _Graph | None] = {}
         """None for shapes that were run once: the next time they are captured."""

@@ -13,6 +13,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
+from threading import Thread
 from typing import Any
 
 import torch
@@ -79,6 +80,28 @@ def rehearsal(num_threads: int) -> Iterator[None]:
             yield
     finally:
         _rehearsal.reset(before)
+
+
+@triton.jit
+def _nothing_kernel(EARLY: tl.constexpr):
+    let_next_start(EARLY)
+
+
+@cache
+def wake_compiler() -> Thread:
+    """What Triton does before its first kernel, done by a thread, once: its driver is opened, and all of its code read
+    to tell whether what it compiled before still holds. A few tenths of a second, most of them without the interpreter.
+
+    Whoever launches something before the thread has ended does the same work again.
+    """
+    thread = Thread(target=_launch_nothing, name="wake Triton", daemon=True)
+    thread.start()
+    return thread
+
+
+def _launch_nothing() -> None:
+    if not INTERPRETED:  # The interpreter has nothing to wake, and runs one kernel at a time.
+        launch(_nothing_kernel, (1,), num_warps=1)
 
 
 class _Loading(Executor):

@@ -10,6 +10,7 @@ from torch import Tensor
 from archerfish.arch.arch import Activation
 from archerfish.ops.signatures import Chunks, LayerCache
 from archerfish.ops.triton import attention, cache, draw, experts, products, quantized, route, rows, steps
+from archerfish.ops.triton.launch import wake_compiler
 from archerfish.ops.triton.recording import (
     Program,
     Recording,
@@ -41,6 +42,7 @@ class TritonOps:
 
     def __init__(self) -> None:
         products.walk_in_order()
+        wake_compiler()
         self._recording: Recording | None = None
 
     def functions(self) -> dict[str, Callable[..., Any]]:
@@ -69,6 +71,10 @@ class TritonOps:
 
     def finish(self, recording: Recording, outputs: list[Tensor]) -> Program:
         return recording.finish(outputs, _JOINS)
+
+    def await_compiler(self) -> None:
+        """Before the first launch, and after whatever could be done meanwhile."""
+        wake_compiler().join()
 
     def run(self, program: Program, inputs: Mapping[str, Any]) -> list[Tensor]:
         return program.run(_LINES, inputs)

@@ -1,4 +1,4 @@
-"""Run by a test, in a process where kernels are compiled: prints what was compiled in a rehearsal, and after it.
+"""Run by a test where kernels are compiled: prints which were compiled before a rehearsal, in it, and after it.
 
 Without a GPU they are compiled for one all the same, and launching them does nothing.
 """
@@ -75,11 +75,14 @@ def main() -> None:
             rows.add_into(torch.empty_like(x[:1]), x[:1], room[None, first : first + 64], 1.0)
         steps.select_into(torch.empty_like(x), x, torch.zeros(num_rows, dtype=torch.int32, device=device))
 
+    launch.wake_compiler().join()
+    woken = compiled.copy()
     with launch.rehearsal(2):
         work()
     num_rehearsed = len(compiled)
     work()
-    print(json.dumps({"rehearsed": compiled[:num_rehearsed], "after": compiled[num_rehearsed:]}))
+    rehearsed, after = compiled[len(woken) : num_rehearsed], compiled[num_rehearsed:]
+    print(json.dumps({"woken": woken, "rehearsed": rehearsed, "after": after}))
 
 
 if __name__ == "__main__":
