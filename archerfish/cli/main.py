@@ -19,6 +19,7 @@ _COMMANDS = {
     "chat": Entry("chat", "Talk with a model, turn by turn."),
     "batch": Entry("batch", "Answer a file of requests in OpenAI's batch format."),
     "bench": Entry("bench", "Measure speed: of the engine, its kernels, or any server."),
+    "tune": Entry("tune", "Measure what is fastest here, and keep it for later starts."),
     "models": Entry("models", "List the models in the box and in the hub cache."),
     "doctor": Entry("doctor", "Show what this machine offers and which kernels will run on it."),
 }

@@ -9,6 +9,8 @@ would take longer than reading the matrix. How many parts is a property of the m
 """
 
 from dataclasses import dataclass
+from functools import cache
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -20,6 +22,7 @@ from torch import Tensor
 from archerfish.arch.arch import Activation
 from archerfish.ops.triton.launch import INTERPRETED, await_inputs, dot, launch, let_next_start, prefetch
 from archerfish.ops.triton.row_kernels import added, narrow, nonlinear
+from archerfish.ops.triton.tuning import Product, stored
 
 _FEW_OUTPUTS = 4096
 _PARTS = 4
@@ -29,6 +32,8 @@ _LINE = 128
 """Bytes that are fetched ahead at once."""
 _SMALL = 16 << 20
 """Bytes of a matrix that is read faster than a kernel starts."""
+_STAGED = 200 << 10
+"""Bytes of weights and rows that may be on their way to one program: somewhat less than a multiprocessor holds."""
 
 
 class Tiles(NamedTuple):
@@ -71,6 +76,29 @@ def default_tiles(num_rows: int, num_outputs: int, num_inputs: int) -> Tiles:
         return Tiles(32, min(512, most_inputs), 8, 2, 2)
     is_small = num_outputs * num_inputs * 2 < _SMALL
     return Tiles(16, min(512, most_inputs), 8, 1, 3, 1024, starts_next_late=is_small)
+
+
+def candidate_tiles(num_rows: int, num_outputs: int, num_inputs: int) -> list[Tiles]:
+    """Cuts that are worth measuring, the default first."""
+    default = default_tiles(num_rows, num_outputs, num_inputs)
+    parts = num_parts(num_outputs, num_inputs)
+    at_once = parts if default.parts_at_once else 1
+    found = [default]
+    for outputs, inputs, warps, stages in product((16, 32, 64), (64, 128, 256, 512), (1, 2, 4), (2, 3, 4, 6)):
+        staged = 2 * (outputs + default.rows) * inputs * at_once * stages
+        tiles = default._replace(outputs=outputs, inputs=inputs, num_warps=warps, num_stages=stages)
+        # Each part has a warp of its own; and large tiles need many, for their sums to fit into registers.
+        is_fit = warps == default.num_warps if parts > 1 else outputs * default.rows <= 1024 * warps
+        if is_fit and inputs * parts <= num_inputs and _STAGED // 4 <= staged <= _STAGED and tiles != default:
+            found.append(tiles)
+    return found
+
+
+@cache
+def chosen_tiles(num_rows: int, num_outputs: int, num_inputs: int, is_gated: bool) -> Tiles:
+    """The fastest that was seen on this GPU, or the default where nobody looked."""
+    candidates = candidate_tiles(num_rows, num_outputs, num_inputs)
+    return stored(Product(num_rows, num_outputs, num_inputs, is_gated), candidates) or candidates[0]
 
 
 # -- the kernel -------------------------------------------------------------------------------------------------------
@@ -267,7 +295,7 @@ def linear_by_kernel(
     num_rows, num_inputs = x.shape
     is_gated = finish.activation is not None
     num_outputs = len(weight) // 2 if is_gated else len(weight)
-    tiles = tiles or default_tiles(num_rows, len(weight), num_inputs)
+    tiles = tiles or chosen_tiles(num_rows, len(weight), num_inputs, is_gated)
     parts = num_parts(len(weight), num_inputs)
     part_length = num_inputs // parts
     block = tiles.outputs // 2 if is_gated else tiles.outputs

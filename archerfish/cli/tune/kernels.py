@@ -1,0 +1,61 @@
+"""`archerfish tune kernels`: how the products of a model are best cut on this GPU, kept for later starts."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from archerfish.cli.bench.reporting import print_tables, table
+from archerfish.cli.field_options import SectionedCommand, field_options, take_given
+from archerfish.config.load import load_config
+from archerfish.config.settings import EngineConfig
+from archerfish.console import ProgressBar
+from archerfish.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from archerfish.ops.triton.tuning import Tuned
+
+_SETTINGS = ("model", "revision", "dtype", "hf_overrides")
+"""What decides about shapes; everything else about an engine does not matter here."""
+_OTHER_SETTINGS = tuple(field.name for field in fields(EngineConfig) if field.name not in _SETTINGS)
+
+
+@click.command("kernels", cls=SectionedCommand)
+@field_options(EngineConfig, section="Model", prefix="config_", left_out=_OTHER_SETTINGS)
+def command(**settings: Any) -> None:
+    """Measure how a model's products are best cut on this GPU, and keep it for later starts.
+
+    Takes minutes, most of them compilers'. Weights are not loaded. What is found changes how long a step takes, and
+    not a bit of any answer.
+    """
+    given = take_given(settings, "config_")
+    config = load_config(EngineConfig, {**given, "load_format": "dummy"}, None, os.environ)
+    from archerfish.engine.build import examine
+    from archerfish.ops import Target, torch_dtype, why_not_triton
+
+    blueprint = examine(config)
+    resolved = blueprint.config
+    reason = why_not_triton(Target(device=resolved.device, dtype=resolved.dtype))
+    if reason is not None or resolved.device != "cuda":
+        raise ConfigError(f"kernels are tuned on a GPU, by Triton: {reason or 'there is none here'}")
+    from archerfish.bench.kernels.tuning import GpuStopwatch, products_of, tune_products
+
+    products = products_of(blueprint.arch)
+    with ProgressBar("products", len(products)) as bar:
+        stopwatch = GpuStopwatch(torch_dtype(resolved.dtype), resolved.threads)
+        found = list(tune_products(products, stopwatch, bar.update))
+    print_tables(f"{blueprint.directory.name}: products of 16-bit rows", _table(found))
+
+
+def _table(found: "Iterable[Tuned]") -> "Table":
+    made = table("product", "us before", "us", "faster")
+    for tuned in found:
+        gain = tuned.seconds_before / tuned.seconds - 1
+        made.add_row(
+            tuned.product.name, f"{tuned.seconds_before * 1e6:,.1f}", f"{tuned.seconds * 1e6:,.1f}", f"{gain:.0%}"
+        )
+    return made
