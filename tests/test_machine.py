@@ -240,6 +240,9 @@ def test_where_there_is_no_driver_nothing_is_woken(monkeypatch):
     machine.wake_gpu().join()
 
 
-def test_torch_is_loaded_when_a_model_is():
-    child = "import sys; from archerfish import LLM, SamplingParams; sys.exit('torch' in sys.modules)"
+@pytest.mark.parametrize(
+    ("imported", "not_yet"), [("from archerfish import LLM", "torch"), ("import archerfish.engine.build", "jinja2")]
+)
+def test_what_takes_long_is_loaded_when_it_is_needed(imported, not_yet):
+    child = f"import sys; {imported}; sys.exit({not_yet!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", child], check=False).returncode == 0

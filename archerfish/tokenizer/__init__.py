@@ -1,7 +1,6 @@
 """Text to tokens and back: tokenizer.json, chat templates and incremental detokenizing. Knows nothing of the engine."""
 
-from archerfish.tokenizer.chat import ChatTemplate
 from archerfish.tokenizer.detokenizer import Detokenizer, Piece
 from archerfish.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["ChatTemplate", "Detokenizer", "Piece", "Tokenizer"]
+__all__ = ["Detokenizer", "Piece", "Tokenizer"]

@@ -3,14 +3,16 @@
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from archerfish.errors import RequestError, TokenizerError
-from archerfish.tokenizer.chat import ChatTemplate
 from archerfish.tokenizer.files import parse_json, read_json_object, read_text
+
+if TYPE_CHECKING:
+    from archerfish.tokenizer.chat import ChatTemplate
 
 _OLDER_FORMATS = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json", "tiktoken.model")
 
@@ -30,7 +32,7 @@ class Tokenizer:
     """
 
     def __init__(
-        self, vocabulary: tokenizers.Tokenizer, special_tokens: Mapping[str, str], chat_template: ChatTemplate
+        self, vocabulary: tokenizers.Tokenizer, special_tokens: Mapping[str, str], chat_template: "ChatTemplate"
     ) -> None:
         """`special_tokens` are named as in tokenizer_config.json: bos_token, eos_token, pad_token, ..."""
         self._vocabulary = vocabulary
@@ -56,6 +58,9 @@ class Tokenizer:
         if config.get("split_special_tokens") is True:
             vocabulary.encode_special_tokens = True
         _frame(vocabulary, config, special_tokens)
+        # It brings jinja2, which takes a good part of a start; engines without a tokenizer do without.
+        from archerfish.tokenizer.chat import ChatTemplate
+
         return cls(vocabulary, special_tokens, ChatTemplate.load(directory, special_tokens))
 
     @property
@@ -86,7 +91,7 @@ class Tokenizer:
         return self._chat_template.is_present
 
     @property
-    def chat_template(self) -> ChatTemplate:
+    def chat_template(self) -> "ChatTemplate":
         """Turns messages into a prompt. Rendering raises TokenizerError if the model has no template."""
         return self._chat_template
 

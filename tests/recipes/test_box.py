@@ -9,7 +9,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from archerfish.tokenizer import ChatTemplate
+from archerfish.tokenizer.chat import ChatTemplate
 from recipes.box import distill, evaluate
 from recipes.box import train as training
 from recipes.box.chat import SPECIAL_TOKENS, TEMPLATE, write_conversation

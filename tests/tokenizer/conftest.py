@@ -9,7 +9,8 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from archerfish.tokenizer import ChatTemplate, Tokenizer
+from archerfish.tokenizer import Tokenizer
+from archerfish.tokenizer.chat import ChatTemplate
 
 SENTENCES = (
     "The archerfish hunts insects by shooting water at them, and it hardly ever misses.",

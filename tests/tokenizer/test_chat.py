@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from archerfish.errors import InvalidParameter, RequestError, TokenizerError
-from archerfish.tokenizer import ChatTemplate, Tokenizer
+from archerfish.tokenizer import Tokenizer
+from archerfish.tokenizer.chat import ChatTemplate
 
 LLAMA = """\
 {{- bos_token }}

@@ -8,7 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
-from archerfish.tokenizer import ChatTemplate, Detokenizer, Piece, Tokenizer
+from archerfish.tokenizer import Detokenizer, Piece, Tokenizer
+from archerfish.tokenizer.chat import ChatTemplate
 
 REPLACEMENT = "\ufffd"
 ChunkTokens = Callable[[Sequence[bytes]], tuple[Tokenizer, list[int]]]
