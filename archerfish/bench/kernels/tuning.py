@@ -1,10 +1,12 @@
 """Measures how the products of a model are best cut on this GPU. Knows its matrices, not what is kept of them."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
 from archerfish.arch.arch import Activation, Arch, MlpSpec
 from archerfish.bench.kernels.matrices import noise
@@ -55,7 +57,10 @@ class GpuStopwatch:
     def __call__(self, product: Product, tiles: Tiles) -> float:
         if self._made is None or self._made[0] != product:
             self._make(product)
-        graph = self._captured(tiles)
+        try:
+            graph = self._captured(tiles)
+        except OutOfResources:  # Of registers or memory: no choice, but no reason to stop either.
+            return math.inf
         return min(_replayed(graph) for _ in range(_ROUNDS)) / len(self._weights)
 
     @property

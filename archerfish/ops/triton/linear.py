@@ -32,7 +32,7 @@ _LINE = 128
 """Bytes that are fetched ahead at once."""
 _SMALL = 16 << 20
 """Bytes of a matrix that is read faster than a kernel starts."""
-_STAGED = 200 << 10
+_STAGED = 220 << 10
 """Bytes of weights and rows that may be on their way to one program: somewhat less than a multiprocessor holds."""
 
 
@@ -85,7 +85,7 @@ def candidate_tiles(num_rows: int, num_outputs: int, num_inputs: int) -> list[Ti
     at_once = parts if default.parts_at_once else 1
     found = [default]
     for outputs, inputs, warps, stages in product((16, 32, 64), (64, 128, 256, 512), (1, 2, 4), (2, 3, 4, 6)):
-        staged = 2 * (outputs + default.rows) * inputs * at_once * stages
+        staged = 2 * (outputs + default.rows) * inputs * at_once * (stages + 1)  # The first tile has room of its own.
         tiles = default._replace(outputs=outputs, inputs=inputs, num_warps=warps, num_stages=stages)
         # Each part has a warp of its own; and large tiles need many, for their sums to fit into registers.
         is_fit = warps == default.num_warps if parts > 1 else outputs * default.rows <= 1024 * warps

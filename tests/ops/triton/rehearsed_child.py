@@ -11,6 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.runtime import driver
+from triton.runtime.errors import OutOfResources
 
 HOPPER = GPUTarget("cuda", 90, 32)
 
@@ -21,6 +22,15 @@ class NoDevice:
 
     def load_binary(self, *_: Any) -> tuple[int, ...]:
         return 0, 0, 0, 0, 1024
+
+
+def refused(kernel: Any, x: torch.Tensor) -> bool:
+    """Whether a launch says that it asks for too much."""
+    try:
+        kernel(x)
+    except OutOfResources:
+        return True
+    return False
 
 
 class NoDriver(DriverBase):
@@ -59,11 +69,12 @@ def main() -> None:
     if device == "cpu":
         driver.set_active(NoDriver())
         torch.cuda.get_device_capability = lambda *_: (9, 0)  # type: ignore[assignment]
+        torch.cuda.get_device_name = lambda *_: "none"  # type: ignore[assignment]
     compiled: list[str] = []
     triton.knobs.compilation.listener = lambda **event: compiled.append(event["src"].name)  # type: ignore[assignment]
 
     from archerfish.ops.triton import launch, rows, steps
-    from archerfish.ops.triton.linear import linear_by_kernel
+    from archerfish.ops.triton.linear import Tiles, linear_by_kernel
 
     weight, room = (torch.zeros(shape, device=device).bfloat16() for shape in ((32, 64), (128,)))
 
@@ -82,7 +93,17 @@ def main() -> None:
     num_rehearsed = len(compiled)
     work()
     rehearsed, after = compiled[len(woken) : num_rehearsed], compiled[num_rehearsed:]
-    print(json.dumps({"woken": woken, "rehearsed": rehearsed, "after": after}))
+
+    def too_large(x: torch.Tensor) -> None:
+        tiles = Tiles(outputs=64, inputs=512, rows=64, num_warps=4, num_stages=8)
+        linear_by_kernel(torch.empty(len(x), 4096, device=device).bfloat16(), x, matrix, None, tiles=tiles)
+
+    matrix, x = (torch.zeros(shape, device=device).bfloat16() for shape in ((4096, 4096), (64, 4096)))
+    with launch.rehearsal(2):
+        too_large(x)
+    with launch.rehearsal(2):
+        work()
+    print(json.dumps({"woken": woken, "rehearsed": rehearsed, "after": after, "refused": refused(too_large, x)}))
 
 
 if __name__ == "__main__":

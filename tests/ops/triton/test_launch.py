@@ -38,5 +38,6 @@ def test_kernels_are_compiled_once_and_none_is_left_to_compile(tmp_path: Path) -
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
     assert (found["woken"], found["after"]) == (["_nothing_kernel"], [])
+    assert found["refused"], "what does not fit says so when it is launched, and spoils no other rehearsal"
     # Tiles of 8 and of 16 rows; rows at aligned addresses and at another.
     assert Counter(found["rehearsed"]) == {"_linear_kernel": 2, "add_kernel": 2, "_select_kernel": 1}

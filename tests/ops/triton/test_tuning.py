@@ -120,5 +120,5 @@ def test_candidates_fit_a_multiprocessor(num_rows: int, num_outputs: int, num_in
     for tiles in candidates[1:]:
         assert tiles.rows == candidates[0].rows and tiles.parts_at_once == candidates[0].parts_at_once
         at_once = parts if tiles.parts_at_once else 1
-        assert 2 * (tiles.outputs + tiles.rows) * tiles.inputs * tiles.num_stages * at_once <= 227 << 10
+        assert 2 * (tiles.outputs + tiles.rows) * tiles.inputs * (tiles.num_stages + 1) * at_once <= 227 << 10
         assert tiles.inputs * parts <= num_inputs
