@@ -5,7 +5,7 @@ by the buffer it lies in, so that views of a row (queries, keys, values of one p
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -46,10 +46,12 @@ class Line:
     arguments: tuple[Any, ...]
     """Operands, what other lines made, inputs, and whatever stays the same (weights, numbers)."""
     made: tuple[int, ...]
+    read: tuple[Operand | Made, ...] = field(init=False)
 
-    @property
-    def read(self) -> list[Operand | Made]:
-        return [argument for argument in self.arguments if isinstance(argument, (Operand, Made))]
+    def __post_init__(self) -> None:
+        # Once: whoever joins lines asks each of them hundreds of times.
+        read = tuple(argument for argument in self.arguments if isinstance(argument, (Operand, Made)))
+        object.__setattr__(self, "read", read)
 
 
 class Recording:
