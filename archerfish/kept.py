@@ -1,4 +1,4 @@
-"""What was measured on this machine and spares the next start some work: JSON files in the user's cache directory.
+"""What was measured on this machine and spares the next start some work: JSON files, by default in the user's cache.
 
 Knows no subject. Whatever is wrong with a file, the answer is that nothing was kept.
 """

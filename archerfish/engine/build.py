@@ -125,7 +125,8 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
         num_bytes = _allocated(resolved.device) - before
         cache_size = measured_size(memory, resolved, rehearsal_stage(executor_of), num_bytes, recommended)
     forms = None if tokenizer is None else CompiledForms(tokenizer, checkpoint.arch.vocab_size, eos_token_ids)
-    executor = executor_of(cache_size.num_blocks, None if forms is None else Grammars(forms))
+    with refusing(memory, resolved):
+        executor = executor_of(cache_size.num_blocks, None if forms is None else Grammars(forms))
     scheduler = _scheduler(resolved, layout, cache_size, eos_token_ids)
     logger.info("%s, %s", cache_size, kv_format)
     return Assembly(

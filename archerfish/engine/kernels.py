@@ -107,7 +107,9 @@ def rehearsal_stage(build: Callable[[int], Executor]) -> Stage:
     from archerfish.ops.triton import launch, tuning
 
     where = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-    return Stage(build, launch.rehearsal, CudaMemory(), Kept("steps", tuning.version()), where)
+    # Beside the kernels that the rehearsal compiled: whoever clears them away rehearses again.
+    kept = Kept("archerfish-steps", tuning.version(), launch.compiled_directory())
+    return Stage(build, launch.rehearsal, CudaMemory(), kept, where)
 
 
 def build_executor(

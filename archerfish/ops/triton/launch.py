@@ -13,6 +13,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -80,6 +81,11 @@ def rehearsal(num_threads: int) -> Iterator[None]:
             yield
     finally:
         _rehearsal.reset(before)
+
+
+def compiled_directory() -> Path:
+    """Where Triton keeps what it compiled, for later processes."""
+    return Path(triton.knobs.cache.dir)
 
 
 @triton.jit
