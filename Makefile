@@ -32,7 +32,7 @@ sanitize: $(INSTALLED)
 # through graphs; and the table of speeds, also as JSON. Neither installs anything.
 GPU_PYTHON ?= python3
 test-gpu:
-	$(GPU_PYTHON) -m pytest tests/ops/triton tests/execution/test_captured.py tests/end_to_end/test_triton.py
+	$(GPU_PYTHON) -m pytest tests/ops/triton tests/execution/test_captured.py tests/end_to_end/test_triton*.py
 
 bench-gpu:
 	$(GPU_PYTHON) benchmarks/gpu/run.py

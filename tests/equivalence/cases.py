@@ -133,9 +133,7 @@ class Reference:
 def reference(case_name: str, root: Path) -> Reference:
     """Made once for each process."""
     case = next(case for case in CASES if case.name == case_name)
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(case.config(), attn_implementation="eager").float().eval()
-    _unsettle(model)
+    model = make_model(case)
     directory = root / case.name
     model.save_pretrained(directory)
     generator = torch.Generator().manual_seed(1)
@@ -144,6 +142,14 @@ def reference(case_name: str, root: Path) -> Reference:
         logits = [model(torch.tensor([prompt])).logits[0].float() for prompt in prompts]
         greedy = [_greedy(model, prompt) for prompt in prompts]
     return Reference(directory, prompts, logits, greedy, model.num_parameters())
+
+
+def make_model(case: Case) -> Any:
+    """With random weights, in float32, on torch's default device."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(case.config(), attn_implementation="eager").float().eval()
+    _unsettle(model)
+    return model
 
 
 def _unsettle(model: torch.nn.Module) -> None:
