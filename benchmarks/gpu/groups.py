@@ -1,7 +1,9 @@
-"""The rows of the table, by group: each prints a JSON line when it is measured. Values are medians of five."""
+"""Measures one group of rows in this process, and tells each as JSON when it is measured.
+
+Models have real shapes and random weights. Values are medians of five, unless a row's note says how many.
+"""
 
 import gc
-import json
 import os
 import statistics
 import subprocess
@@ -10,28 +12,28 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from decoding import decode_seconds
+from invariance import tell_invariance
+from measuring import Row, median, read_bandwidth, timed
+from names import GROUPS
 
+from archerfish.arch.cost import StepCost
 from archerfish.bench.offline.measure import OfflineBench
 from archerfish.bench.offline.workloads import OfflineWorkload, nano_vllm_workload, random_workload
 from archerfish.config.settings import EngineConfig
 from archerfish.engine.build import Assembly, build
-from archerfish.ops.triton import products
+from archerfish.metrics.state import Peak
 from archerfish.request import SamplingParams
 
 _SHAPES = Path(__file__).parent / "shapes"
-_PEAK_FLOPS = 989e12
-"""Of an H100 or H200 in bfloat16 without sparsity, as their maker says."""
-_REPEATS = 5
+_FLOPS = 989e12
+"""A second, of an H100 or H200 in bfloat16 without sparsity, as their maker says; of eight bits twice as many."""
 _DRAWN = SamplingParams(temperature=0.8, ignore_eos=True)
-
-
-def tell(row: str, value: float, goal: float | None = None, share: float | None = None, of: str = "") -> None:
-    print(json.dumps({"row": row, "value": value, "goal": goal, "share": share, "of": of}), flush=True)
 
 
 @contextmanager
@@ -46,117 +48,101 @@ def engine(shape: str, **settings: Any) -> Iterator[Assembly]:
         torch.cuda.empty_cache()
 
 
-def median(measure: Callable[[], float]) -> float:
-    measure()
-    return statistics.median(measure() for _ in range(_REPEATS))
+def cost_of(assembly: Assembly) -> StepCost:
+    cost = assembly.engine.cost
+    assert cost is not None
+    return cost
 
 
-def read_bandwidth() -> float:
-    """Bytes a second, of the fastest read there is: a sum over more than any cache holds."""
-    numbers = torch.ones(2**31, dtype=torch.float32, device="cuda")
-    return numbers.nbytes / median(lambda: _timed(numbers.sum))
+def peak_of(assembly: Assembly, bandwidth: float) -> Peak:
+    return Peak(_FLOPS if assembly.config.quantization == "none" else 2 * _FLOPS, bandwidth)
 
 
-def _timed(work: Callable[[], Any]) -> float:
-    torch.cuda.synchronize()
-    started = time.perf_counter()
-    work()
-    torch.cuda.synchronize()
-    return time.perf_counter() - started
+# -- rows -------------------------------------------------------------------------------------------------------------
 
 
 def machine() -> None:
-    tell("memory read, TB/s", read_bandwidth() / 1e12)
+    Row(row="memory read, TB/s", value=read_bandwidth() / 1e12).tell()
     source = torch.ones(2**30, device="cuda")
     target = torch.empty_like(source)
-    seconds = median(lambda: _timed(lambda: target.copy_(source)))
-    tell("memory copied, read and written, TB/s", 2 * source.nbytes / seconds / 1e12)
+    seconds = median(lambda: timed(lambda: target.copy_(source)))
+    Row(row="memory copied, read and written, TB/s", value=2 * source.nbytes / seconds / 1e12).tell()
     square = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-    seconds = median(lambda: _timed(lambda: square @ square))
-    flops = 2 * 8192**3 / seconds
-    tell("largest product in bfloat16, TFLOP/s", flops / 1e12, share=flops / _PEAK_FLOPS, of="of the maker's FLOP/s")
+    flops = 2 * 8192**3 / median(lambda: timed(lambda: square @ square))
+    Row(row="largest product in bfloat16, TFLOP/s", value=flops / 1e12, mfu=flops / _FLOPS).tell()
 
 
-def decode(name: str, assembly: Assembly, goal: float, bandwidth: float) -> None:
+def decode(name: str, shape: str, goal: float, **settings: Any) -> None:
     """One request, 128 tokens."""
-    seconds = median(lambda: decode_seconds(assembly, 1, 128, steps=128, params=_DRAWN))
-    cost = assembly.engine.cost
-    assert cost is not None
-    share = cost.weight_bytes(1, 1) / seconds / bandwidth
-    tell(f"{name}, one request, tokens/s", 1 / seconds, goal, share, "of read bandwidth")
+    bandwidth = read_bandwidth()
+    with engine(shape, max_num_seqs=8, max_model_len=4096, **settings) as assembly:
+        seconds = median(lambda: decode_seconds(assembly, 1, 128, steps=128, params=_DRAWN))
+        mbu = cost_of(assembly).weight_bytes(1, 1) / seconds / bandwidth
+        Row(row=f"{name}, one request, tokens/s", value=1 / seconds, goal=goal, mbu=mbu).tell()
 
 
-def slope(name: str, assembly: Assembly, goal: float) -> None:
-    def seconds(context: int) -> float:
-        return median(lambda: decode_seconds(assembly, 1, context, steps=32, params=_DRAWN))
+def slope(name: str, goal: float, **settings: Any) -> None:
+    bandwidth = read_bandwidth()
+    with engine("llama-3.1-8b", max_num_seqs=8, max_model_len=131072, **settings) as assembly:
+        short, long = (
+            median(lambda context=context: decode_seconds(assembly, 1, context, steps=32, params=_DRAWN))
+            for context in (1_000, 100_000)
+        )
+        added = (long - short) / 99_000
+        num_bytes = sum(reach.bytes_per_key for reach in cost_of(assembly).reaches)
+        row = f"{name}, a cached token adds to a step, ns"
+        Row(row=row, value=added * 1e9, goal=goal, mbu=num_bytes / added / bandwidth).tell()
 
-    short, long = seconds(1_000), seconds(100_000)
-    tell(f"{name}, a cached token adds to a step, ns", (long - short) / 99_000 * 1e9, goal)
 
-
-def prefill(name: str, assembly: Assembly, length: int, goal: float) -> None:
-    salts = iter(range(100))
-    workload = random_workload(1, length, 1, 100_000, seed=0)
-    bench = OfflineBench.of(assembly)
-    seconds = median(lambda: bench.run(workload, cache_salt=str(next(salts))).seconds)
-    cost = assembly.engine.cost
-    assert cost is not None
-    attention = sum(2 * 2 * layer.attention.q_width * length**2 / 2 for layer in assembly.arch.layers)
-    share = (cost.token_flops * length + attention) / seconds / _PEAK_FLOPS
-    tell(f"{name}, prompt of {length}, % of the maker's FLOP/s", 100 * share, goal)
+def prefill(name: str, shape: str, length: int, goal: float) -> None:
+    with engine(shape, max_num_seqs=8, max_model_len=2 * length) as assembly:
+        salts = iter(range(100))
+        workload = random_workload(1, length, 1, 100_000, seed=0)
+        bench = OfflineBench.of(assembly)
+        seconds = median(lambda: bench.run(workload, cache_salt=str(next(salts))).seconds)
+        attention = sum(2 * 2 * layer.attention.q_width * length**2 / 2 for layer in assembly.arch.layers)
+        mfu = (cost_of(assembly).token_flops * length + attention) / seconds / _FLOPS
+        row = f"{name}, prompt of {length}, % of the maker's FLOP/s"
+        Row(row=row, value=100 * mfu, goal=goal, mfu=mfu, note=f"{1000 * seconds:.0f} ms").tell()
 
 
 def throughput(
-    name: str, assembly: Assembly, workload: OfflineWorkload, goal: float, *, in_seconds: bool = False, repeats: int = 3
-) -> None:
+    assembly: Assembly, workload: OfflineWorkload, peak: Peak, *, warm_up: OfflineWorkload, repeats: int = 1
+) -> Row:
+    """Output tokens a second, and seconds in the note."""
     bench = OfflineBench.of(assembly)
-    seconds = [bench.run(workload, cache_salt=str(turn)).seconds for turn in range(repeats + 1)][1:]
+    bench.run(warm_up, cache_salt="warm-up")
+    meter = bench.meter(peak)
+    seconds = [bench.run(workload, meter, cache_salt=str(turn)).seconds for turn in range(repeats)]
+    phases = (meter.prefill, meter.decode)
     taken = statistics.median(seconds)
-    if in_seconds:
-        tell(f"{name}, seconds", taken, goal)
-    else:
-        tell(f"{name}, tokens/s", workload.num_output_tokens / taken, goal)
+    times = f"{taken:.1f} s" if repeats == 1 else f"{taken:.1f} s, median of {repeats}"
+    return Row(
+        row="tokens/s",
+        value=workload.num_output_tokens / taken,
+        mbu=sum(phase.num_bytes for phase in phases) / sum(seconds) / peak.bandwidth,
+        mfu=sum(phase.flops for phase in phases) / sum(seconds) / peak.flops,
+        note=f"{len(workload.jobs)} requests, {times}",
+    )
 
 
-def group(name: str) -> None:
-    bandwidth = 1.0 if name in ("machine", "start") else read_bandwidth()
-    torch.cuda.empty_cache()
-    match name:
-        case "machine":
-            machine()
-        case "llama-3.1-8b":
-            with engine("llama-3.1-8b", max_num_seqs=8, max_model_len=131072) as assembly:
-                decode("Llama-3.1-8B bfloat16", assembly, 275, bandwidth)
-                slope("Llama-3.1-8B bfloat16", assembly, 34)
-                prefill("Llama-3.1-8B bfloat16", assembly, 8192, 60)
-            with engine("llama-3.1-8b", max_num_seqs=8, max_model_len=131072, kv_cache_dtype="fp8") as assembly:
-                slope("Llama-3.1-8B fp8 keys and values", assembly, 18)
-        case "llama-3.2-1b":
-            with engine("llama-3.2-1b", max_num_seqs=8, max_model_len=4096) as assembly:
-                decode("Llama-3.2-1B bfloat16", assembly, 1500, bandwidth)
-        case "qwen3-0.6b":
-            with engine("qwen3-0.6b", max_num_seqs=256, max_model_len=4096) as assembly:
-                decode("Qwen3-0.6B bfloat16", assembly, 1600, bandwidth)
-                throughput("Qwen3-0.6B, nano-vllm's 256 requests", assembly, nano_vllm_workload(151936), 29_000)
-        case "qwen3-8b":
-            with engine("qwen3-8b", max_num_seqs=256, max_model_len=4096) as assembly:
-                work = random_workload(256, 1024, 1024, 151936, seed=0)
-                throughput("Qwen3-8B, 256 x 1024 in, 1024 out", assembly, work, 26, in_seconds=True, repeats=1)
-        case "fp8":
-            with engine("llama-3.1-8b", quantization="fp8", max_num_seqs=8, max_model_len=4096) as assembly:
-                decode("Llama-3.1-8B fp8", assembly, 480, bandwidth)
-            many: dict[str, Any] = {"kv_cache_dtype": "fp8", "max_num_seqs": 1024, "max_model_len": 4096}
-            with engine("llama-3.1-8b", quantization="fp8", **many) as assembly:
-                work = random_workload(1024, 1000, 1000, 128000, seed=0)
-                throughput("Llama-3.1-8B fp8, 1000 in, 1000 out", assembly, work, 17_700, repeats=1)
-        case "int4":
-            few: dict[str, Any] = {"quantization_group": 128, "max_num_seqs": 8, "max_model_len": 4096}
-            with engine("llama-3.1-8b", quantization="int4", **few) as assembly:
-                decode("Llama-3.1-8B int4 in groups of 128", assembly, 750, bandwidth)
-        case "start":
-            start()
-        case "invariance":
-            invariance()
+def offline(name: str, shape: str, lengths: tuple[int, int], number: int, goal: float | None, **settings: Any) -> None:
+    """Requests of equal lengths that arrive at once, once through: fewer tokens warm up."""
+    bandwidth = read_bandwidth()
+    with engine(shape, max_num_seqs=number, max_model_len=4096, **settings) as assembly:
+        vocabulary = assembly.arch.vocab_size
+        workload = random_workload(number, *lengths, vocabulary, seed=0)
+        warm_up = random_workload(number, 16, 8, vocabulary, seed=1)
+        row = throughput(assembly, workload, peak_of(assembly, bandwidth), warm_up=warm_up)
+        replace(row, row=f"{name}, tokens/s", goal=goal).tell()
+
+
+def nano_vllm() -> None:
+    bandwidth = read_bandwidth()
+    with engine("qwen3-0.6b", max_num_seqs=256, max_model_len=4096) as assembly:
+        workload = nano_vllm_workload(assembly.arch.vocab_size)
+        row = throughput(assembly, workload, peak_of(assembly, bandwidth), warm_up=workload, repeats=3)
+        replace(row, row="Qwen3-0.6B, nano-vllm's requests, tokens/s", goal=29_000).tell()
 
 
 def start() -> None:
@@ -176,38 +162,42 @@ def start() -> None:
                 assert child.stdout is not None
                 assert child.stdout.readline() == b"token\n", "no token came"
                 seconds = time.perf_counter() - started  # How long it then takes to end is another question.
-            tell(f"Llama-3.1-8B, new process to first token, {what}, s", seconds, goal)
+            Row(
+                row=f"Llama-3.1-8B, new process to first token, {what}, s", value=seconds, goal=goal, note="once"
+            ).tell()
 
 
-def invariance() -> None:
-    """Products of one row: ours against the fastest that does not care in which order it adds."""
-    for shape, sizes in {
-        "Llama-3.1-8B": [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)],
-        "Llama-3.2-1B": [(3072, 2048), (2048, 2048), (16384, 2048), (2048, 8192)],
-        "Qwen3-0.6B": [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)],
-    }.items():
-        ours = sum(_seconds_each(size, lambda x, weight: products.linear(x, weight, None)) for size in sizes)
-        theirs = sum(_seconds_each(size, lambda x, weight: torch.mm(x, weight.t())) for size in sizes)
-        tell(f"{shape}, products of a layer: slower than cuBLAS, %", 100 * (ours / theirs - 1), 3)
+# -- groups -----------------------------------------------------------------------------------------------------------
+
+_8B = "llama-3.1-8b"
+_FP8: dict[str, Any] = {"quantization": "fp8", "kv_cache_dtype": "fp8"}
 
 
-def _seconds_each(size: tuple[int, int], multiply: Callable[[torch.Tensor, torch.Tensor], Any]) -> float:
-    """Of a product of one row, with more matrices in turn than any cache holds."""
-    number = max(8, int(6e8 / size[0] / size[1]))
-    weights = [torch.randn(size, device="cuda", dtype=torch.bfloat16) for _ in range(number)]
-    x = torch.randn(1, size[1], device="cuda", dtype=torch.bfloat16)
-    return _in_graph(lambda: [multiply(x, weight) for weight in weights]) / number
+def slopes() -> None:
+    slope("Llama-3.1-8B bfloat16", 34)
+    slope("Llama-3.1-8B fp8 keys and values", 18, kv_cache_dtype="fp8")
 
 
-def _in_graph(work: Callable[[], Any]) -> float:
-    work()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kept = work()
-    seconds = median(lambda: _timed(lambda: [graph.replay() for _ in range(5)]) / 5)
-    del kept
-    return seconds
-
+MEASURES: dict[str, Callable[[], None]] = {
+    "machine": machine,
+    "8b": lambda: decode("Llama-3.1-8B bfloat16", _8B, 275),
+    "1b": lambda: decode("Llama-3.2-1B bfloat16", "llama-3.2-1b", 1500),
+    "0.6b": lambda: decode("Qwen3-0.6B bfloat16", "qwen3-0.6b", 1600),
+    "fp8": lambda: decode("Llama-3.1-8B fp8", _8B, 480, quantization="fp8"),
+    "int8": lambda: decode("Llama-3.1-8B int8", _8B, 480, quantization="int8"),
+    "w8a8": lambda: decode("Llama-3.1-8B w8a8", _8B, 480, quantization="w8a8"),
+    "int4": lambda: decode("Llama-3.1-8B int4 g128", _8B, 750, quantization="int4", quantization_group=128),
+    "slope": slopes,
+    "prefill": lambda: prefill("Llama-3.1-8B bfloat16", _8B, 8192, 60),
+    "nano-vllm": nano_vllm,
+    "invariance": tell_invariance,
+    "start": start,
+    # 256 answers of 1,024 tokens in 26 seconds.
+    "qwen3-8b": lambda: offline("Qwen3-8B, 1024 in, 1024 out", "qwen3-8b", (1024, 1024), 256, 256 * 1024 / 26),
+    "fp8-1000-1000": lambda: offline("Llama-3.1-8B fp8, 1000 in, 1000 out", _8B, (1000, 1000), 512, 17_700, **_FP8),
+    "fp8-128-2048": lambda: offline("Llama-3.1-8B fp8, 128 in, 2048 out", _8B, (128, 2048), 512, 26_200, **_FP8),
+}
+assert MEASURES.keys() == GROUPS.keys()
 
 if __name__ == "__main__":
-    group(sys.argv[1])
+    MEASURES[sys.argv[1]]()
