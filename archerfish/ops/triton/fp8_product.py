@@ -85,6 +85,8 @@ def fp8_tiles(weight: DeviceWeight, num_outputs: int, num_rows: int) -> Tiles:
                 return large
     step = 128 if is_gated or num_rows > FEW_ROWS else 256
     small = _tiles(weight, 64, rows_of_tile(num_rows, least=16), step, warps=4)
+    if is_gated and num_rows <= FEW_ROWS:
+        return replace(small, stages=8, prefetches=False)
     # Fewer programs than multiprocessors: each must have more in flight.
     return small if small.count(num_outputs, num_rows) >= MULTIPROCESSORS else replace(small, stages=6)
 

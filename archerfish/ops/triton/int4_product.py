@@ -58,8 +58,9 @@ def int4_tiles(weight: DeviceWeight, num_outputs: int, num_rows: int) -> Tiles:
         rows = rows_of_tile(num_rows, least=8)
         if not is_wide and not is_gated:
             return _sides(_tiles(weight, 16, rows, 128, warps=1), weight)
-        outputs = 16 if is_gated else 32
-        return _tiles(weight, outputs, rows, 256 if weight.zeros is None else 128, warps=outputs // 16)
+        if is_gated:
+            return replace(_tiles(weight, 64, rows, 128, warps=4), stages=6, prefetches=False)
+        return replace(_tiles(weight, 32, rows, 256 if weight.zeros is None else 128, warps=2), prefetches=False)
     if num_rows > 64:
         # Registers hold unpacked weights, scales of both sides and two kinds of sums, and no more than that.
         warps = 8 if weight.group == 128 or weight.zeros is not None else 4

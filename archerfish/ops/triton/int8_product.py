@@ -64,9 +64,11 @@ def int8_tiles(weight: DeviceWeight, num_outputs: int, num_rows: int) -> Tiles:
     if num_rows <= FEW_ROWS:
         rows = rows_of_tile(num_rows, least=8)
         if not is_wide and not is_gated:
-            return _sides(_tiles(weight, 16, rows, 256, warps=1), weight)
+            return _sides(_tiles(weight, 16, rows, 128, warps=1), weight)
+        if is_gated and weight.group < weight.num_inputs:
+            return replace(_tiles(weight, 64, rows, 128, warps=4), stages=6, prefetches=False)
         outputs = 16 if is_gated else 32
-        return _tiles(weight, outputs, rows, 512, warps=outputs // 16)
+        return replace(_tiles(weight, outputs, rows, 512, warps=outputs // 16), stages=3, prefetches=False)
     is_whole = weight.group == weight.num_inputs  # Without sums in float32 beside whole ones, larger tiles fit.
     for rows in (256, 128) if is_whole else (128,):
         large = _tiles(weight, 64 if is_gated else 128, rows, 128, warps=8)
@@ -79,7 +81,7 @@ def int8_tiles(weight: DeviceWeight, num_outputs: int, num_rows: int) -> Tiles:
 def _sides(tiles: Tiles, weight: DeviceWeight) -> Tiles:
     """The same with several warps, as far as there are steps for them."""
     sides = largest_divisor(weight.num_inputs // (tiles.step * tiles.at_once), (4, 2, 1))
-    return replace(tiles, sides=sides, warps=sides, stages=4)
+    return replace(tiles, sides=sides, warps=sides, stages=8)
 
 
 def _tiles(weight: DeviceWeight, outputs: int, rows: int, inputs: int, *, warps: int) -> Tiles:

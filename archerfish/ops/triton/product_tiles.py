@@ -41,12 +41,14 @@ class Tiles:
     sides: int = 1
     """Steps that are multiplied side by side, each by a warp of its own, where whole numbers are added up. Few outputs
     keep too few warps busy otherwise."""
+    prefetches: bool = True
+    """Weights are asked for before the rows are there. Of a large matrix most programs start later than that."""
 
     @property
     def prefetched_lines(self) -> int:
         """Of each output, before the rows are there: as much as will be in flight, where reading is what takes time."""
         ahead = max(1, self.at_once * self.sides * self.step * self.stages // _LINE)
-        return min(_power_of_two(ahead), _MOST_LINES) if self.rows <= FEW_ROWS else 0
+        return min(_power_of_two(ahead), _MOST_LINES) if self.prefetches and self.rows <= FEW_ROWS else 0
 
     def settings(self, ending: "Ending") -> dict[str, Any]:
         """Of a launch, as far as they are the same for every format."""
