@@ -27,6 +27,7 @@ from archerfish.ops import (
     implementations,
     open_native,
     open_triton,
+    torch_dtype,
     why_not_native,
     why_not_triton,
 )
@@ -75,11 +76,8 @@ def choose_kernels(arch: Arch, config: ResolvedConfig) -> Kernels:
             "use --quantization none"
         )
     _check_formats(config, on_gpu=triton is not None, on_cpu=native is not None)
-    has_experts = any(isinstance(layer.feed_forward, ExpertsSpec) for layer in arch.layers)
-    if triton is not None and has_experts and config.quantization != "none":
-        raise ConfigError(
-            f"--quantization {config.quantization}: experts are not quantized on a GPU; use --quantization none"
-        )
+    if triton is not None:
+        _check_widths(arch, config)
     ops, _ = choose_ops(target, implementations(native, triton))
     return Kernels(ops, native, triton)
 
@@ -100,6 +98,27 @@ def _check_formats(config: ResolvedConfig, *, on_gpu: bool, on_cpu: bool) -> Non
             f"--kv-cache-dtype {config.kv_cache_dtype} is not for a model of {config.dtype} on a GPU; "
             "use --kv-cache-dtype auto or fp8"
         )
+
+
+def _check_widths(arch: Arch, config: ResolvedConfig) -> None:
+    """Refuse what a GPU's kernels have no tiles for: odd experts, and rows that groups of few bits do not fill."""
+    from archerfish.ops.triton import experts
+    from archerfish.ops.triton.device_weight import STEP, why_not_arranged
+
+    group = config.quantization_group if config.quantization == "int4" else STEP
+    for layer in arch.layers:
+        spec = layer.feed_forward
+        if isinstance(spec, ExpertsSpec):
+            reason = experts.why_not(torch_dtype(config.dtype), arch.hidden_size, spec.size, spec.num_experts)
+            if reason is not None:
+                raise ConfigError(f"a GPU's kernels cannot run these experts: {reason}; use --kernels reference")
+        if config.quantization == "none":
+            continue
+        for num_inputs in (arch.hidden_size, layer.attention.q_width, spec.size):
+            reason = why_not_arranged(num_inputs, group)
+            if reason is not None:
+                smaller = "a smaller --quantization-group or " if config.quantization == "int4" else ""
+                raise ConfigError(f"--quantization {config.quantization}: {reason}; use {smaller}--quantization none")
 
 
 def rehearsal_stage(build: Callable[[int], Executor]) -> Stage:

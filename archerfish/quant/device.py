@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from archerfish.ops.triton.device_weight import DeviceWeight, arrange_fp8, arrange_int4, arrange_int8
+from archerfish.ops.triton.device_weight import DeviceExperts, DeviceWeight, arrange_fp8, arrange_int4, arrange_int8
 from archerfish.quant.feedback import InputStatistics
 from archerfish.quant.formats import WeightFormat
 from archerfish.quant.rounding import round_fp8, round_int4, round_int8
@@ -22,3 +22,8 @@ def device_weight(weight: Tensor, weight_format: WeightFormat, inputs: InputStat
             return arrange_int4(*rounded, group, weight.dtype)
         case "fp8":
             return arrange_fp8(*round_fp8(weight), weight.dtype)
+
+
+def device_experts(matrices: Tensor, weight_format: WeightFormat) -> DeviceExperts:
+    """[experts, outputs, inputs], each rounded as it would be alone."""
+    return DeviceExperts(num_experts=len(matrices), stacked=device_weight(matrices.flatten(0, 1), weight_format))

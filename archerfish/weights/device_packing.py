@@ -2,10 +2,10 @@
 
 from torch import Tensor, nn
 
-from archerfish.models.decoder import Decoder
+from archerfish.models.decoder import Decoder, Experts
 from archerfish.models.layers import Embedding, Linear
 from archerfish.quant import WeightFormat
-from archerfish.quant.device import device_weight
+from archerfish.quant.device import device_experts, device_weight
 from archerfish.weights.packing import Holders
 
 
@@ -17,12 +17,17 @@ class DevicePacker:
         self._model = model
         self._format = weight_format
         self._holders = Holders(model)
+        self._routers = [module.router for module in model.modules() if isinstance(module, Experts)]
 
     def __call__(self, name: str, tensor: Tensor) -> None:
         modules = self._holders.modules(name)
+        if any(isinstance(module, Experts) for module in modules):
+            self._holders.put(name, device_experts(tensor, self._format))
+            return
         is_matrix = tensor.dim() > 1 and any(isinstance(module, (Linear, Embedding)) for module in modules)
-        # Positions are few, and looked up by rows that no kernel here unpacks.
-        if not is_matrix or self._model.positions in modules:
+        # Positions are few, and looked up by rows that no kernel here unpacks. A rounded choice is another choice.
+        is_kept = self._model.positions in modules or any(module in self._routers for module in modules)
+        if not is_matrix or is_kept:
             self._holders.put(name, nn.Parameter(tensor, requires_grad=False))
             return
         is_vocabulary = self._model.embedding in modules or self._model.head in modules

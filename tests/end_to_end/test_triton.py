@@ -22,6 +22,13 @@ PROMPTS = [
     "The fox ran into the forest. The hunter sat under an old oak tree. Then the rain came. Who ran?",
     *(f"Story number {number}: there was a" for number in range(40)),
 ]
+EXPERTS = {
+    "model_type": "mixtral",
+    "hidden_size": 64,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "sliding_window": None,
+}
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
@@ -68,6 +75,30 @@ def test_what_a_gpu_cannot_do_is_refused_by_name(tiny: dict[str, Any]) -> None:
         LLM(**tiny, kernels="triton", hf_overrides={"head_dim": 8})
     with pytest.raises(ConfigError, match="--kv-cache-dtype int8 is not for"):
         LLM(**tiny, kernels="triton", kv_cache_dtype="int8")
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="kernels for a GPU are asked to run on a CPU")
+def test_widths_that_no_kernel_knows_are_refused_by_name(tiny: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="no multiple of the group of 64; use a smaller --quantization-group"):
+        LLM(**tiny, kernels="triton", quantization="int4", quantization_group=64)
+    with pytest.raises(ConfigError, match="--quantization fp8: 72 inputs are no multiple of 32; use --quantization no"):
+        LLM(**tiny, kernels="triton", quantization="fp8", hf_overrides={"intermediate_size": 72})
+    odd = {**EXPERTS, "intermediate_size": 72}
+    with pytest.raises(ConfigError, match="an expert size of 72 is no multiple of 16; use --kernels reference"):
+        LLM(**tiny, kernels="triton", hf_overrides=odd)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # The interpreter's numpy, of 1 / 0 and the like.
+@pytest.mark.parametrize("quantization", ["int4"] if INTERPRETED else ["int8", "w8a8", "int4", "fp8"])
+def test_experts_of_few_bits_give_one_answer(tiny: dict[str, Any], quantization: str) -> None:
+    settings = {**tiny, "kernels": "triton", "hf_overrides": EXPERTS}
+    if not INTERPRETED:
+        settings |= {"device": "cuda", "max_num_seqs": 16}
+    prompts = [[5, 6, 7, 8, 9], [11, 12, 13]] if INTERPRETED else [[number, 9, 11] * 6 for number in range(3, 40)]
+    asked = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, logprobs=2)
+    with LLM(**settings, quantization=quantization, quantization_group=32, enable_prefix_caching=False) as llm:
+        together = bits.answers(llm, prompts, asked)
+        assert bits.answers(llm, prompts[1:2], asked) == together[1:2]
 
 
 @needs_gpu

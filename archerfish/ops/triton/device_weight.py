@@ -1,4 +1,4 @@
-"""A matrix of few bits in the arrangement that Triton kernels read. Knows neither kernels nor how it was rounded."""
+"""Matrices of few bits in the arrangement that Triton kernels read. Knows neither kernels nor how it was rounded."""
 
 from dataclasses import dataclass, replace
 from typing import Literal, Self
@@ -59,6 +59,50 @@ class DeviceWeight:
         """On another device."""
         zeros = None if self.zeros is None else self.zeros.to(device)
         return replace(self, data=self.data.to(device), scales=self.scales.to(device), zeros=zeros)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DeviceExperts:
+    """[experts, outputs, inputs]: matrices of one shape and format, one below the other."""
+
+    num_experts: int
+    stacked: DeviceWeight
+    """[experts * outputs, inputs]. No tile of int4 has outputs of two experts."""
+
+    def __post_init__(self) -> None:
+        reason = why_not_stacked(self.num_outputs)
+        assert reason is None, reason
+
+    @property
+    def num_outputs(self) -> int:
+        return self.stacked.num_outputs // self.num_experts
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.num_experts, self.num_outputs, self.stacked.num_inputs))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the model."""
+        return self.stacked.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.stacked.data.device
+
+    def expert(self, index: int) -> DeviceWeight:
+        """The matrix of one of them."""
+        parts = (self.stacked.data, self.stacked.scales, self.stacked.zeros)
+        data, scales, zeros = (
+            None if part is None else part.view(self.num_experts, -1, *part.shape[1:])[index] for part in parts
+        )
+        assert data is not None and scales is not None
+        return replace(self.stacked, num_outputs=self.num_outputs, data=data, scales=scales, zeros=zeros)
+
+
+def why_not_stacked(num_outputs: int) -> str | None:
+    """The reason why matrices of so many outputs cannot lie one below the other, or None."""
+    return f"{num_outputs} outputs are no multiple of {TILE}" if num_outputs % TILE else None
 
 
 def why_not_arranged(num_inputs: int, group: int) -> str | None:

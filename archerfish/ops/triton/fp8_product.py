@@ -119,11 +119,29 @@ def fp8_kernel(
     prefetch_rows(weight, stored, num_inputs, LINES, EARLY)
     if gated:
         prefetch_rows(weight, others, num_inputs, LINES, EARLY)
+    y, up = fp8_tile(
+        rows, row_scales, peaked, num_peaked, weight, weight_scales, bias, stored, others, places, num_rows, num_inputs,
+        STEP, OUTPUTS, ROWS, PEAKED, ACTIVATION, EARLY,
+    )  # fmt: skip
+    finish(
+        out, out_scales, out_sums, out_peaks, y, up, residual, first_output, places, num_outputs, num_rows,
+        out_stride, residual_stride, beside_stride, DTYPE, ACTIVATION,
+    )  # fmt: skip
+
+
+@triton.jit
+def fp8_tile(
+    rows, row_scales, peaked, num_peaked, weight, weight_scales, bias, stored, others, places, num_rows, num_inputs,
+    STEP: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, PEAKED: tl.constexpr,
+    ACTIVATION: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Outputs stored at some rows of the weight, for the rows at some places; with an activation, others as well."""
+    gated: tl.constexpr = ACTIVATION is not None
     inputs = tl.arange(0, STEP)
     lefts = weight + stored.to(tl.int64)[:, None] * num_inputs + inputs[None, :]
     other_lefts = weight + others.to(tl.int64)[:, None] * num_inputs + inputs[None, :]
     late: tl.constexpr = peaked is not None
-    loaded = first_row + tl.arange(0, 1 if late else ROWS)
+    loaded = tl.arange(0, 1) if late else places  # A row in full is the only one.
     rights = rows + loaded.to(tl.int64)[None, :] * num_inputs + inputs[:, None]
     total = tl.zeros((OUTPUTS, ROWS), tl.float32)
     other = tl.zeros((OUTPUTS, ROWS), tl.float32)
@@ -146,10 +164,7 @@ def fp8_kernel(
     up = y
     if gated:
         up = with_bias(other * factors * tl.load(weight_scales + others)[:, None], bias, others)
-    finish(
-        out, out_scales, out_sums, out_peaks, y, up, residual, first_output, places, num_outputs, num_rows,
-        out_stride, residual_stride, beside_stride, DTYPE, ACTIVATION,
-    )  # fmt: skip
+    return y, up
 
 
 # -- the library ------------------------------------------------------------------------------------------------------

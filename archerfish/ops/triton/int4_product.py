@@ -50,17 +50,19 @@ def int4_product_into(ending: Ending, rows: QuantizedRows, weight: DeviceWeight,
     )
 
 
-def int4_tiles(weight: DeviceWeight, num_outputs: int, num_rows: int) -> Tiles:
-    """A program of a gated product makes two tiles, of num_outputs each."""
+def int4_tiles(weight: DeviceWeight, num_outputs: int, num_rows: int, *, alone: bool = True) -> Tiles:
+    """A program of a gated product makes two tiles, of num_outputs each. Alone, few outputs get several sides."""
     is_gated = num_outputs < weight.num_outputs
     is_wide = weight.num_outputs > 64 * MULTIPROCESSORS
     if num_rows <= FEW_ROWS:
         rows = rows_of_tile(num_rows, least=8)
+        inputs = 256 if weight.zeros is None else 128
         if not is_wide and not is_gated:
-            return _sides(_tiles(weight, 16, rows, 128, warps=1), weight)
+            narrow = _tiles(weight, 16, rows, 128 if alone else inputs, warps=1)
+            return _sides(narrow, weight) if alone else narrow
         if is_gated:
             return replace(_tiles(weight, 64, rows, 128, warps=4), stages=6, prefetches=False)
-        return replace(_tiles(weight, 32, rows, 256 if weight.zeros is None else 128, warps=2), prefetches=False)
+        return replace(_tiles(weight, 32, rows, inputs, warps=2), prefetches=False)
     if num_rows > 64:
         # Registers hold unpacked weights, scales of both sides and two kinds of sums, and no more than that.
         warps = 8 if weight.group == 128 or weight.zeros is not None else 4
@@ -105,13 +107,32 @@ def int4_kernel(
     stored = tl.minimum(outputs, num_outputs - 1)  # Those past the end are computed twice, and not kept.
     others = stored + num_outputs
     gated: tl.constexpr = ACTIVATION is not None
+    num_pairs = (num_inputs // GROUP + 1) // 2
+    _prefetch_tiles(weight, weight_scales, stored, num_pairs, GROUP, LINES, EARLY)
+    if gated:
+        _prefetch_tiles(weight, weight_scales, others, num_pairs, GROUP, LINES, EARLY)
+    y, up = int4_tile(
+        rows, row_scales, sums, weight, weight_scales, zeros, bias, stored, others, places, num_rows, num_inputs,
+        scale_stride, ODD, GROUP, AT_ONCE, SIDES, OUTPUTS, ROWS, ACTIVATION, EARLY,
+    )  # fmt: skip
+    finish(
+        out, out_scales, out_sums, out_peaks, y, up, residual, first_output, places, num_outputs, num_rows,
+        out_stride, residual_stride, beside_stride, DTYPE, ACTIVATION,
+    )  # fmt: skip
+
+
+@triton.jit
+def int4_tile(
+    rows, row_scales, sums, weight, weight_scales, zeros, bias, stored, others, places, num_rows, num_inputs,
+    scale_stride, ODD: tl.constexpr, GROUP: tl.constexpr, AT_ONCE: tl.constexpr, SIDES: tl.constexpr,
+    OUTPUTS: tl.constexpr, ROWS: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Outputs stored at some rows of the weight, for the rows at some places; with an activation, others as well."""
+    gated: tl.constexpr = ACTIVATION is not None
     shifted: tl.constexpr = zeros is not None
     num_groups = num_inputs // GROUP
     num_pairs = (num_groups + 1) // 2
     tiles, other_tiles = _first_of(stored, num_pairs), _first_of(others, num_pairs)
-    _prefetch_tiles(weight, weight_scales, stored, num_pairs, GROUP, LINES, EARLY)
-    if gated:
-        _prefetch_tiles(weight, weight_scales, others, num_pairs, GROUP, LINES, EARLY)
     inputs = tl.arange(0, GROUP)
     lefts = side_by_side(weight + tiles[:, None] * GROUP + inputs[None, :], _TILE * GROUP, SIDES)
     other_lefts = side_by_side(weight + other_tiles[:, None] * GROUP + inputs[None, :], _TILE * GROUP, SIDES)
@@ -160,10 +181,7 @@ def int4_kernel(
     up = y
     if gated:
         up = with_bias(other * _SIXTEENTH, bias, others)
-    finish(
-        out, out_scales, out_sums, out_peaks, y, up, residual, first_output, places, num_outputs, num_rows,
-        out_stride, residual_stride, beside_stride, DTYPE, ACTIVATION,
-    )  # fmt: skip
+    return y, up
 
 
 @triton.jit

@@ -57,14 +57,15 @@ def int8_product_into(
     )
 
 
-def int8_tiles(weight: DeviceWeight, num_outputs: int, num_rows: int) -> Tiles:
-    """A program of a gated product makes two tiles, of num_outputs each."""
+def int8_tiles(weight: DeviceWeight, num_outputs: int, num_rows: int, *, alone: bool = True) -> Tiles:
+    """A program of a gated product makes two tiles, of num_outputs each. Alone, few outputs get several sides."""
     is_gated = num_outputs < weight.num_outputs
     is_wide = weight.num_outputs > 64 * MULTIPROCESSORS
     if num_rows <= FEW_ROWS:
         rows = rows_of_tile(num_rows, least=8)
         if not is_wide and not is_gated:
-            return _sides(_tiles(weight, 16, rows, 128, warps=1), weight)
+            narrow = _tiles(weight, 16, rows, 128 if alone else 512, warps=1)
+            return _sides(narrow, weight) if alone else narrow
         if is_gated and weight.group < weight.num_inputs:
             return replace(_tiles(weight, 64, rows, 128, warps=4), stages=6, prefetches=False)
         outputs = 16 if is_gated else 32
@@ -115,16 +116,35 @@ def int8_kernel(
     outputs = first_output + tl.arange(0, OUTPUTS)
     places = first_row + tl.arange(0, ROWS)
     stored = tl.minimum(outputs, num_outputs - 1)  # Those past the end are computed twice, and not kept.
+    others = stored + num_outputs
     gated: tl.constexpr = ACTIVATION is not None
     prefetch_rows(weight, stored, num_inputs, LINES, EARLY)
     if gated:
-        prefetch_rows(weight, stored + num_outputs, num_inputs, LINES, EARLY)
+        prefetch_rows(weight, others, num_inputs, LINES, EARLY)
+    y, up = int8_tile(
+        rows, row_scales, peaked, num_peaked, weight, weight_scales, bias, stored, others, places, num_rows, num_inputs,
+        scale_stride, WHOLE, STEP, AT_ONCE, SIDES, OUTPUTS, ROWS, PEAKED, ACTIVATION, EARLY,
+    )  # fmt: skip
+    finish(
+        out, out_scales, out_sums, out_peaks, y, up, residual, first_output, places, num_outputs, num_rows,
+        out_stride, residual_stride, beside_stride, DTYPE, ACTIVATION,
+    )  # fmt: skip
+
+
+@triton.jit
+def int8_tile(
+    rows, row_scales, peaked, num_peaked, weight, weight_scales, bias, stored, others, places, num_rows, num_inputs,
+    scale_stride, WHOLE: tl.constexpr, STEP: tl.constexpr, AT_ONCE: tl.constexpr, SIDES: tl.constexpr,
+    OUTPUTS: tl.constexpr, ROWS: tl.constexpr, PEAKED: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Outputs stored at some rows of the weight, for the rows at some places; with an activation, others as well."""
+    gated: tl.constexpr = ACTIVATION is not None
     inputs = tl.arange(0, STEP)
     lefts = weight + stored.to(tl.int64)[:, None] * num_inputs + inputs[None, :]
-    other_lefts = weight + (stored + num_outputs).to(tl.int64)[:, None] * num_inputs + inputs[None, :]
+    other_lefts = weight + others.to(tl.int64)[:, None] * num_inputs + inputs[None, :]
     lefts, other_lefts = side_by_side(lefts, STEP, SIDES), side_by_side(other_lefts, STEP, SIDES)
     late: tl.constexpr = peaked is not None
-    loaded = first_row + tl.arange(0, 1 if late else ROWS)
+    loaded = tl.arange(0, 1) if late else places  # A row in full is the only one.
     rights = rows + loaded.to(tl.int64)[None, :] * num_inputs + inputs[:, None]
     rights = side_by_side(rights, STEP, SIDES)
     has_row = (loaded < num_rows)[None, :] if SIDES == 1 else (loaded < num_rows)[None, None, :]
@@ -154,11 +174,8 @@ def int8_kernel(
     y = with_bias(total * tl.load(weight_scales + stored)[:, None], bias, stored)
     up = y
     if gated:
-        up = with_bias(other * tl.load(weight_scales + stored + num_outputs)[:, None], bias, stored + num_outputs)
-    finish(
-        out, out_scales, out_sums, out_peaks, y, up, residual, first_output, places, num_outputs, num_rows,
-        out_stride, residual_stride, beside_stride, DTYPE, ACTIVATION,
-    )  # fmt: skip
+        up = with_bias(other * tl.load(weight_scales + others)[:, None], bias, others)
+    return y, up
 
 
 @triton.jit

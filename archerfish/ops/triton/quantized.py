@@ -157,13 +157,14 @@ def quantized_gated_into(
     _product_into(Ending(out=out, dtype=out.dtype, bias=bias, activation=activation), rows, weight, tiles)
 
 
-def tiles_of(weight: DeviceWeight, num_outputs: int, num_rows: int) -> Tiles:
-    """How a product is cut, of so many outputs; half of the weight's, if it is gated."""
+def tiles_of(weight: DeviceWeight, num_outputs: int, num_rows: int, *, alone: bool = True) -> Tiles:
+    """How a product is cut, of so many outputs; half of the weight's, if it is gated. One that is not alone has others
+    at work beside it, and needs no warps side by side."""
     match weight.format:
         case "int8" | "w8a8":
-            return int8_tiles(weight, num_outputs, num_rows)
+            return int8_tiles(weight, num_outputs, num_rows, alone=alone)
         case "int4":
-            return int4_tiles(weight, num_outputs, num_rows)
+            return int4_tiles(weight, num_outputs, num_rows, alone=alone)
         case "fp8":
             return fp8_tiles(weight, num_outputs, num_rows)
 

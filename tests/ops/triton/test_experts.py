@@ -9,7 +9,7 @@ from torch import Tensor
 from archerfish.arch.arch import Activation
 from archerfish.ops.reference import layers as reference
 from archerfish.ops.signatures import Routed
-from archerfish.ops.triton import experts as triton_experts
+from archerfish.ops.triton import expert_tiles
 from archerfish.ops.triton.experts import MOST_EXPERTS, Workspace, experts, experts_into, tiling_for, why_not
 from archerfish.ops.triton.launch import INTERPRETED
 
@@ -144,7 +144,7 @@ def test_an_expert_may_be_chosen_twice_by_a_token(device: str, tokens: int) -> N
 
 
 def test_more_pairs_than_are_counted_at_once(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_experts, "_MOST_COUNTED", 64)
+    monkeypatch.setattr(expert_tiles, "_MOST_COUNTED", 64)
     one = layer(device, torch.float16, tokens=75, among=5, places=3, hidden=16, size=16)
     assert_near(one.run(), one.by_reference())
 
