@@ -70,7 +70,7 @@ def assert_same(found: Tensor, wanted: Tensor, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("tokens", [1, 12, 30])
+@pytest.mark.parametrize("tokens", [1, 12, 25])
 def test_a_pair_has_the_bits_of_a_product_alone(name: str, tokens: int, device: str) -> None:
     one = layer(name, device, tokens=tokens, places=1)
     found, some = one.run(), [0, tokens // 2, tokens - 1]
@@ -88,12 +88,12 @@ def test_pairs_of_a_token_are_added_by_their_weights(name: str, device: str) -> 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_row_has_the_same_bits_in_every_batch(name: str, device: str) -> None:
-    sizes = (10, 20) if INTERPRETED else (2, 10, 40, 400)
+    sizes = (9, 13) if INTERPRETED else (2, 10, 40, 400)
     one = layer(name, device, tokens=max(sizes))
     alone = torch.cat([one.run(slice(row, row + 1)) for row in range(2)])
     for tokens in sizes:
         assert_same(one.run(slice(0, tokens))[:2], alone, name)
-    assert_same(one.run(slice(1, 9))[:1], alone[1:], name)
+    assert_same(one.run(slice(1, 4))[:1], alone[1:], name)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -103,7 +103,7 @@ def test_both_products_are_cut_alike_whatever_the_number_of_tokens(name: str) ->
     assert sizes == sorted(sizes) and sizes[0] <= 16 and sizes[2:4] == [16, 64] and sizes[4] >= 64
 
 
-@pytest.mark.parametrize(("name", "tokens"), [("int8", 20), *((name, 4) for name in FORMATS)])
+@pytest.mark.parametrize(("name", "tokens"), [("int8", 13), *((name, 4) for name in FORMATS)])
 def test_a_token_that_is_no_number_spoils_its_own_row_and_no_other(name: str, tokens: int, device: str) -> None:
     one = layer(name, device, tokens=tokens)
     fine = one.run()
