@@ -220,7 +220,7 @@ def multiply_kernel(
             total_up = dot(up, inputs, total_up)
     kept = kept_pairs(pairs, number, num_pairs, BLOCK_M)
     finish(
-        out, None, None, None, total, total_up, None, first_output, kept, NUM_OUTPUTS, num_pairs, NUM_OUTPUTS, 0, 0,
+        out, None, None, total, total_up, None, first_output, kept, NUM_OUTPUTS, num_pairs, NUM_OUTPUTS, 0, 0,
         out.dtype.element_ty, ACTIVATION,
     )  # fmt: skip
 

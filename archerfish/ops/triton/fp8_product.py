@@ -19,17 +19,12 @@ from archerfish.ops.triton.product_tiles import (
     Tiles,
     finish,
     largest_divisor,
-    peaked_at_once,
     prefetch_rows,
-    rounded_late,
-    row_arguments,
-    row_peak,
     rows_of_tile,
     tile_of,
     with_bias,
 )
-from archerfish.ops.triton.quantized_rows import PeakedRow, QuantizedRows, quantize_rows
-from archerfish.ops.triton.row_kernels import inverse_of, scale_of
+from archerfish.ops.triton.quantized_rows import QuantizedRows, quantize_rows
 
 LIBRARY_ROWS = 1024
 """The library is asked for so many rows at a time, never for others: only of these its bits are known."""
@@ -37,12 +32,10 @@ _agreements: dict[tuple[torch.Size, torch.device], bool] = {}
 """By the shape of the weight."""
 
 
-def fp8_product_into(
-    ending: Ending, rows: QuantizedRows | PeakedRow, weight: DeviceWeight, tiles: Tiles | None = None
-) -> None:
+def fp8_product_into(ending: Ending, rows: QuantizedRows, weight: DeviceWeight, tiles: Tiles | None = None) -> None:
     """y = (sum * scale of the row) * scale of the output."""
     num_rows = len(ending.out)
-    if isinstance(rows, PeakedRow) or not _takes_library(ending, weight):
+    if not _takes_library(ending, weight):
         _by_tiles(ending, rows, weight, tiles)
         return
     by_library = num_rows - num_rows % LIBRARY_ROWS
@@ -58,19 +51,16 @@ def _part(ending: Ending, part: slice) -> Ending:
     return replace(ending, out=ending.out[part], residual=residual)
 
 
-def _by_tiles(
-    ending: Ending, rows: QuantizedRows | PeakedRow, weight: DeviceWeight, tiles: Tiles | None = None
-) -> None:
+def _by_tiles(ending: Ending, rows: QuantizedRows, weight: DeviceWeight, tiles: Tiles | None = None) -> None:
     num_rows, num_outputs = ending.out.shape
     tiles = tiles or fp8_tiles(weight, num_outputs, num_rows)
     launch(
         fp8_kernel,
         (tiles.count(num_outputs, num_rows),),
-        *(ending.out, *ending.beside, *row_arguments(rows)),
+        *(ending.out, *ending.beside, rows.data, rows.scales),
         *(weight.data, weight.scales, ending.bias, ending.residual),
         *(num_rows, num_outputs, weight.num_inputs, *ending.strides),
         STEP=tiles.step,
-        PEAKED=peaked_at_once(rows),
         **tiles.settings(ending),
     )
 
@@ -98,17 +88,13 @@ def _tiles(weight: DeviceWeight, outputs: int, rows: int, step: int, *, warps: i
 
 @triton.jit
 def fp8_kernel(
-    out, out_scales, out_sums, out_peaks, rows, row_scales, peaked, num_peaked,
-    weight, weight_scales, bias, residual,
+    out, out_scales, out_sums, rows, row_scales, weight, weight_scales, bias, residual,
     num_rows, num_outputs, num_inputs, out_stride, residual_stride, beside_stride,
     STEP: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
-    PEAKED: tl.constexpr, LINES: tl.constexpr,
+    LINES: tl.constexpr,
     DTYPE: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """A tile of outputs, of the first and the second half of the weight if there is an activation.
-
-    Rows come rounded, or one of them in full.
-    """
+    """A tile of outputs, of the first and the second half of the weight if there is an activation."""
     let_next_start(EARLY)
     first_output, first_row = tile_of(num_outputs, num_rows, OUTPUTS, ROWS)
     outputs = first_output + tl.arange(0, OUTPUTS)
@@ -120,19 +106,19 @@ def fp8_kernel(
     if gated:
         prefetch_rows(weight, others, num_inputs, LINES, EARLY)
     y, up = fp8_tile(
-        rows, row_scales, peaked, num_peaked, weight, weight_scales, bias, stored, others, places, num_rows, num_inputs,
-        STEP, OUTPUTS, ROWS, PEAKED, ACTIVATION, EARLY,
+        rows, row_scales, weight, weight_scales, bias, stored, others, places, num_rows, num_inputs,
+        STEP, OUTPUTS, ROWS, ACTIVATION, EARLY,
     )  # fmt: skip
     finish(
-        out, out_scales, out_sums, out_peaks, y, up, residual, first_output, places, num_outputs, num_rows,
+        out, out_scales, out_sums, y, up, residual, first_output, places, num_outputs, num_rows,
         out_stride, residual_stride, beside_stride, DTYPE, ACTIVATION,
     )  # fmt: skip
 
 
 @triton.jit
 def fp8_tile(
-    rows, row_scales, peaked, num_peaked, weight, weight_scales, bias, stored, others, places, num_rows, num_inputs,
-    STEP: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, PEAKED: tl.constexpr,
+    rows, row_scales, weight, weight_scales, bias, stored, others, places, num_rows, num_inputs,
+    STEP: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
     ACTIVATION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Outputs stored at some rows of the weight, for the rows at some places; with an activation, others as well."""
@@ -140,26 +126,16 @@ def fp8_tile(
     inputs = tl.arange(0, STEP)
     lefts = weight + stored.to(tl.int64)[:, None] * num_inputs + inputs[None, :]
     other_lefts = weight + others.to(tl.int64)[:, None] * num_inputs + inputs[None, :]
-    late: tl.constexpr = peaked is not None
-    loaded = tl.arange(0, 1) if late else places  # A row in full is the only one.
-    rights = rows + loaded.to(tl.int64)[None, :] * num_inputs + inputs[:, None]
+    rights = rows + places.to(tl.int64)[None, :] * num_inputs + inputs[:, None]
     total = tl.zeros((OUTPUTS, ROWS), tl.float32)
     other = tl.zeros((OUTPUTS, ROWS), tl.float32)
     await_inputs(EARLY)
-    if late:
-        peak = row_peak(peaked, num_peaked, PEAKED)
-        inverse = inverse_of(peak, weight.dtype.element_ty)
     for first in range(0, num_inputs, STEP):
-        right = tl.load(rights + first, mask=(loaded < num_rows)[None, :], other=0.0)
-        if late:
-            right = rounded_late(right, inverse, ROWS, weight.dtype.element_ty)
+        right = tl.load(rights + first, mask=(places < num_rows)[None, :], other=0.0)
         total = dot(tl.load(lefts + first), right, total)
         if gated:
             other = dot(tl.load(other_lefts + first), right, other)
-    if late:
-        factors = scale_of(peak, weight.dtype.element_ty)
-    else:
-        factors = tl.load(row_scales + places, mask=places < num_rows, other=0.0)[None, :]
+    factors = tl.load(row_scales + places, mask=places < num_rows, other=0.0)[None, :]
     y = with_bias(total * factors * tl.load(weight_scales + stored)[:, None], bias, stored)
     up = y
     if gated:

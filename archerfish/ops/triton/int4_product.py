@@ -90,7 +90,7 @@ def _tiles(weight: DeviceWeight, outputs: int, rows: int, inputs: int, *, warps:
 
 @triton.jit
 def int4_kernel(
-    out, out_scales, out_sums, out_peaks, rows, row_scales, sums, weight, weight_scales, zeros, bias, residual,
+    out, out_scales, out_sums, rows, row_scales, sums, weight, weight_scales, zeros, bias, residual,
     num_rows, num_outputs, num_inputs, scale_stride, out_stride, residual_stride, beside_stride,
     ODD: tl.constexpr, GROUP: tl.constexpr, AT_ONCE: tl.constexpr, SIDES: tl.constexpr,
     OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
@@ -116,7 +116,7 @@ def int4_kernel(
         scale_stride, ODD, GROUP, AT_ONCE, SIDES, OUTPUTS, ROWS, ACTIVATION, EARLY,
     )  # fmt: skip
     finish(
-        out, out_scales, out_sums, out_peaks, y, up, residual, first_output, places, num_outputs, num_rows,
+        out, out_scales, out_sums, y, up, residual, first_output, places, num_outputs, num_rows,
         out_stride, residual_stride, beside_stride, DTYPE, ACTIVATION,
     )  # fmt: skip
 

@@ -19,40 +19,30 @@ from archerfish.ops.triton.product_tiles import (
     counted,
     finish,
     largest_divisor,
-    peaked_at_once,
     prefetch_rows,
-    rounded_late,
-    row_arguments,
-    row_peak,
     rows_of_tile,
     side_by_side,
     stages_ahead,
     tile_of,
     with_bias,
 )
-from archerfish.ops.triton.quantized_rows import PeakedRow, QuantizedRows
-from archerfish.ops.triton.row_kernels import inverse_of, scale_of
+from archerfish.ops.triton.quantized_rows import QuantizedRows
 
 
-def int8_product_into(
-    ending: Ending, rows: QuantizedRows | PeakedRow, weight: DeviceWeight, tiles: Tiles | None = None
-) -> None:
+def int8_product_into(ending: Ending, rows: QuantizedRows, weight: DeviceWeight, tiles: Tiles | None = None) -> None:
     num_rows, num_outputs = ending.out.shape
-    given = row_arguments(rows)
     tiles = tiles or int8_tiles(weight, num_outputs, num_rows)
     is_whole = weight.group == weight.num_inputs
-    assert given.scales is not None or is_whole, "rows are rounded late if one scale does for all of a row"
     launch(
         int8_kernel,
         (tiles.count(num_outputs, num_rows),),
-        *(ending.out, *ending.beside, *given, weight.data, weight.scales, ending.bias, ending.residual),
-        *(num_rows, num_outputs, weight.num_inputs, 0 if given.scales is None else given.scales.shape[1]),
-        *ending.strides,
+        *(ending.out, *ending.beside, rows.data, rows.scales),
+        *(weight.data, weight.scales, ending.bias, ending.residual),
+        *(num_rows, num_outputs, weight.num_inputs, rows.scales.shape[1], *ending.strides),
         WHOLE=is_whole,
         STEP=tiles.step,
         AT_ONCE=tiles.at_once,
         SIDES=tiles.sides,
-        PEAKED=peaked_at_once(rows),
         **tiles.settings(ending),
     )
 
@@ -99,17 +89,15 @@ def _tiles(weight: DeviceWeight, outputs: int, rows: int, inputs: int, *, warps:
 
 @triton.jit
 def int8_kernel(
-    out, out_scales, out_sums, out_peaks, rows, row_scales, peaked, num_peaked,
-    weight, weight_scales, bias, residual,
+    out, out_scales, out_sums, rows, row_scales, weight, weight_scales, bias, residual,
     num_rows, num_outputs, num_inputs, scale_stride, out_stride, residual_stride, beside_stride,
     WHOLE: tl.constexpr, STEP: tl.constexpr, AT_ONCE: tl.constexpr, SIDES: tl.constexpr,
-    OUTPUTS: tl.constexpr, ROWS: tl.constexpr, PEAKED: tl.constexpr, LINES: tl.constexpr,
+    OUTPUTS: tl.constexpr, ROWS: tl.constexpr, LINES: tl.constexpr,
     DTYPE: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """A tile of outputs, of the first and the second half of the weight if there is an activation.
 
-    WHOLE rows have one scale, and STEP is any part of them; otherwise STEP is the group. Rows come rounded, or one
-    of them in full.
+    WHOLE rows have one scale, and STEP is any part of them; otherwise STEP is the group.
     """
     let_next_start(EARLY)
     first_output, first_row = tile_of(num_outputs, num_rows, OUTPUTS, ROWS)
@@ -122,20 +110,20 @@ def int8_kernel(
     if gated:
         prefetch_rows(weight, others, num_inputs, LINES, EARLY)
     y, up = int8_tile(
-        rows, row_scales, peaked, num_peaked, weight, weight_scales, bias, stored, others, places, num_rows, num_inputs,
-        scale_stride, WHOLE, STEP, AT_ONCE, SIDES, OUTPUTS, ROWS, PEAKED, ACTIVATION, EARLY,
+        rows, row_scales, weight, weight_scales, bias, stored, others, places, num_rows, num_inputs,
+        scale_stride, WHOLE, STEP, AT_ONCE, SIDES, OUTPUTS, ROWS, ACTIVATION, EARLY,
     )  # fmt: skip
     finish(
-        out, out_scales, out_sums, out_peaks, y, up, residual, first_output, places, num_outputs, num_rows,
+        out, out_scales, out_sums, y, up, residual, first_output, places, num_outputs, num_rows,
         out_stride, residual_stride, beside_stride, DTYPE, ACTIVATION,
     )  # fmt: skip
 
 
 @triton.jit
 def int8_tile(
-    rows, row_scales, peaked, num_peaked, weight, weight_scales, bias, stored, others, places, num_rows, num_inputs,
+    rows, row_scales, weight, weight_scales, bias, stored, others, places, num_rows, num_inputs,
     scale_stride, WHOLE: tl.constexpr, STEP: tl.constexpr, AT_ONCE: tl.constexpr, SIDES: tl.constexpr,
-    OUTPUTS: tl.constexpr, ROWS: tl.constexpr, PEAKED: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr,
+    OUTPUTS: tl.constexpr, ROWS: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Outputs stored at some rows of the weight, for the rows at some places; with an activation, others as well."""
     gated: tl.constexpr = ACTIVATION is not None
@@ -143,33 +131,23 @@ def int8_tile(
     lefts = weight + stored.to(tl.int64)[:, None] * num_inputs + inputs[None, :]
     other_lefts = weight + others.to(tl.int64)[:, None] * num_inputs + inputs[None, :]
     lefts, other_lefts = side_by_side(lefts, STEP, SIDES), side_by_side(other_lefts, STEP, SIDES)
-    late: tl.constexpr = peaked is not None
-    loaded = tl.arange(0, 1) if late else places  # A row in full is the only one.
-    rights = rows + loaded.to(tl.int64)[None, :] * num_inputs + inputs[:, None]
+    rights = rows + places.to(tl.int64)[None, :] * num_inputs + inputs[:, None]
     rights = side_by_side(rights, STEP, SIDES)
-    has_row = (loaded < num_rows)[None, :] if SIDES == 1 else (loaded < num_rows)[None, None, :]
+    has_row = (places < num_rows)[None, :] if SIDES == 1 else (places < num_rows)[None, None, :]
     total = _nothing(OUTPUTS, ROWS, SIDES, WHOLE)
     other = _nothing(OUTPUTS, ROWS, SIDES, WHOLE)
     await_inputs(EARLY)
-    if late:
-        peak = row_peak(peaked, num_peaked, PEAKED)
-        inverse = inverse_of(peak, tl.int8)
     for first in range(0, num_inputs // STEP, AT_ONCE * SIDES):
         for ahead in tl.static_range(AT_ONCE):
             step = first + ahead * SIDES
             right = tl.load(rights + step * STEP, mask=has_row, other=0)
-            if late:
-                right = rounded_late(right, inverse, ROWS, tl.int8)
             left = tl.load(lefts + step * STEP)
             total = _added(total, left, right, row_scales, step, places, scale_stride, WHOLE)
             if gated:
                 left = tl.load(other_lefts + step * STEP)
                 other = _added(other, left, right, row_scales, step, places, scale_stride, WHOLE)
     if WHOLE:
-        if late:
-            factors = scale_of(peak, tl.int8)
-        else:
-            factors = tl.load(row_scales + places, mask=places < num_rows, other=0.0)[None, :]
+        factors = tl.load(row_scales + places, mask=places < num_rows, other=0.0)[None, :]
         total, other = _of_all_sides(total).to(tl.float32) * factors, _of_all_sides(other).to(tl.float32) * factors
     y = with_bias(total * tl.load(weight_scales + stored)[:, None], bias, stored)
     up = y

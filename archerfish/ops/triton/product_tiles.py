@@ -1,7 +1,7 @@
 """What products of all formats share: the tile a program makes, and what becomes of its sums. Knows no format."""
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from archerfish.arch.arch import Activation
 from archerfish.ops.triton.launch import prefetch
-from archerfish.ops.triton.quantized_rows import PeakedRow, QuantizedRows
-from archerfish.ops.triton.row_kernels import eight_bits, magnitude, narrow, nonlinear, scale_of, whole_or_narrow
+from archerfish.ops.triton.quantized_rows import QuantizedRows
+from archerfish.ops.triton.row_kernels import eight_bits, magnitude, narrow, nonlinear, scale_of
 
 MULTIPROCESSORS = 132
 """Of a Hopper GPU. Fewer programs than these leave some of them idle; on others only the speed differs."""
@@ -21,7 +21,6 @@ _LINE = 128
 _MOST_LINES = 16
 _WHOLE_GROUP_INPUTS = 128
 """Of a stage: more would not fit shared memory with as many outputs."""
-_MOST_PEAKED = 4096
 _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _NEIGHBOURS: tl.constexpr = tl.constexpr(8)
 
@@ -84,41 +83,17 @@ class Ending:
     """Of the first half of the weight's outputs, multiplied with the second; either is rounded before."""
     rounded: QuantizedRows | None = None
     """Rows whose data out is: each tile is one of their groups, and rounded to eight bits."""
-    peaks: Tensor | None = None
-    """[rows, tiles] float32: the largest magnitude in each tile."""
 
     @property
-    def beside(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """What is stored beside out: scales and sums of groups, or peaks of tiles."""
-        scales, sums = (None, None) if self.rounded is None else (self.rounded.scales, self.rounded.sums)
-        return scales, sums, self.peaks
+    def beside(self) -> tuple[Tensor | None, Tensor | None]:
+        """What is stored beside out: scales and sums of groups."""
+        return (None, None) if self.rounded is None else (self.rounded.scales, self.rounded.sums)
 
     @property
     def strides(self) -> tuple[int, int, int]:
         """From row to row, of out and of the residual; of what is stored beside, from one line of it to the next."""
-        beside = next((one.stride(0) for one in self.beside if one is not None), 0)
+        beside = 0 if self.rounded is None else self.rounded.scales.stride(0)
         return self.out.stride(0), 0 if self.residual is None else self.residual.stride(0), beside
-
-
-class RowArguments(NamedTuple):
-    """How a kernel is told of its rows."""
-
-    data: Tensor
-    scales: Tensor | None
-    peaked: Tensor | None
-    num_peaked: int
-
-
-def row_arguments(rows: QuantizedRows | PeakedRow) -> RowArguments:
-    if isinstance(rows, QuantizedRows):
-        return RowArguments(rows.data, rows.scales, None, 0)
-    assert len(rows.data) == 1 and rows.data.stride(1) == 1 == rows.peaked.stride(1)
-    return RowArguments(rows.data, None, rows.peaked, rows.peaked.shape[1])
-
-
-def peaked_at_once(rows: QuantizedRows | PeakedRow) -> int:
-    """Numbers that a program looks at together for the largest of a row."""
-    return 0 if isinstance(rows, QuantizedRows) else min(_power_of_two(rows.peaked.shape[1]), _MOST_PEAKED)
 
 
 def largest_divisor(number: int, candidates: tuple[int, ...]) -> int:
@@ -205,38 +180,12 @@ def with_bias(y, bias, outputs):
 
 
 @triton.jit
-def row_peak(peaked, num_peaked, PEAKED: tl.constexpr):
-    """The largest magnitude of a row, which is that of what is told of it."""
-    columns = tl.arange(0, PEAKED)
-    largest = tl.zeros((PEAKED,), tl.int32)
-    for first in range(0, num_peaked, PEAKED):
-        found = tl.load(peaked + first + columns, mask=columns < num_peaked - first, other=0.0)
-        # Without their sign, bits of numbers are ordered as whole numbers; what is no number comes after all others.
-        largest = tl.maximum(largest, found.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF)
-    return magnitude(tl.max(largest, 0).to(tl.float32, bitcast=True))
-
-
-@triton.jit
-def rounded_late(x, inverse, ROWS: tl.constexpr, DTYPE: tl.constexpr):
-    """[..., 1] of a row in full -> [..., ROWS] of eight bits, the same for every row of a tile.
-
-    What becomes of a row with no finite numbers does not matter: its scale makes of it what is no number either.
-    """
-    rounded = whole_or_narrow(x.to(tl.float32) * inverse, DTYPE)
-    if len(x.shape) == 2:
-        return tl.broadcast_to(rounded, (x.shape[0], ROWS))
-    else:  # noqa: RET505
-        return tl.broadcast_to(rounded, (x.shape[0], x.shape[1], ROWS))
-
-
-@triton.jit
 def finish(
-    out, scales, sums, peaks, y, up, residual, first_output, rows, num_outputs, num_rows,
+    out, scales, sums, y, up, residual, first_output, rows, num_outputs, num_rows,
     out_stride, residual_stride, beside_stride, DTYPE: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     """Store a tile [outputs, rows] of y; with an activation, of what it makes of y, times up."""
     outputs = first_output + tl.arange(0, y.shape[0])
-    tile = first_output // y.shape[0]
     inside = (outputs < num_outputs)[:, None] & (rows < num_rows)[None, :]
     made = narrow(y, DTYPE)
     if ACTIVATION is not None:
@@ -246,17 +195,13 @@ def finish(
         before = residual + rows[None, :].to(tl.int64) * residual_stride + outputs[:, None]
         made = narrow(tl.load(before, mask=inside, other=0.0).to(tl.float32) + made.to(tl.float32), DTYPE)
     places = out + rows[None, :].to(tl.int64) * out_stride + outputs[:, None]
-    if scales is None and peaks is None:
+    if scales is None:
         tl.store(places, made.to(out.dtype.element_ty), mask=inside)
     else:
         wide = tl.where(inside, made.to(tl.float32), 0.0)
         largest = tl.max(magnitude(wide), 0)
-        if peaks is not None:
-            tl.store(places, made, mask=inside)
-            tl.store(peaks + rows * beside_stride + tile, largest, mask=rows < num_rows)
-        else:
-            rounded = eight_bits(wide, largest[None, :], tl.int8)
-            tl.store(places, rounded, mask=inside)
-            beside = tile * beside_stride + rows
-            tl.store(scales + beside, scale_of(largest, tl.int8), mask=rows < num_rows)
-            tl.store(sums + beside, tl.sum(rounded.to(tl.int32), 0), mask=rows < num_rows)
+        rounded = eight_bits(wide, largest[None, :], tl.int8)
+        tl.store(places, rounded, mask=inside)
+        beside = first_output // y.shape[0] * beside_stride + rows
+        tl.store(scales + beside, scale_of(largest, tl.int8), mask=rows < num_rows)
+        tl.store(sums + beside, tl.sum(rounded.to(tl.int32), 0), mask=rows < num_rows)

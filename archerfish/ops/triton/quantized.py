@@ -16,15 +16,15 @@ from archerfish.ops.triton.fp8_product import fp8_product_into, fp8_tiles
 from archerfish.ops.triton.int4_product import int4_product_into, int4_tiles
 from archerfish.ops.triton.int8_product import int8_product_into, int8_tiles
 from archerfish.ops.triton.launch import await_inputs, launch, let_next_start
-from archerfish.ops.triton.product_tiles import FEW_ROWS, MULTIPROCESSORS, Ending, Tiles, whole_groups
-from archerfish.ops.triton.quantized_rows import PeakedRow, QuantizedRows, Rounding, quantize_into
+from archerfish.ops.triton.product_tiles import FEW_ROWS, Ending, Tiles, whole_groups
+from archerfish.ops.triton.quantized_rows import QuantizedRows, Rounding, quantize_into
 from archerfish.ops.triton.row_kernels import narrow
 from archerfish.ops.triton.rows import rms_norm_quantized_into
 
 _BLOCK = 1024
 
 
-Rows = Tensor | QuantizedRows | PeakedRow
+Rows = Tensor | QuantizedRows
 """[T, K] as a product finds them: perhaps rounded by whoever made them, as `rounding_of` its weight says."""
 
 
@@ -64,16 +64,11 @@ def quantized_gated(x: Rows, weight: DeviceWeight, bias: Tensor | None, activati
 def rounded_gated(
     x: Rows, weight: DeviceWeight, bias: Tensor | None, activation: Activation, rounding: Rounding
 ) -> Rows:
-    """The same for a product that wants it rounded so: of few rows it costs nothing on the way, many come in full."""
+    """The same for a product that wants it rounded so: few rows in groups are, others come in full."""
     rows = prepared(x, weight)
     num_rows, width = len(rows.data), weight.num_outputs // 2
     out = _room(rows, width, _dtype(x, weight))
     ending = Ending(out=out, dtype=out.dtype, bias=bias, activation=activation)
-    if num_rows == 1 and not rounding.by_group:
-        tiles = tiles_of(weight, width, num_rows)
-        peaks = torch.empty(num_rows, -(-width // tiles.outputs), dtype=torch.float32, device=out.device)
-        _product_into(replace(ending, peaks=peaks), rows, weight, tiles)
-        return PeakedRow(data=out, peaked=peaks)
     # Tiles of fp8 have the size that its sums need, whatever a group is.
     if rounding.by_group and num_rows <= FEW_ROWS and weight.format != "fp8":
         made = room_for(out, rounding)
@@ -85,31 +80,19 @@ def rounded_gated(
 
 
 def _dtype(x: Rows, weight: DeviceWeight) -> torch.dtype:
-    match x:
-        case Tensor():
-            return x.dtype
-        case PeakedRow():
-            return x.data.dtype
-        case QuantizedRows():
-            return weight.dtype
+    return x.dtype if isinstance(x, Tensor) else weight.dtype
 
 
-def _room(rows: QuantizedRows | PeakedRow, width: int, dtype: torch.dtype) -> Tensor:
+def _room(rows: QuantizedRows, width: int, dtype: torch.dtype) -> Tensor:
     return torch.empty(len(rows.data), width, dtype=dtype, device=rows.data.device)
 
 
 # -- rounding ---------------------------------------------------------------------------------------------------------
 
 
-def prepared(x: Rows, weight: DeviceWeight) -> QuantizedRows | PeakedRow:
+def prepared(x: Rows, weight: DeviceWeight) -> QuantizedRows:
     """As the product's kernel takes them."""
-    if not isinstance(x, Tensor):
-        return x
-    # Every program rounds for itself: a single row, and for few programs, takes them less time than a launch.
-    is_narrow = weight.num_outputs <= 64 * MULTIPROCESSORS
-    if len(x) == 1 and is_narrow and not rounding_of(weight).by_group:
-        return PeakedRow(data=x, peaked=x)
-    return quantize_for(x, weight)
+    return quantize_for(x, weight) if isinstance(x, Tensor) else x
 
 
 def quantize_for(x: Tensor, weight: DeviceWeight) -> QuantizedRows:
@@ -135,7 +118,7 @@ def rounded_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float, ro
 
 def quantized_linear_into(
     out: Tensor,
-    rows: QuantizedRows | PeakedRow,
+    rows: QuantizedRows,
     weight: DeviceWeight,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
@@ -147,7 +130,7 @@ def quantized_linear_into(
 
 def quantized_gated_into(
     out: Tensor,
-    rows: QuantizedRows | PeakedRow,
+    rows: QuantizedRows,
     weight: DeviceWeight,
     bias: Tensor | None,
     activation: Activation,
@@ -169,9 +152,7 @@ def tiles_of(weight: DeviceWeight, num_outputs: int, num_rows: int, *, alone: bo
             return fp8_tiles(weight, num_outputs, num_rows)
 
 
-def _product_into(
-    ending: Ending, rows: QuantizedRows | PeakedRow, weight: DeviceWeight, tiles: Tiles | None = None
-) -> None:
+def _product_into(ending: Ending, rows: QuantizedRows, weight: DeviceWeight, tiles: Tiles | None = None) -> None:
     num_outputs = weight.num_outputs if ending.activation is None else weight.num_outputs // 2
     expected = (len(rows.data), num_outputs)
     assert ending.out.shape == expected and ending.out.stride(1) == 1, f"{tuple(ending.out.shape)} is not {expected}"

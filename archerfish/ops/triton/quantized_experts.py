@@ -123,12 +123,12 @@ def fp8_experts_kernel(
     outputs = first_output + tl.arange(0, OUTPUTS)
     stored, others = _stored_rows(expert, outputs, NUM_OUTPUTS, ACTIVATION)
     y, up = fp8_tile(
-        rows, row_scales, None, 0, weight, weight_scales, None, stored, others, pairs // PAIRS_PER_ROW,
-        num_rows, num_inputs, STEP, OUTPUTS, ROWS, 0, ACTIVATION, False,
+        rows, row_scales, weight, weight_scales, None, stored, others, pairs // PAIRS_PER_ROW,
+        num_rows, num_inputs, STEP, OUTPUTS, ROWS, ACTIVATION, False,
     )  # fmt: skip
     kept = kept_pairs(pairs, number, num_pairs, ROWS)
     finish(
-        out, None, None, None, y, up, None, first_output, kept, NUM_OUTPUTS, num_pairs, NUM_OUTPUTS, 0, 0,
+        out, None, None, y, up, None, first_output, kept, NUM_OUTPUTS, num_pairs, NUM_OUTPUTS, 0, 0,
         out.dtype.element_ty, ACTIVATION,
     )  # fmt: skip
 
@@ -152,12 +152,12 @@ def int8_experts_kernel(
     outputs = first_output + tl.arange(0, OUTPUTS)
     stored, others = _stored_rows(expert, outputs, NUM_OUTPUTS, ACTIVATION)
     y, up = int8_tile(
-        rows, row_scales, None, 0, weight, weight_scales, None, stored, others, pairs // PAIRS_PER_ROW,
-        num_rows, num_inputs, scale_stride, WHOLE, STEP, AT_ONCE, 1, OUTPUTS, ROWS, 0, ACTIVATION, False,
+        rows, row_scales, weight, weight_scales, None, stored, others, pairs // PAIRS_PER_ROW,
+        num_rows, num_inputs, scale_stride, WHOLE, STEP, AT_ONCE, 1, OUTPUTS, ROWS, ACTIVATION, False,
     )  # fmt: skip
     kept = kept_pairs(pairs, number, num_pairs, ROWS)
     finish(
-        out, None, None, None, y, up, None, first_output, kept, NUM_OUTPUTS, num_pairs, NUM_OUTPUTS, 0, 0,
+        out, None, None, y, up, None, first_output, kept, NUM_OUTPUTS, num_pairs, NUM_OUTPUTS, 0, 0,
         out.dtype.element_ty, ACTIVATION,
     )  # fmt: skip
 
@@ -186,6 +186,6 @@ def int4_experts_kernel(
     )  # fmt: skip
     kept = kept_pairs(pairs, number, num_pairs, ROWS)
     finish(
-        out, None, None, None, y, up, None, first_output, kept, NUM_OUTPUTS, num_pairs, NUM_OUTPUTS, 0, 0,
+        out, None, None, y, up, None, first_output, kept, NUM_OUTPUTS, num_pairs, NUM_OUTPUTS, 0, 0,
         out.dtype.element_ty, ACTIVATION,
     )  # fmt: skip

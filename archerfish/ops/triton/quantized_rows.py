@@ -70,16 +70,6 @@ class QuantizedRows:
         return replace(self, data=self.data[rows], scales=self.scales[:, rows])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PeakedRow:
-    """One row in full, which a product rounds as it reads it: by one scale, found from what is told beside."""
-
-    data: Tensor
-    """[1, inputs]."""
-    peaked: Tensor
-    """[1, some] numbers the largest of which is the row's, in magnitude: those of its parts, or the row itself."""
-
-
 def quantize_groups(x: Tensor, group: int) -> QuantizedRows:
     """[rows, inputs] to int8 in groups; one group for a whole row, if it is as long."""
     rows = QuantizedRows.empty(len(x), x.shape[1], group, torch.int8, x.device)
