@@ -1,10 +1,6 @@
 """Gives a command the settings of engine and service as options, and --config."""
 
-import gc
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import fields
 from functools import wraps
 from pathlib import Path
@@ -60,26 +56,7 @@ def _settings_options(command: CommandFunction, *names: str) -> CommandFunction:
 
 def open_model(config: EngineConfig) -> "LLM":
     """The model of these settings, loaded."""
-    # Imports torch, which help and most mistakes can do without.
-    with _out_of_the_collectors_sight("archerfish.engine.llm"):
-        from archerfish.engine.llm import LLM
+    # Numpy and more, which help and most mistakes can do without.
+    from archerfish.engine.llm import LLM
 
     return LLM(**{field.name: getattr(config, field.name) for field in fields(config)})
-
-
-@contextmanager
-def _out_of_the_collectors_sight(module: str) -> Iterator[None]:
-    """Import a module whose objects live until the program ends, so that looking for garbage among them is in vain.
-
-    torch makes so many that searching them while it is imported, soon after and once more on the way out was a fourth
-    of a short command's time. Only a first import is hidden: later there may be garbage among what would be kept.
-    """
-    if module in sys.modules or not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-        gc.freeze()
-    finally:
-        gc.enable()

@@ -12,6 +12,7 @@ from archerfish.engine.intake import Message, Prompt
 from archerfish.engine.interrupts import uninterrupted
 from archerfish.engine.outputs import Collector, RequestOutput, StreamOutput
 from archerfish.errors import InvalidParameter, RequestError, StepFailed
+from archerfish.garbage import out_of_the_collectors_sight
 from archerfish.machine import wake_gpu
 from archerfish.request import FinishReason, Request, RequestClass, SamplingParams
 
@@ -36,7 +37,8 @@ class LLM:
         if config.device != "cpu":
             wake_gpu()
         # It brings torch, which a GPU need not wait for.
-        from archerfish.engine.build import build
+        with out_of_the_collectors_sight("archerfish.engine.build"):
+            from archerfish.engine.build import build
 
         self._assembly = build(config)
         self._engine = self._assembly.engine

@@ -36,6 +36,7 @@ from archerfish.engine.wire import (
     read_to_engine,
 )
 from archerfish.errors import RequestError, UserError
+from archerfish.garbage import out_of_the_collectors_sight
 from archerfish.machine import wake_gpu
 from archerfish.metrics.state import Peak, block_map, read_state
 from archerfish.request import Request
@@ -211,7 +212,9 @@ def _build(start: Start, channel: Channel) -> "Assembly":
     if start.config.device != "cpu":
         wake_gpu()
     # It brings torch, which a GPU need not wait for.
-    assembly: Assembly = getattr(import_module(module), name)(start.config, tell)
+    with out_of_the_collectors_sight(module):
+        build = getattr(import_module(module), name)
+    assembly: Assembly = build(start.config, tell)
     return assembly
 
 

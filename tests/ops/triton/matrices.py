@@ -25,7 +25,7 @@ def make_matrix(name: str, num_outputs: int, num_inputs: int, device: str) -> Ma
     scales = torch.rand(num_outputs, **random) * 0.01 + 0.001
     kind, *rest = name.split()
     if kind == "fp8":
-        values = (torch.randn(shape, **random) * 100).to(torch.float8_e4m3fn)
+        values = (torch.randn(shape, **random) * 100).clamp(-448, 448).to(torch.float8_e4m3fn)
         weight, full = arrange_fp8(values, scales, torch.bfloat16), values.double() * scales[:, None]
     elif kind != "int4":
         values = torch.randint(-127, 128, shape, dtype=torch.int8, **random)
