@@ -47,3 +47,22 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.summary) for name, entry in self._entries.items()])
+
+
+def lazy_group(name: str, package: str, entries: Mapping[str, Entry], summary: str) -> LazyGroup:
+    """A command that is a group of others, and says which when it is called without one."""
+
+    def tell(context: click.Context) -> None:
+        if context.invoked_subcommand is None:
+            click.echo(context.get_help())
+
+    return LazyGroup(
+        name,
+        package=package,
+        entries=entries,
+        callback=click.pass_context(tell),
+        help=summary,
+        invoke_without_command=True,
+        epilog="Each has its own --help.",
+        context_settings=CONTEXT_SETTINGS,
+    )

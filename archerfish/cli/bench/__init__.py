@@ -1,8 +1,6 @@
 """`archerfish bench`: finds the benchmark that was asked for. Knows none of them."""
 
-import click
-
-from archerfish.cli.lazy import CONTEXT_SETTINGS, Entry, LazyGroup
+from archerfish.cli.lazy import Entry, lazy_group
 
 _COMMANDS = {
     "serve": Entry("serve", "Measure a server under load: latency, throughput, goodput."),
@@ -15,18 +13,6 @@ _COMMANDS = {
     "kernels": Entry("kernels", "Measure every kernel against what the machine can do at most."),
 }
 
-
-@click.group(
-    "bench",
-    cls=LazyGroup,
-    package="archerfish.cli.bench",
-    entries=_COMMANDS,
-    invoke_without_command=True,
-    epilog="Each benchmark has its own --help.",
-    context_settings=CONTEXT_SETTINGS,
+command = lazy_group(
+    "bench", "archerfish.cli.bench", _COMMANDS, "Measure speed: of the engine, its kernels, or any server."
 )
-@click.pass_context
-def command(context: click.Context) -> None:
-    """Measure speed: of the engine, its kernels, or any server."""
-    if context.invoked_subcommand is None:
-        click.echo(context.get_help())

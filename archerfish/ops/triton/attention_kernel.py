@@ -64,6 +64,24 @@ def task_of_turn(turn):
 
 
 @triton.jit
+def _put_together(
+    out, out_stride, unit, head, partials, num_splits,
+    KV_HEADS: tl.constexpr, REPEAT: tl.constexpr, ROWS_PER_TOKEN: tl.constexpr, D: tl.constexpr,
+    FOLD_TOKENS: tl.constexpr, FOLD_AHEAD: tl.constexpr,
+):  # fmt: skip
+    """What all who share a unit's tile have left, into out, for some of its tokens at a time."""
+    first_token, num_tokens, first_partial = unit[1], unit[2], unit[7]
+    rows = tl.arange(0, FOLD_TOKENS * ROWS_PER_TOKEN)
+    heads = rows % ROWS_PER_TOKEN
+    for first in range(0, num_tokens, FOLD_TOKENS):
+        tokens = first + rows // ROWS_PER_TOKEN
+        real = (tokens < num_tokens) & (heads < REPEAT)
+        entries = ((first_partial + tokens).to(tl.int64) * KV_HEADS + head) * ROWS_PER_TOKEN + heads
+        sums = _folded(partials, entries, num_splits, real, D, FOLD_AHEAD)
+        _write(out, out_stride, first_token + tokens, head * REPEAT + heads, real, sums)
+
+
+@triton.jit
 def attend_unit(
     out,
     out_stride,
@@ -142,15 +160,11 @@ def attend_unit(
         tl.debug_barrier()  # One thread says that all have stored.
         counter = counters + first_partial * KV_HEADS + head
         if tl.atomic_add(counter, 1) == num_arrivals - 1:
-            fold_rows = tl.arange(0, FOLD_TOKENS * ROWS_PER_TOKEN)
-            fold_heads = fold_rows % ROWS_PER_TOKEN
-            for fold_first in range(0, num_tokens, FOLD_TOKENS):
-                fold_tokens = fold_first + fold_rows // ROWS_PER_TOKEN
-                kept = (fold_tokens < num_tokens) & (fold_heads < REPEAT)
-                fold_entry = (first_partial + fold_tokens).to(tl.int64)
-                fold_entries = (fold_entry * KV_HEADS + head) * ROWS_PER_TOKEN + fold_heads
-                folded = _folded(partials, fold_entries, tl.cdiv(end, SPLIT) - first_of_all, kept, D, FOLD_AHEAD)
-                _write(out, out_stride, first_token + fold_tokens, head * REPEAT + fold_heads, kept, folded)
+            num_splits = tl.cdiv(end, SPLIT) - first_of_all
+            _put_together(
+                out, out_stride, unit, head, partials, num_splits,
+                KV_HEADS, REPEAT, ROWS_PER_TOKEN, D, FOLD_TOKENS, FOLD_AHEAD,
+            )  # fmt: skip
             tl.store(counter, 0)
 
 

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from archerfish.ops.triton.launch import await_inputs, launch, let_next_start
+from archerfish.ops.triton.product_tiles import finish
 
 _MOST_COMPARED = 64  # Pairs up to this many are not sorted first: a program finds those of its tile among them.
 _MOST_COUNTED = 4096  # Pairs that a program counts at once.
@@ -139,6 +140,14 @@ def pairs_of_program(
 
 
 @triton.jit
-def kept_pairs(pairs, number, num_pairs, BLOCK_M: tl.constexpr):
-    """Past the number of pairs none that there is: nothing is stored for them."""
-    return tl.where(tl.arange(0, BLOCK_M) < number, pairs, num_pairs)
+def store_pairs(
+    out, y, up, first_output, pairs, number, num_pairs,
+    NUM_OUTPUTS: tl.constexpr, BLOCK_M: tl.constexpr, ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    """Some outputs of a tile's pairs, into a row of out for each of them that there is."""
+    # Past the number of pairs none that there is: nothing is stored for them.
+    kept = tl.where(tl.arange(0, BLOCK_M) < number, pairs, num_pairs)
+    finish(
+        out, None, None, y, up, None, first_output, kept, NUM_OUTPUTS, num_pairs, NUM_OUTPUTS, 0, 0,
+        out.dtype.element_ty, ACTIVATION,
+    )  # fmt: skip

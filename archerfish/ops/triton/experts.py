@@ -18,9 +18,8 @@ from torch import Tensor
 
 from archerfish.arch.arch import Activation
 from archerfish.ops.triton.device_weight import DeviceExperts
-from archerfish.ops.triton.expert_tiles import Tiled, kept_pairs, pairs_of_program
+from archerfish.ops.triton.expert_tiles import Tiled, pairs_of_program, store_pairs
 from archerfish.ops.triton.launch import await_inputs, dot, launch, let_next_start
-from archerfish.ops.triton.product_tiles import finish
 from archerfish.ops.triton.quantized import quantize_for
 from archerfish.ops.triton.quantized_experts import quantized_multiply_into, tiles_for
 from archerfish.ops.triton.row_kernels import narrow
@@ -218,11 +217,7 @@ def multiply_kernel(
         if is_gated:
             up = tl.load(weights + (start + NUM_OUTPUTS * DEPTH), mask=inside[None, :], other=0.0)
             total_up = dot(up, inputs, total_up)
-    kept = kept_pairs(pairs, number, num_pairs, BLOCK_M)
-    finish(
-        out, None, None, total, total_up, None, first_output, kept, NUM_OUTPUTS, num_pairs, NUM_OUTPUTS, 0, 0,
-        out.dtype.element_ty, ACTIVATION,
-    )  # fmt: skip
+    store_pairs(out, total, total_up, first_output, pairs, number, num_pairs, NUM_OUTPUTS, BLOCK_M, ACTIVATION)
 
 
 # -- adding up --------------------------------------------------------------------------------------------------------

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from archerfish.arch.arch import Activation
 from archerfish.ops.triton.device_weight import DeviceExperts
-from archerfish.ops.triton.expert_tiles import Tiled, kept_pairs, pairs_of_program
+from archerfish.ops.triton.expert_tiles import Tiled, pairs_of_program, store_pairs
 from archerfish.ops.triton.fp8_product import fp8_tile
 from archerfish.ops.triton.int4_product import int4_tile
 from archerfish.ops.triton.int8_product import int8_tile
 from archerfish.ops.triton.launch import await_inputs, launch, let_next_start
-from archerfish.ops.triton.product_tiles import Tiles, finish
+from archerfish.ops.triton.product_tiles import Tiles
 from archerfish.ops.triton.quantized import tiles_of
 from archerfish.ops.triton.quantized_rows import QuantizedRows
 
@@ -126,11 +126,7 @@ def fp8_experts_kernel(
         rows, row_scales, weight, weight_scales, None, stored, others, pairs // PAIRS_PER_ROW,
         num_rows, num_inputs, STEP, OUTPUTS, ROWS, ACTIVATION, False,
     )  # fmt: skip
-    kept = kept_pairs(pairs, number, num_pairs, ROWS)
-    finish(
-        out, None, None, y, up, None, first_output, kept, NUM_OUTPUTS, num_pairs, NUM_OUTPUTS, 0, 0,
-        out.dtype.element_ty, ACTIVATION,
-    )  # fmt: skip
+    store_pairs(out, y, up, first_output, pairs, number, num_pairs, NUM_OUTPUTS, ROWS, ACTIVATION)
 
 
 @triton.jit(do_not_specialize=["num_pairs", "most_tiles", "num_rows", "scale_stride"])
@@ -155,11 +151,7 @@ def int8_experts_kernel(
         rows, row_scales, weight, weight_scales, None, stored, others, pairs // PAIRS_PER_ROW,
         num_rows, num_inputs, scale_stride, WHOLE, STEP, AT_ONCE, 1, OUTPUTS, ROWS, ACTIVATION, False,
     )  # fmt: skip
-    kept = kept_pairs(pairs, number, num_pairs, ROWS)
-    finish(
-        out, None, None, y, up, None, first_output, kept, NUM_OUTPUTS, num_pairs, NUM_OUTPUTS, 0, 0,
-        out.dtype.element_ty, ACTIVATION,
-    )  # fmt: skip
+    store_pairs(out, y, up, first_output, pairs, number, num_pairs, NUM_OUTPUTS, ROWS, ACTIVATION)
 
 
 @triton.jit(do_not_specialize=["num_pairs", "most_tiles", "num_rows", "scale_stride"])
@@ -184,8 +176,4 @@ def int4_experts_kernel(
         rows, row_scales, sums, weight, weight_scales, zeros, None, stored, others, pairs // PAIRS_PER_ROW,
         num_rows, num_inputs, scale_stride, ODD, GROUP, AT_ONCE, 1, OUTPUTS, ROWS, ACTIVATION, False,
     )  # fmt: skip
-    kept = kept_pairs(pairs, number, num_pairs, ROWS)
-    finish(
-        out, None, None, y, up, None, first_output, kept, NUM_OUTPUTS, num_pairs, NUM_OUTPUTS, 0, 0,
-        out.dtype.element_ty, ACTIVATION,
-    )  # fmt: skip
+    store_pairs(out, y, up, first_output, pairs, number, num_pairs, NUM_OUTPUTS, ROWS, ACTIVATION)
