@@ -26,6 +26,9 @@ from archerfish.ops.triton.tuning import Product, stored
 
 _FEW_OUTPUTS = 4096
 _PARTS = 4
+_FEW_ROWS_OF_PARTS = 32
+"""Up to so many, the parts of K are walked by the warps of a program."""
+_MOST_SPREAD_TILES = 1 << 16
 _DEPTH = 16
 """Inputs that a tensor core adds up at once."""
 _LINE = 128
@@ -49,8 +52,9 @@ class Tiles(NamedTuple):
     """Bytes of each output's weights that are asked for before the rows are there, beside the first tile."""
     starts_next_late: bool = False
     """The next kernel is let in only when this one has its rows: it would take room that few programs need."""
-    parts_at_once: bool = True
-    """Each warp walks a part of K; otherwise all walk one after the other, which suits many rows."""
+    spread: bool = False
+    """Each part of K has a program of its own, and the last one to end adds them up: for many rows. Otherwise each has
+    a warp of its own."""
 
 
 def num_parts(num_outputs: int, num_inputs: int) -> int:
@@ -64,9 +68,9 @@ def default_tiles(num_rows: int, num_outputs: int, num_inputs: int) -> Tiles:
     most_inputs = max(16, triton.next_power_of_2(num_inputs // parts))
     rows = max(8, triton.next_power_of_2(min(num_rows, 64)))
     if parts > 1 and num_rows > 256:
-        return Tiles(64, min(64, most_inputs), 64, 4, 4, parts_at_once=False)
-    if parts > 1 and num_rows > 64:
-        return Tiles(32, min(64, most_inputs), 32, 4, 4)
+        return Tiles(128, min(64, most_inputs), 128, 8, 4, spread=True)
+    if parts > 1 and num_rows > _FEW_ROWS_OF_PARTS:
+        return Tiles(64, min(64, most_inputs), 64, 4, 5, spread=True)
     if parts > 1:
         inputs, stages = {8: (256, 3), 16: (128, 4), 32: (128, 4), 64: (128, 3)}[rows]
         return Tiles(16, min(inputs, most_inputs), rows, parts, stages, 512, starts_next_late=True)
@@ -82,7 +86,7 @@ def candidate_tiles(num_rows: int, num_outputs: int, num_inputs: int) -> list[Ti
     """Cuts that are worth measuring, the default first."""
     default = default_tiles(num_rows, num_outputs, num_inputs)
     parts = num_parts(num_outputs, num_inputs)
-    at_once = parts if default.parts_at_once else 1
+    at_once = 1 if default.spread else parts
     found = [default]
     for outputs, inputs, warps, stages in product((16, 32, 64), (64, 128, 256, 512), (1, 2, 4), (2, 3, 4, 6)):
         staged = 2 * (outputs + default.rows) * inputs * at_once * (stages + 1)  # The first tile has room of its own.
@@ -150,16 +154,6 @@ def _walk(
 
 
 @triton.jit
-def _walk_part(
-    part, weight_pointers, has_output, row_pointers, has_row, part_length, BLOCK_K: tl.constexpr, EVEN: tl.constexpr
-):
-    """The same of a later part."""
-    weight_pointers += part * part_length
-    w = _first_tile(weight_pointers, has_output, part_length, BLOCK_K, EVEN)
-    return _walk(w, weight_pointers, has_output, row_pointers + part * part_length, has_row, part_length, BLOCK_K, EVEN)
-
-
-@triton.jit
 def turned(x):
     """The last two dimensions exchanged."""
     return tl.trans(x, (0, 2, 1)) if len(x.shape) == 3 else tl.trans(x)
@@ -188,6 +182,67 @@ def gated(y, ACTIVATION: tl.constexpr):
     return narrow(gate.to(tl.float32) * up.to(tl.float32), dtype)
 
 
+@triton.jit
+def _finish(
+    out, out_stride, bias, residual, residual_stride, factor, total,
+    rows, outputs, written, num_rows, num_outputs, has_output, dtype: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    """Store sums [outputs, rows], or what becomes of them."""
+    y = tl.trans(total)
+    if HAS_BIAS:
+        y += tl.load(bias + outputs, mask=has_output, other=0.0).to(tl.float32)[None, :]
+    y = narrow(y, dtype)
+    if ACTIVATION is not None:
+        y = gated(y, ACTIVATION)
+    where = (rows < num_rows)[:, None] & (written < num_outputs)[None, :]
+    if HAS_RESIDUAL:
+        places = residual + rows[:, None].to(tl.int64) * residual_stride + written[None, :]
+        before = tl.load(places, mask=where, other=0.0).to(tl.float32)
+        y = added(before, y.to(tl.float32), factor, dtype)
+    places = out + rows[:, None].to(tl.int64) * out_stride + written[None, :]
+    tl.store(places, y.to(out.dtype.element_ty), mask=where)
+
+
+# -- parts of K by programs of their own ------------------------------------------------------------------------------
+
+
+@triton.jit
+def _places_of_part(partials, part, shape: tl.constexpr, PARTS: tl.constexpr):
+    """Of a part of this program's tile."""
+    tile = (tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)).to(tl.int64)
+    size: tl.constexpr = shape[0] * shape[1]
+    inside = tl.arange(0, shape[0])[:, None] * shape[1] + tl.arange(0, shape[1])[None, :]
+    return partials + (tile * PARTS + part) * size + inside
+
+
+@triton.jit
+def _leave_part(partials, total, PARTS: tl.constexpr):
+    tl.store(_places_of_part(partials, tl.program_id(2), total.shape, PARTS), total)
+    tl.debug_barrier()  # One thread says that all have stored.
+
+
+@triton.jit
+def _is_last(counters, PARTS: tl.constexpr):
+    """Whether the others that share the tile have left theirs. The counter is as it was before."""
+    counter = counters + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    is_last = tl.atomic_add(counter, 1) == PARTS - 1
+    if is_last:
+        tl.store(counter, 0)
+    return is_last
+
+
+@triton.jit
+def _all_parts(partials, like, PARTS: tl.constexpr):
+    """Neighbours first, then neighbouring sums."""
+    tl.static_assert(PARTS == 4)
+    first = tl.load(_places_of_part(partials, 0, like.shape, PARTS))
+    first += tl.load(_places_of_part(partials, 1, like.shape, PARTS))
+    second = tl.load(_places_of_part(partials, 2, like.shape, PARTS))
+    second += tl.load(_places_of_part(partials, 3, like.shape, PARTS))
+    return first + second
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _linear_kernel(
     out,
@@ -199,12 +254,14 @@ def _linear_kernel(
     residual,
     residual_stride,
     factor,
+    partials,
+    counters,
     num_rows,
     num_outputs,
     num_inputs,
     part_length,
     PARTS: tl.constexpr,
-    AT_ONCE: tl.constexpr,
+    SPREAD: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -235,7 +292,11 @@ def _linear_kernel(
     weight_pointers = weight + outputs[:, None].to(tl.int64) * num_inputs + inputs
     row_pointers = x + rows[:, None].to(tl.int64) * x_stride + inputs
     of_output, of_row = has_output[:, None], (rows < num_rows)[:, None]
-    if AT_ONCE:
+    if SPREAD:
+        first = tl.program_id(2) * part_length
+        weight_pointers += first
+        row_pointers += first
+    elif PARTS > 1:  # Each is a warp's.
         parts = tl.arange(0, PARTS)[:, None, None] * part_length
         weight_pointers, row_pointers = weight_pointers[None, :, :] + parts, row_pointers[None, :, :] + parts
         of_output, of_row = of_output[None, :, :], of_row[None, :, :]
@@ -248,27 +309,18 @@ def _linear_kernel(
         let_next_start(EARLY)
 
     total = _walk(w, weight_pointers, of_output, row_pointers, of_row, part_length, BLOCK_K, EVEN)
-    if AT_ONCE:
-        total = added_up(total)
-    elif PARTS > 1:
-        tl.static_assert(PARTS == 4)
-        total += _walk_part(1, weight_pointers, of_output, row_pointers, of_row, part_length, BLOCK_K, EVEN)
-        others = _walk_part(2, weight_pointers, of_output, row_pointers, of_row, part_length, BLOCK_K, EVEN)
-        others += _walk_part(3, weight_pointers, of_output, row_pointers, of_row, part_length, BLOCK_K, EVEN)
-        total += others
-    y = tl.trans(total)
-    if HAS_BIAS:
-        y += tl.load(bias + outputs, mask=has_output, other=0.0).to(tl.float32)[None, :]
-    y = narrow(y, dtype)
-    if ACTIVATION is not None:
-        y = gated(y, ACTIVATION)
-    where = (rows < num_rows)[:, None] & (written < num_outputs)[None, :]
-    if HAS_RESIDUAL:
-        places = residual + rows[:, None].to(tl.int64) * residual_stride + written[None, :]
-        before = tl.load(places, mask=where, other=0.0).to(tl.float32)
-        y = added(before, y.to(tl.float32), factor, dtype)
-    places = out + rows[:, None].to(tl.int64) * out_stride + written[None, :]
-    tl.store(places, y.to(out.dtype.element_ty), mask=where)
+    if SPREAD:
+        _leave_part(partials, total, PARTS)
+        if _is_last(counters, PARTS):
+            _finish(
+                out, out_stride, bias, residual, residual_stride, factor, _all_parts(partials, total, PARTS),
+                rows, outputs, written, num_rows, num_outputs, has_output, dtype, HAS_BIAS, HAS_RESIDUAL, ACTIVATION,
+            )  # fmt: skip
+    else:
+        _finish(
+            out, out_stride, bias, residual, residual_stride, factor, added_up(total),
+            rows, outputs, written, num_rows, num_outputs, has_output, dtype, HAS_BIAS, HAS_RESIDUAL, ACTIVATION,
+        )  # fmt: skip
 
 
 # -- launching it -----------------------------------------------------------------------------------------------------
@@ -300,13 +352,15 @@ def linear_by_kernel(
     part_length = num_inputs // parts
     block = tiles.outputs // 2 if is_gated else tiles.outputs
     residual = out if finish.residual is None else finish.residual
+    grid = (triton.cdiv(num_outputs, block), triton.cdiv(num_rows, tiles.rows), parts if tiles.spread else 1)
     launch(
         _linear_kernel,
-        (triton.cdiv(num_outputs, block), triton.cdiv(num_rows, tiles.rows)),
+        grid,
         out, out.stride(0), x, x.stride(0), weight, weight if bias is None else bias,
-        residual, residual.stride(0), finish.factor, num_rows, num_outputs, num_inputs, part_length,
+        residual, residual.stride(0), finish.factor, *_room_for_parts(grid, tiles, x.device),
+        num_rows, num_outputs, num_inputs, part_length,
         PARTS=parts,
-        AT_ONCE=parts > 1 and tiles.parts_at_once,
+        SPREAD=tiles.spread,
         BLOCK_N=tiles.outputs,
         BLOCK_K=tiles.inputs,
         BLOCK_M=tiles.rows,
@@ -321,6 +375,24 @@ def linear_by_kernel(
         # Contracted, an activation would differ in the last bit from one of its own.
         enable_fp_fusion=False,
     )  # fmt: skip
+
+
+def _room_for_parts(
+    grid: tuple[int, int, int], tiles: Tiles, device: torch.device
+) -> tuple[Tensor | None, Tensor | None]:
+    """Where programs leave the sums of their parts, and count who has."""
+    if not tiles.spread:
+        return None, None
+    num_tiles = grid[0] * grid[1]
+    assert num_tiles <= _MOST_SPREAD_TILES, f"{num_tiles} tiles, and {_MOST_SPREAD_TILES} counters"
+    partials = torch.empty(num_tiles * grid[2] * tiles.outputs * tiles.rows, dtype=torch.float32, device=device)
+    return partials, _counters(device)
+
+
+@cache
+def _counters(device: torch.device) -> Tensor:
+    """One for each tile, zero before and after every launch."""
+    return torch.zeros(_MOST_SPREAD_TILES, dtype=torch.int32, device=device)
 
 
 def _power_below(num_bytes: int) -> int:

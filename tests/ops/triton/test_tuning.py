@@ -118,7 +118,7 @@ def test_candidates_fit_a_multiprocessor(num_rows: int, num_outputs: int, num_in
     assert len(set(candidates)) == len(candidates)
     parts = num_parts(num_outputs, num_inputs)
     for tiles in candidates[1:]:
-        assert tiles.rows == candidates[0].rows and tiles.parts_at_once == candidates[0].parts_at_once
-        at_once = parts if tiles.parts_at_once else 1
+        assert tiles.rows == candidates[0].rows and tiles.spread == candidates[0].spread
+        at_once = 1 if tiles.spread else parts
         assert 2 * (tiles.outputs + tiles.rows) * tiles.inputs * (tiles.num_stages + 1) * at_once <= 227 << 10
         assert tiles.inputs * parts <= num_inputs
