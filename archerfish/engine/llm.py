@@ -169,12 +169,12 @@ class LLM:
         self._num_requests += 1
         return self._intake.request(prompt, params, request_id=str(self._num_requests - 1), **more)
 
-    def _start(self, request: Request, prompt: str | None) -> "_Open":
+    def _start(self, request: Request, prompt: str | None, *, streams: bool = False) -> "_Open":
         with uninterrupted():
             self._engine.add(request)
             collector = Collector(request, prompt, self._intake.tokenizer, self._stop_sequence)
-            self._open[request.request_id] = _Open(collector, deque())
-            return self._open[request.request_id]
+            one = self._open[request.request_id] = _Open(collector, deque() if streams else None)
+            return one
 
     def _run(self, requests: list[Request], prompts: list[str | None], *, progress: bool) -> list[RequestOutput]:
         started, generated_before = self._engine.clock(), self._engine.counts.num_generated_tokens
@@ -196,7 +196,7 @@ class LLM:
         return [one.collector.output for one in opened]
 
     def _stream(self, request: Request, prompt: str | None) -> Iterator[StreamOutput]:
-        one = self._start(request, prompt)
+        one = self._start(request, prompt, streams=True)
         try:
             while one.pieces or not one.collector.finished:
                 if one.pieces:
@@ -216,7 +216,8 @@ class LLM:
                 one = self._open.get(event.request_id)
                 piece = one.collector.add(event, now) if one is not None else None
                 if one is not None and piece is not None:
-                    one.pieces.append(piece)
+                    if one.pieces is not None:
+                        one.pieces.append(piece)
                     if one.collector.finished:
                         ended.append(event.request_id)
         if self._engine.stopped is not None:
@@ -237,8 +238,9 @@ class LLM:
 
 class _Open(NamedTuple):
     collector: Collector
-    pieces: deque[StreamOutput]
-    """What steps added and no reader has taken yet."""
+    pieces: deque[StreamOutput] | None
+    """What steps added and no reader has taken yet; None where nobody reads. Kept for nothing, they were most of what
+    Python's collector of garbage has to look at, again and again."""
 
 
 def _as_prompts(prompts: object) -> list[Prompt]:

@@ -4,6 +4,7 @@ A step is few copies of what is new, and one replay. Its tokens are found on the
 nothing about the draw needs the host: then the host need not wait, and reads them when it gets to it.
 """
 
+import time
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,8 +27,10 @@ from archerfish.ops.triton.launch import is_rehearsal
 from archerfish.ops.triton.operations import TritonOps
 from archerfish.ops.triton.recording import RECORDED_ROWS, Program, Recording
 
-_MOST_CAPTURED = 512
-"""Tokens of a step. With more, launching takes less time than they do."""
+_FEW_TOKENS = 512
+"""Of a step that takes less time than launching it, whatever the model."""
+_HELD_UP = 0.8
+"""Launching that takes so much of a step's time, or more, holds it up."""
 
 
 class Shape(NamedTuple):
@@ -44,16 +47,35 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ran:
-    """What a step leaves behind, good until the next."""
+    """What a step leaves behind, good until the next: one of both. What a graph leaves behind keeps its memory."""
 
-    passed: Passed
-    results: Tensor | None
+    passed: Passed | None = None
+    results: Tensor | None = None
     """[2, picked] int32: drawn tokens, and the bits of their peaks."""
 
 
 class _Graph(NamedTuple):
     graph: torch.cuda.CUDAGraph
     ran: Ran
+
+
+class _Trial(NamedTuple):
+    """A step that was launched kernel by kernel, to see how long that takes."""
+
+    seconds: float
+    """Of the host."""
+    started: Any
+    ended: Any
+    """Events of the device."""
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.ended.query())
+
+    @property
+    def was_held_up(self) -> bool:
+        """Whether the device waited for the host, or nearly."""
+        return bool(self.seconds > _HELD_UP * self.started.elapsed_time(self.ended) / 1000)
 
 
 class CapturedModel:
@@ -67,14 +89,16 @@ class CapturedModel:
         self._program = _record(model, storage, ops)
         ops.await_compiler()
         self._room = StepRoom(self.arch, StepSize(bucket(max_rows), bucket(max_num_seqs)), rows, storage.device)
-        self._graphs: dict[Shape, _Graph | None] = {}
-        """None for shapes that were run once: the next time they are captured."""
+        self._most_picked = bucket(max_num_seqs)
+        self._graphs: dict[Shape, _Graph | _Trial | None] = {}
+        """None for shapes that were run once; trials for large ones of which it is not known whether capturing pays."""
         self._pool: Any = None
 
     def run(self, outline: Outline, rows: Rows) -> Passed:
         """Good until the next step."""
         assert rows is self._room.rows
         passed = self._run(outline, None).passed
+        assert passed is not None
         return Passed(passed.hidden[: int(outline.query_ends[-1])], passed.logits[: len(outline.sampling)])
 
     def draw(self, outline: Outline, asked: DrawRows) -> Tensor:
@@ -98,19 +122,33 @@ class CapturedModel:
     def _run(self, outline: Outline, asked: DrawRows | None) -> Ran:
         units = self._room.units(outline)
         has_large = any(len(found.large) for found in units.values())
-        shape = _shape(outline, asked, has_large=has_large)
+        shape = _shape(outline, asked, self._most_picked, has_large=has_large)
         self._room.send(shape.size, outline, units, asked)
-        if shape.size.num_tokens > _MOST_CAPTURED or self._device == "cpu" or is_rehearsal():
+        is_large = shape.size.num_tokens > _FEW_TOKENS
+        if self._device == "cpu" or is_rehearsal() or (is_large and asked is None):
             return self._pass(shape)
         if shape not in self._graphs:
             # The first time everything is compiled, tried and remembered on the way, which a capture could not bear.
             self._graphs[shape] = None
             return self._pass(shape)
         captured = self._graphs[shape]
-        if captured is None:
+        if captured is None and is_large:
+            return self._try(shape)
+        if isinstance(captured, _Trial) and not (captured.is_over and captured.was_held_up):
+            return self._pass(shape)
+        if not isinstance(captured, _Graph):
             captured = self._graphs[shape] = self._capture(shape)
         captured.graph.replay()
         return captured.ran
+
+    def _try(self, shape: Shape) -> Ran:
+        started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        before = time.perf_counter()
+        started.record()
+        ran = self._pass(shape)
+        ended.record()
+        self._graphs[shape] = _Trial(time.perf_counter() - before, started, ended)
+        return ran
 
     def _capture(self, shape: Shape) -> _Graph:
         graph = torch.cuda.CUDAGraph()
@@ -135,22 +173,25 @@ class CapturedModel:
             **{f"slots{group}": slots[group] for group in range(num_groups)},
         }
         hidden, logits = self._ops.run(self._program, inputs)
-        passed = Passed(hidden, logits)
         if shape.kind is None:
-            return Ran(passed, None)
+            return Ran(passed=Passed(hidden, logits))
         drawn = torch.empty(size.num_picked, dtype=torch.int64, device=self._device)
         peaks = torch.empty(size.num_picked, dtype=torch.float32, device=self._device)
         scratch = Scratch.room_for(len(logits), logits.shape[1], logits.device)
         draw_into(drawn, peaks, logits, told.records, shape.kind, scratch)
         results = torch.empty((2, size.num_picked), dtype=torch.int32, device=self._device)
         steps.keep_tokens(results, rows.memory, drawn, peaks, told.drawn_rows, told.drawn_positions, rows.strides[0])
-        return Ran(passed, results)
+        return Ran(results=results)
 
 
-def _shape(outline: Outline, asked: DrawRows | None, *, has_large: bool) -> Shape:
+def _shape(outline: Outline, asked: DrawRows | None, most_picked: int, *, has_large: bool) -> Shape:
     num_tokens, num_picked = int(outline.query_ends[-1]), len(outline.sampling)
     is_decode = num_tokens == num_picked == len(outline.chunks)
-    size = StepSize(bucket(num_tokens), bucket(num_tokens if is_decode else max(1, num_picked)))
+    if is_decode:
+        num_picked = num_tokens
+    elif num_tokens > _FEW_TOKENS and num_picked > 1:
+        num_picked = most_picked  # It costs such a step little, and what is left are few shapes.
+    size = StepSize(bucket(num_tokens), bucket(max(1, num_picked)))
     return Shape(size, is_decode, has_large, None if asked is None else kind_of(asked))
 
 

@@ -1,20 +1,20 @@
-"""Products of rows with a matrix in 16-bit floats: one kernel for few rows, cuBLAS for many, the same bits from both.
+"""Products of rows with a matrix in 16-bit floats: the kernel for few rows; many are cuBLAS's, with the same bits.
 
 Tensor cores add up blocks of 16 along K, one after the other, in float32; nothing else of a product's shape enters its
 bits. So a row has the same bits however many there are, as long as K is walked in order. cuBLAS does that too, once it
 may not split K; where it was not seen to, for a shape and a number of rows, it is not used.
 
-Of matrices with few outputs K is cut into a fixed number of parts, which several warps walk at once: a single walk
-would take longer than reading the matrix. How many parts is a property of the matrix, never of the rows.
+Of matrices with few outputs K is cut into a fixed number of parts, which are walked at once where rows are few: a
+single walk would take longer than reading the matrix. How many parts is a property of the matrix, never of the rows.
+These products are made here whatever the rows: no library adds up parts.
 """
 
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -26,17 +26,26 @@ from archerfish.ops.triton.tuning import Product, stored
 
 _FEW_OUTPUTS = 4096
 _PARTS = 4
+_LONG = 2048
+"""Inputs that one program walks soon enough."""
+_FEWEST_ROWS = 8
+"""Of a tile."""
 _FEW_ROWS_OF_PARTS = 32
 """Up to so many, the parts of K are walked by the warps of a program."""
-_MOST_SPREAD_TILES = 1 << 16
+_PROCESSORS = 132
+"""Of the GPU that defaults are made for."""
+_MOST_SHARED_TILES = 1 << 16
 _DEPTH = 16
 """Inputs that a tensor core adds up at once."""
 _LINE = 128
 """Bytes that are fetched ahead at once."""
-_SMALL = 16 << 20
+_SMALL = 10 << 20
 """Bytes of a matrix that is read faster than a kernel starts."""
 _STAGED = 220 << 10
 """Bytes of weights and rows that may be on their way to one program: somewhat less than a multiprocessor holds."""
+
+
+PartsBy = Literal["warps", "programs", "turns"]
 
 
 class Tiles(NamedTuple):
@@ -52,9 +61,9 @@ class Tiles(NamedTuple):
     """Bytes of each output's weights that are asked for before the rows are there, beside the first tile."""
     starts_next_late: bool = False
     """The next kernel is let in only when this one has its rows: it would take room that few programs need."""
-    spread: bool = False
-    """Each part of K has a program of its own, and the last one to end adds them up: for many rows. Otherwise each has
-    a warp of its own."""
+    parts_by: PartsBy = "warps"
+    """Who walks the parts of K, where it is cut: warps of a program, for few rows; programs, of which the last to end
+    adds them up, where there are too few tiles for all processors; or one program in turn."""
 
 
 def num_parts(num_outputs: int, num_inputs: int) -> int:
@@ -63,37 +72,69 @@ def num_parts(num_outputs: int, num_inputs: int) -> int:
 
 
 def default_tiles(num_rows: int, num_outputs: int, num_inputs: int) -> Tiles:
-    """Good on an H200. Which are best was measured, not derived."""
+    """Good on an H200. Which are best was measured, in the midst of a model's other kernels, not derived."""
     parts = num_parts(num_outputs, num_inputs)
-    most_inputs = max(16, triton.next_power_of_2(num_inputs // parts))
-    rows = max(8, triton.next_power_of_2(min(num_rows, 64)))
-    if parts > 1 and num_rows > 256:
-        return Tiles(128, min(64, most_inputs), 128, 8, 4, spread=True)
-    if parts > 1 and num_rows > _FEW_ROWS_OF_PARTS:
-        return Tiles(64, min(64, most_inputs), 64, 4, 5, spread=True)
     if parts > 1:
-        inputs, stages = {8: (256, 3), 16: (128, 4), 32: (128, 4), 64: (128, 3)}[rows]
-        return Tiles(16, min(inputs, most_inputs), rows, parts, stages, 512, starts_next_late=True)
-    if rows > 8:
-        return Tiles(64, min(128, most_inputs), max(16, rows), 4, 4 if rows > 32 else 5, 256)
-    if num_outputs >= 4 * _FEW_OUTPUTS:
-        return Tiles(32, min(512, most_inputs), 8, 2, 2)
-    is_small = num_outputs * num_inputs * 2 < _SMALL
-    return Tiles(16, min(512, most_inputs), 8, 1, 3, 1024, starts_next_late=is_small)
+        tiles = _tiles_of_parts(num_rows, num_outputs, num_inputs)
+    elif num_rows > _FEWEST_ROWS:
+        rows = min(64, triton.next_power_of_2(num_rows))
+        tiles = Tiles(64, 128, rows, 4, 4 if rows > 32 else 5, 256)
+    elif num_outputs >= 4 * _FEW_OUTPUTS:
+        tiles = Tiles(32, 512, _FEWEST_ROWS, 2, 2, 512 if num_outputs < 16 * _FEW_OUTPUTS else 0)
+    elif num_outputs * num_inputs * 2 < _SMALL:
+        tiles = Tiles(16, 1024, _FEWEST_ROWS, 1, 2, 512, starts_next_late=True)
+    elif num_outputs * num_inputs * 2 < 4 * _SMALL:
+        tiles = Tiles(16, 256, _FEWEST_ROWS, 1, 6, 512)
+    else:
+        tiles = Tiles(16, 512, _FEWEST_ROWS, 1, 3, 1024)
+    return tiles._replace(inputs=min(tiles.inputs, max(_DEPTH, triton.next_power_of_2(num_inputs // parts))))
+
+
+def _tiles_of_parts(num_rows: int, num_outputs: int, num_inputs: int) -> Tiles:
+    """Of a matrix whose K is cut: as much at once as there are processors, and no more."""
+    if num_rows <= _FEWEST_ROWS:
+        if num_outputs > 16 * _PROCESSORS:
+            return Tiles(32, 256, _FEWEST_ROWS, _PARTS, 2, 512)
+        inputs, stages = (128, 4) if num_inputs <= num_outputs else (256, 3)
+        return Tiles(16, inputs, _FEWEST_ROWS, _PARTS, stages, 512, starts_next_late=True)
+    if num_rows <= _FEW_ROWS_OF_PARTS:
+        return Tiles(16, 128, triton.next_power_of_2(num_rows), _PARTS, 4, 512, starts_next_late=True)
+
+    def num_tiles(outputs: int, rows: int) -> int:
+        return -(-num_outputs // outputs) * -(-num_rows // rows)
+
+    for rows in (32, 64):
+        if num_tiles(64, rows) * _PARTS <= _PROCESSORS:
+            return Tiles(64, 128, rows, 4, 4, parts_by="programs")
+    if num_inputs > _LONG:
+        if num_tiles(64, 128) * _PARTS <= _PROCESSORS:
+            return Tiles(64, 64, 128, 4, 4, parts_by="programs")
+        if num_tiles(128, 128) * _PARTS <= _PROCESSORS:
+            return Tiles(128, 64, 128, 8, 4, parts_by="programs")
+    for rows in (32, 64):
+        if num_tiles(64, rows) <= _PROCESSORS:
+            return Tiles(64, 128, rows, 4, 4, parts_by="turns")
+    if num_tiles(64, 64) <= 2 * _PROCESSORS:
+        return Tiles(64, 128, 64, 4, 3, parts_by="turns")
+    return Tiles(128, 64, 128, 8, 4, parts_by="turns")
 
 
 def candidate_tiles(num_rows: int, num_outputs: int, num_inputs: int) -> list[Tiles]:
     """Cuts that are worth measuring, the default first."""
     default = default_tiles(num_rows, num_outputs, num_inputs)
     parts = num_parts(num_outputs, num_inputs)
-    at_once = 1 if default.spread else parts
+    by_warps = default.parts_by == "warps"
     found = [default]
-    for outputs, inputs, warps, stages in product((16, 32, 64), (64, 128, 256, 512), (1, 2, 4), (2, 3, 4, 6)):
-        staged = 2 * (outputs + default.rows) * inputs * at_once * (stages + 1)  # The first tile has room of its own.
+    for outputs, inputs, warps, stages in product((16, 32, 64, 128), (64, 128, 256, 512), (1, 2, 4, 8), (2, 3, 4, 6)):
+        staged = 2 * (outputs + default.rows) * inputs * (parts if by_warps else 1)
         tiles = default._replace(outputs=outputs, inputs=inputs, num_warps=warps, num_stages=stages)
-        # Each part has a warp of its own; and large tiles need many, for their sums to fit into registers.
-        is_fit = warps == default.num_warps if parts > 1 else outputs * default.rows <= 1024 * warps
-        if is_fit and inputs * parts <= num_inputs and _STAGED // 4 <= staged <= _STAGED and tiles != default:
+        if parts == 1:
+            is_fit = outputs * default.rows <= 1024 * warps  # Of large tiles, for their sums to fit into registers.
+        else:
+            is_fit = warps == parts if by_warps else outputs >= 64 and warps == outputs // 16
+        # The first tile has room of its own.
+        fills = _STAGED // 4 <= staged * (stages + 1) <= _STAGED
+        if is_fit and fills and inputs * parts <= num_inputs and tiles != default:
             found.append(tiles)
     return found
 
@@ -154,6 +195,36 @@ def _walk(
 
 
 @triton.jit
+def _walk_in_turn(
+    weight_pointers,
+    has_output,
+    row_pointers,
+    has_row,
+    part_length,
+    PARTS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    """[outputs, rows] float32: the sum of all parts, walked by one program in turn."""
+    inputs = tl.arange(0, BLOCK_K)[None, :]
+    total = tl.zeros((weight_pointers.shape[0], row_pointers.shape[0]), tl.float32)
+    for part in tl.range(0, PARTS, flatten=True):
+        one = tl.zeros(total.shape, tl.float32)
+        for first in range(0, part_length, BLOCK_K):
+            at = part * part_length + first
+            if EVEN:
+                w = tl.load(weight_pointers + at)
+                r = tl.load(row_pointers + at, mask=has_row, other=0.0)
+            else:
+                inside = inputs < part_length - first
+                w = tl.load(weight_pointers + at, mask=inside & has_output, other=0.0)
+                r = tl.load(row_pointers + at, mask=inside & has_row, other=0.0)
+            one = dot(w, tl.trans(r), one)
+        total = tl.where(part == 0, one, total + one)
+    return total
+
+
+@triton.jit
 def turned(x):
     """The last two dimensions exchanged."""
     return tl.trans(x, (0, 2, 1)) if len(x.shape) == 3 else tl.trans(x)
@@ -161,15 +232,16 @@ def turned(x):
 
 @triton.jit
 def added_up(total):
-    """[parts, outputs, rows] -> [outputs, rows]: neighbours first, then neighbouring sums."""
+    """[parts, outputs, rows] -> [outputs, rows], one part after the other."""
     if len(total.shape) == 2:
         result = total
     else:
         tl.static_assert(total.shape[0] == 4)
         pairs = tl.reshape(tl.permute(total, (1, 2, 0)), (total.shape[1], total.shape[2], 2, 2))
         even, odd = tl.split(pairs)
-        first, second = tl.split(even + odd)
-        result = first + second
+        first, third = tl.split(even)
+        second, fourth = tl.split(odd)
+        result = first + second + third + fourth
     return result
 
 
@@ -234,13 +306,11 @@ def _is_last(counters, PARTS: tl.constexpr):
 
 @triton.jit
 def _all_parts(partials, like, PARTS: tl.constexpr):
-    """Neighbours first, then neighbouring sums."""
-    tl.static_assert(PARTS == 4)
-    first = tl.load(_places_of_part(partials, 0, like.shape, PARTS))
-    first += tl.load(_places_of_part(partials, 1, like.shape, PARTS))
-    second = tl.load(_places_of_part(partials, 2, like.shape, PARTS))
-    second += tl.load(_places_of_part(partials, 3, like.shape, PARTS))
-    return first + second
+    """One after the other."""
+    total = tl.load(_places_of_part(partials, 0, like.shape, PARTS))
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(_places_of_part(partials, part, like.shape, PARTS))
+    return total
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -261,7 +331,7 @@ def _linear_kernel(
     num_inputs,
     part_length,
     PARTS: tl.constexpr,
-    SPREAD: tl.constexpr,
+    PARTS_BY: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -292,24 +362,27 @@ def _linear_kernel(
     weight_pointers = weight + outputs[:, None].to(tl.int64) * num_inputs + inputs
     row_pointers = x + rows[:, None].to(tl.int64) * x_stride + inputs
     of_output, of_row = has_output[:, None], (rows < num_rows)[:, None]
-    if SPREAD:
-        first = tl.program_id(2) * part_length
-        weight_pointers += first
-        row_pointers += first
-    elif PARTS > 1:  # Each is a warp's.
+    if PARTS > 1 and PARTS_BY == "warps":
         parts = tl.arange(0, PARTS)[:, None, None] * part_length
         weight_pointers, row_pointers = weight_pointers[None, :, :] + parts, row_pointers[None, :, :] + parts
         of_output, of_row = of_output[None, :, :], of_row[None, :, :]
-    w = _first_tile(weight_pointers, of_output, part_length, BLOCK_K, EVEN)
-    if AHEAD > 0:
-        lines = BLOCK_K + tl.arange(0, AHEAD // 128)[None, :] * 64
-        prefetch(weight + tl.where(has_output, outputs, 0)[:, None].to(tl.int64) * num_inputs + lines)
-    await_inputs(EARLY)
-    if LATE:
-        let_next_start(EARLY)
+    if PARTS_BY == "turns":
+        await_inputs(EARLY)
+        total = _walk_in_turn(weight_pointers, of_output, row_pointers, of_row, part_length, PARTS, BLOCK_K, EVEN)
+    else:
+        if PARTS_BY == "programs":
+            weight_pointers += tl.program_id(2) * part_length
+            row_pointers += tl.program_id(2) * part_length
+        w = _first_tile(weight_pointers, of_output, part_length, BLOCK_K, EVEN)
+        if AHEAD > 0:
+            lines = BLOCK_K + tl.arange(0, AHEAD // 128)[None, :] * 64
+            prefetch(weight + tl.where(has_output, outputs, 0)[:, None].to(tl.int64) * num_inputs + lines)
+        await_inputs(EARLY)
+        if LATE:
+            let_next_start(EARLY)
+        total = _walk(w, weight_pointers, of_output, row_pointers, of_row, part_length, BLOCK_K, EVEN)
 
-    total = _walk(w, weight_pointers, of_output, row_pointers, of_row, part_length, BLOCK_K, EVEN)
-    if SPREAD:
+    if PARTS_BY == "programs":
         _leave_part(partials, total, PARTS)
         if _is_last(counters, PARTS):
             _finish(
@@ -352,7 +425,11 @@ def linear_by_kernel(
     part_length = num_inputs // parts
     block = tiles.outputs // 2 if is_gated else tiles.outputs
     residual = out if finish.residual is None else finish.residual
-    grid = (triton.cdiv(num_outputs, block), triton.cdiv(num_rows, tiles.rows), parts if tiles.spread else 1)
+    grid = (
+        triton.cdiv(num_outputs, block),
+        triton.cdiv(num_rows, tiles.rows),
+        parts if tiles.parts_by == "programs" else 1,
+    )
     launch(
         _linear_kernel,
         grid,
@@ -360,7 +437,7 @@ def linear_by_kernel(
         residual, residual.stride(0), finish.factor, *_room_for_parts(grid, tiles, x.device),
         num_rows, num_outputs, num_inputs, part_length,
         PARTS=parts,
-        SPREAD=tiles.spread,
+        PARTS_BY=tiles.parts_by,
         BLOCK_N=tiles.outputs,
         BLOCK_K=tiles.inputs,
         BLOCK_M=tiles.rows,
@@ -381,10 +458,10 @@ def _room_for_parts(
     grid: tuple[int, int, int], tiles: Tiles, device: torch.device
 ) -> tuple[Tensor | None, Tensor | None]:
     """Where programs leave the sums of their parts, and count who has."""
-    if not tiles.spread:
+    if tiles.parts_by != "programs":
         return None, None
     num_tiles = grid[0] * grid[1]
-    assert num_tiles <= _MOST_SPREAD_TILES, f"{num_tiles} tiles, and {_MOST_SPREAD_TILES} counters"
+    assert num_tiles <= _MOST_SHARED_TILES, f"{num_tiles} tiles, and {_MOST_SHARED_TILES} counters"
     partials = torch.empty(num_tiles * grid[2] * tiles.outputs * tiles.rows, dtype=torch.float32, device=device)
     return partials, _counters(device)
 
@@ -392,23 +469,9 @@ def _room_for_parts(
 @cache
 def _counters(device: torch.device) -> Tensor:
     """One for each tile, zero before and after every launch."""
-    return torch.zeros(_MOST_SPREAD_TILES, dtype=torch.int32, device=device)
+    return torch.zeros(_MOST_SHARED_TILES, dtype=torch.int32, device=device)
 
 
 def _power_below(num_bytes: int) -> int:
     """The largest power of two up to it that is whole lines, or 0."""
     return 0 if num_bytes < _LINE else 1 << (num_bytes.bit_length() - 1)
-
-
-def linear_by_cublas(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The same without a finish, by a library that was told not to split K."""
-    parts = num_parts(*weight.shape)
-    if parts == 1:
-        return F.linear(x, weight, bias)
-    length = x.shape[1] // parts
-    rows, columns = x.split(length, 1), weight.split(length, 1)
-    sums = [torch.mm(r, c.t(), out_dtype=torch.float32) for r, c in zip(rows, columns, strict=True)]
-    while len(sums) > 1:  # Neighbours first, as the kernel adds them.
-        sums = [sums[place].add_(sums[place + 1]) for place in range(0, len(sums), 2)]
-    total = sums[0] if bias is None else sums[0].add_(bias)
-    return total.to(x.dtype)

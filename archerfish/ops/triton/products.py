@@ -3,13 +3,14 @@
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from archerfish.arch.arch import Activation
 from archerfish.ops.triton import rows
 from archerfish.ops.triton.device_weight import DeviceWeight
 from archerfish.ops.triton.launch import INTERPRETED, is_rehearsal
-from archerfish.ops.triton.linear import Finish, linear_by_cublas, linear_by_kernel, num_parts
+from archerfish.ops.triton.linear import Finish, linear_by_kernel, num_parts
 from archerfish.ops.triton.quantized import (
     Rows,
     quantized_add,
@@ -53,7 +54,7 @@ def linear(x: Rows, weight: Weight, bias: Tensor | None) -> Tensor:
         return quantized_linear(x, weight, bias)
     assert isinstance(x, Tensor)
     if _is_many(x, weight, bias):
-        return linear_by_cublas(x, weight, bias)
+        return F.linear(x, weight, bias)
     out = _room(x, len(weight))
     linear_by_kernel(out, x, weight, bias)
     return out
@@ -65,7 +66,7 @@ def wide_linear(x: Rows, weight: Weight, bias: Tensor | None) -> Tensor:
         return quantized_linear(x, weight, bias, torch.float32)
     assert isinstance(x, Tensor)
     if _is_many(x, weight, bias):
-        return linear_by_cublas(x, weight, bias).float()
+        return F.linear(x, weight, bias).float()
     out = torch.empty((len(x), len(weight)), dtype=torch.float32, device=x.device)
     linear_by_kernel(out, x, weight, bias)
     return out
@@ -77,7 +78,7 @@ def gated_linear(x: Rows, weight: Weight, bias: Tensor | None, activation: Activ
         return quantized_gated(x, weight, bias, activation)
     assert isinstance(x, Tensor)
     if _is_many(x, weight, bias, _MOST_GATED_ROWS):
-        return rows.activate(linear_by_cublas(x, weight, bias), activation, True)
+        return rows.activate(F.linear(x, weight, bias), activation, True)
     out = _room(x, len(weight) // 2)
     linear_by_kernel(out, x, weight, bias, Finish(activation=activation))
     return out
@@ -91,7 +92,7 @@ def linear_add(x: Rows, weight: Weight, bias: Tensor | None, residual: Tensor, f
         return quantized_add(x, weight, bias, residual)
     assert isinstance(x, Tensor)
     if _is_many(x, weight, bias):
-        return rows.add(residual, linear_by_cublas(x, weight, bias), factor)
+        return rows.add(residual, F.linear(x, weight, bias), factor)
     out = _room(x, len(weight))
     linear_by_kernel(out, x, weight, bias, Finish(residual=residual, factor=factor))
     return out
@@ -110,7 +111,7 @@ def linear_add_norm(
     """The same, and its norm."""
     if isinstance(x, Tensor) and not isinstance(weight, DeviceWeight) and _is_many(x, weight, bias):
         total, normed = torch.empty_like(residual), torch.empty_like(residual)
-        y = linear_by_cublas(x, weight, bias)
+        y = F.linear(x, weight, bias)
         rows.add_rms_norm_into(normed, total, residual, y, factor, norm_weight, eps, weight_offset)
         return SumAndNorm(total, normed)
     total = linear_add(x, weight, bias, residual, factor)
@@ -144,22 +145,19 @@ _agrees: dict[tuple[int, int, int, bool, torch.dtype], bool] = {}
 """Whether cuBLAS gave the kernel's bits, by outputs, inputs, rows, bias and number format."""
 _COMPARED_ROWS = 16
 _MOST_ROWS = 32
-"""Rows up to which the kernel is faster; of gated products and of matrices cut into parts it is so for more."""
+"""Rows up to which the kernel is faster; of gated products it is so for more. Matrices cut into parts are its own."""
 _MOST_GATED_ROWS = 64
-_MOST_ROWS_OF_PARTS = 1024
 
 
 def _is_many(x: Tensor, weight: Tensor, bias: Tensor | None, most: int = _MOST_ROWS) -> bool:
     """Whether cuBLAS takes the rows. It is asked to prove itself once for each size, before any graph is captured."""
     num_rows = len(x)
-    if num_parts(*weight.shape) > 1:
-        most = _MOST_ROWS_OF_PARTS
-    if num_rows <= most or INTERPRETED:
+    if num_rows <= most or num_parts(*weight.shape) > 1 or INTERPRETED:
         return False
     size = (*weight.shape, num_rows, bias is not None, x.dtype)
     if size not in _agrees:
         assert not torch.cuda.is_current_stream_capturing(), "a size is tried before it is captured"
-        theirs = linear_by_cublas(x, weight, bias)
+        theirs = F.linear(x, weight, bias)
         same = True
         # From the start and the middle: at the end there may be rows that only fill up, and hold no numbers.
         for some in (slice(_COMPARED_ROWS), slice(num_rows // 2 - _COMPARED_ROWS, num_rows // 2)):

@@ -21,6 +21,9 @@ _SOURCES = Path(__file__).parent
 _FEW_ROWS = 8
 """No tile has fewer."""
 
+_BY_FAR = 0.9
+"""Of the time it took before."""
+
 Candidate = TypeVar("Candidate", bound=tuple[Any, ...])
 
 
@@ -58,9 +61,14 @@ def stored(product: Product, candidates: Sequence[Candidate]) -> Candidate | Non
 
 
 def tune(product: Product, candidates: Sequence[Candidate], seconds_of: Callable[[Candidate], float]) -> Tuned:
-    """Measure all, the one that is used now first; keep the fastest. Equals are left as they are."""
+    """Measure all, the one that is used now first; keep the fastest, if it is so by far.
+
+    Products are measured by themselves, one after the other. Between a model's other kernels a small gain can be a loss.
+    """
     seconds = [seconds_of(candidate) for candidate in candidates]
     fastest = min(range(len(seconds)), key=seconds.__getitem__)
+    if seconds[fastest] > _BY_FAR * seconds[0]:
+        fastest = 0
     _choices().keep(_key(product), list(candidates[fastest]))
     return Tuned(product, candidates[fastest], seconds[0], seconds[fastest])
 
