@@ -63,7 +63,7 @@ def stored(product: Product, candidates: Sequence[Candidate]) -> Candidate | Non
 def tune(product: Product, candidates: Sequence[Candidate], seconds_of: Callable[[Candidate], float]) -> Tuned:
     """Measure all, the one that is used now first; keep the fastest, if it is so by far.
 
-    Products are measured by themselves, one after the other. Between a model's other kernels a small gain can be a loss.
+    Products are measured by themselves. Between a model's other kernels a small gain can be a loss.
     """
     seconds = [seconds_of(candidate) for candidate in candidates]
     fastest = min(range(len(seconds)), key=seconds.__getitem__)
