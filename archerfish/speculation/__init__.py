@@ -1,0 +1,1 @@
+"""Guesses of tokens to come, and which of them stand."""

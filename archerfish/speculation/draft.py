@@ -1,0 +1,56 @@
+"""Guessed tokens that hang on a sequence's last one, as a tree. Knows neither who guessed nor what becomes of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ROOT = -1
+"""The parent of guesses that follow the sequence's last token."""
+MOST_NODES = 63
+"""With the sequence's last token they are 64: a bit of a word for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Guesses for one sequence. A chain is the tree in which each hangs on the one before."""
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    """Which guess each hangs on, always an earlier one, or ROOT. Siblings stand in the order of trust in them."""
+
+    def __post_init__(self) -> None:
+        assert len(self.tokens) == len(self.parents) <= MOST_NODES, "every guess hangs on something, and they are few"
+        assert all(ROOT <= parent < place for place, parent in enumerate(self.parents)), "a guess hangs on a later one"
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int]) -> "Draft":
+        return cls(tuple(tokens), tuple(range(ROOT, len(tokens) - 1)))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        return all(parent == place - 1 for place, parent in enumerate(self.parents))
+
+    def children(self, node: int) -> list[int]:
+        """Of a guess, or of ROOT, in order."""
+        return [place for place, parent in enumerate(self.parents) if parent == node]
+
+    def path(self, node: int) -> list[int]:
+        """From the first guess down to this one; nothing for ROOT."""
+        found: list[int] = []
+        while node != ROOT:
+            found.append(node)
+            node = self.parents[node]
+        return found[::-1]
+
+    @property
+    def depths(self) -> list[int]:
+        """Of each guess: 1 where it follows the sequence's last token."""
+        found: list[int] = []
+        for parent in self.parents:
+            found.append(1 if parent == ROOT else found[parent] + 1)
+        return found
+
+
+NO_DRAFT = Draft((), ())

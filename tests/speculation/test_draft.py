@@ -1,0 +1,26 @@
+"""Trees of guesses: who hangs on whom."""
+
+import pytest
+
+from archerfish.speculation.draft import NO_DRAFT, ROOT, Draft
+
+TREE = Draft((5, 6, 7, 8, 9), (ROOT, 0, ROOT, 2, 0))
+
+
+def test_a_chain_is_a_tree_without_branches() -> None:
+    chain = Draft.chain([4, 5, 6])
+    assert chain.is_chain and chain.parents == (ROOT, 0, 1)
+    assert chain.path(2) == [0, 1, 2] and chain.depths == [1, 2, 3]
+    assert NO_DRAFT.is_chain and not len(NO_DRAFT)
+
+
+def test_children_stand_in_their_order_and_paths_lead_down() -> None:
+    assert not TREE.is_chain
+    assert TREE.children(ROOT) == [0, 2] and TREE.children(0) == [1, 4] and TREE.children(3) == []
+    assert TREE.path(3) == [2, 3] and TREE.path(ROOT) == [] and TREE.depths == [1, 2, 1, 2, 2]
+
+
+@pytest.mark.parametrize(("tokens", "parents"), [((1,), (0,)), ((1, 2), (ROOT,)), ((1,) * 64, tuple(range(-1, 63)))])
+def test_what_is_no_tree_is_refused(tokens: tuple[int, ...], parents: tuple[int, ...]) -> None:
+    with pytest.raises(AssertionError):
+        Draft(tokens, parents)
