@@ -6,7 +6,7 @@ namespace archerfish {
 
 Step assemble(const Assembly& from) {
     struct Chunk {
-        int64_t row, start, length, is_picked;
+        int64_t row, start, length, num_picked;
     };
     const auto* chunks = (const Chunk*)from.chunks;
     int64_t longest = 0, num_rows = 0, num_picked = 0;
@@ -30,7 +30,7 @@ Step assemble(const Assembly& from) {
         }
         from.query_starts[c + 1] = (int32_t)num_rows;
         from.ends[c] = (int32_t)(chunk.start + chunk.length);
-        if (chunk.is_picked) from.picked[num_picked++] = num_rows - 1;
+        for (int64_t i = num_rows - chunk.num_picked; i < num_rows; ++i) from.picked[num_picked++] = i;
     }
     Step step = {};
     step.num_rows = num_rows;

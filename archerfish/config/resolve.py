@@ -1,13 +1,16 @@
 """Turns what was asked for into what will run. Pure: facts about model and machine come in as arguments."""
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 from archerfish.config.settings import Batching, EngineConfig, Kernels, LoadFormat, Quantization, Rounding, flag_name
+from archerfish.config.speculation import SpeculationConfig
 from archerfish.errors import ConfigError
 
 _CPU_STEP_TOKENS = 512  # A longer step would hold up every running answer for seconds.
 _GPU_STEP_TOKENS = 8192
 _NUM_SEQUENCES = 256
+_DRAWN_WITH_GUESSES = 64
 
 MOST_CALIBRATED_PARAMETERS = 200_000_000
 """Of models that int4 calibrates unasked: it takes a fifth of a second of a core for each million."""
@@ -50,9 +53,17 @@ class ResolvedConfig:
     kv_cache_memory_bytes: int | None
     max_num_seqs: int
     max_num_batched_tokens: int
+    speculation: SpeculationConfig
     batching: Batching
     batch_window_ms: float
     check_invariants: bool
+
+    @property
+    def max_drawn(self) -> int:
+        """Most tokens that a step draws: one for each sequence, and one after each guess."""
+        if self.speculation.method == "off":
+            return self.max_num_seqs
+        return max(self.max_num_seqs, min(_DRAWN_WITH_GUESSES, self.max_num_batched_tokens))
 
 
 def resolve(config: EngineConfig, facts: Facts) -> ResolvedConfig:
@@ -60,14 +71,15 @@ def resolve(config: EngineConfig, facts: Facts) -> ResolvedConfig:
     device = _device(config, facts)
     on_cpu = device == "cpu"
     dtype = _dtype(config, facts, on_cpu=on_cpu)
-    chosen = {
+    chosen: dict[str, Any] = {
         "device": device,
         "dtype": dtype,
         "kv_cache_dtype": dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         "max_model_len": _max_model_len(config, facts),
         "quantization_rounding": _rounding(config, facts, on_cpu=on_cpu),
+        "speculation": SpeculationConfig.read(config.speculative_config),
     }
-    given = {f.name: getattr(config, f.name) for f in fields(ResolvedConfig)}
+    given = {f.name: getattr(config, f.name, None) for f in fields(ResolvedConfig)}
     # Only None stands for the default: a 0 is a value, to be refused where it cannot work.
     step_tokens = _CPU_STEP_TOKENS if on_cpu else _GPU_STEP_TOKENS
     default = {

@@ -128,6 +128,7 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
     with refusing(memory, resolved):
         executor = executor_of(cache_size.num_blocks, None if forms is None else Grammars(forms))
     scheduler = _scheduler(resolved, layout, cache_size, eos_token_ids)
+    scheduler.guessing = executor.guessing
     logger.info("%s, %s", cache_size, kv_format)
     return Assembly(
         directory=checkpoint.directory,
@@ -312,6 +313,7 @@ def _scheduler(config: ResolvedConfig, layout: KVLayout, size: CacheSize, eos: t
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=config.max_model_len,
         eos_token_ids=eos,
+        max_drawn=config.max_drawn,
     )
     tables = KVTables(
         size.num_blocks,

@@ -1,5 +1,6 @@
 """Which kernels run a model, and the executor that is built on them."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from archerfish.execution.local import LocalExecutor, RunnableModel
 from archerfish.execution.recorded import RecordedModel
 from archerfish.execution.rehearsal import CudaMemory
 from archerfish.execution.rows import Rows
+from archerfish.execution.speculative import Speculator
 from archerfish.kept import Kept
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
@@ -33,11 +35,14 @@ from archerfish.ops import (
 )
 from archerfish.ops.cpu.native import NativeOps
 from archerfish.sampling.grammar import Grammars
+from archerfish.speculation.reference import ReferenceProposer
 
 if TYPE_CHECKING:
     from archerfish.ops.triton.operations import TritonOps
 
 _OF_A_GPU = ("fp8",)
+_MOST_GUESSES = 32
+"""For one sequence in one step: longer copies are taken in several."""
 """Formats that only a GPU's kernels know."""
 
 
@@ -137,6 +142,7 @@ def build_executor(
     """What runs the model: captured on a GPU, recorded for native kernels, else operation by operation."""
     size = (config.max_num_seqs, config.max_model_len, len(storage.layout.windows), storage.block_size)
     most = {"max_rows": config.max_num_batched_tokens, "max_num_seqs": config.max_num_seqs}
+    most |= {"max_picked": config.max_drawn}
     draw = kernels.ops.draw
     if kernels.triton is not None:
         # Triton takes its time, and may not be there.
@@ -146,9 +152,26 @@ def build_executor(
 
         device_rows = DeviceRows(*size, config.device)
         captured = CapturedModel(model, storage, kernels.triton, device_rows, **most)
-        local = LocalExecutor(captured, storage, device_rows, config.device, draw, grammars)
+        speculator = build_speculator(config, device_rows)
+        local = LocalExecutor(captured, storage, device_rows, config.device, draw, grammars, speculator)
         return DeviceExecutor(local, captured, device_rows)
     runnable: RunnableModel = EagerModel(model, storage)
     if kernels.native is not None:
         runnable = RecordedModel(model, storage, kernels.native, **most)
-    return LocalExecutor(runnable, storage, Rows(*size), config.device, draw, grammars)
+    rows = Rows(*size)
+    speculator = build_speculator(config, rows)
+    return LocalExecutor(runnable, storage, rows, config.device, draw, grammars, speculator)
+
+
+def build_speculator(config: ResolvedConfig, rows: Rows) -> Speculator | None:
+    """Who guesses tokens; None where nobody does."""
+    method = config.speculation.method
+    if method == "off" or (method == "auto" and config.device != "cpu"):
+        return None
+    return Speculator(
+        ReferenceProposer(),
+        rows,
+        time.perf_counter,
+        most=_MOST_GUESSES,
+        fixed=config.speculation.num_speculative_tokens,
+    )

@@ -80,15 +80,26 @@ class _Trial(NamedTuple):
 
 class CapturedModel:
     def __init__(
-        self, model: Decoder, storage: KVStorage, ops: TritonOps, rows: DeviceRows, *, max_rows: int, max_num_seqs: int
+        self,
+        model: Decoder,
+        storage: KVStorage,
+        ops: TritonOps,
+        rows: DeviceRows,
+        *,
+        max_rows: int,
+        max_num_seqs: int,
+        max_picked: int | None = None,
     ) -> None:
+        """A token is drawn after `max_picked` tokens of a step, by default one for each sequence."""
         self.arch: Arch = model.arch
         self._model = model
         self._ops = ops
         self._device = storage.device
         self._program = _record(model, storage, ops)
         ops.await_compiler()
-        self._room = StepRoom(self.arch, StepSize(bucket(max_rows), bucket(max_num_seqs)), rows, storage.device)
+        self._room = StepRoom(
+            self.arch, StepSize(bucket(max_rows), bucket(max_picked or max_num_seqs)), rows, storage.device
+        )
         self._most_picked = bucket(max_num_seqs)
         self._graphs: dict[Shape, _Graph | _Trial | None] = {}
         """None for shapes that were run once; trials for large ones of which it is not known whether capturing pays."""

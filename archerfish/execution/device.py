@@ -1,5 +1,6 @@
 """Runs plans on a GPU: steps are launched and their tokens read later, where drawing them needs nothing of the host."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,11 +28,18 @@ class DeviceExecutor:
         self._rows = rows
         self._last: _Drawing | None = None
 
+    @property
+    def guessing(self) -> Callable[[int], int] | None:
+        return self._local.guessing
+
     @torch.inference_mode()
     def launch(self, plan: Plan) -> "_Drawing | Finished":
         self._local.take_in(plan)
         if not plan.chunks:
             return Finished(StepResult([]))
+        if any(chunk.num_guesses for chunk in plan.chunks):
+            self._settle()
+            return Finished(self._local.speculate(plan))
         outline = Outline.of(plan.chunks)
         asked = self._local.asked_alone(plan, outline)
         if asked is None:
@@ -73,7 +81,7 @@ class _Drawing:
         outline, sampling = self.outline, self.outline.sampling
         drawn, bits = self.results.numpy()[:, : len(sampling)]
         listed = drawn.tolist()
-        self.rows.remember_tokens(outline.rows[sampling], outline.ends[sampling], listed)
+        self.rows.remember_tokens(outline.rows[sampling], outline.drawn_positions, listed)
         tokens: list[list[int]] = [[] for _ in outline.chunks]
         for place, token in zip(sampling.tolist(), listed, strict=True):
             tokens[place] = [token]

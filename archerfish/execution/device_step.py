@@ -165,9 +165,9 @@ def _write_outline(words: Words, places: Places, outline: Outline) -> None:
     sampling: Ints = outline.sampling
     words[places.drawn_rows : places.drawn_positions] = _NO_ROW
     for first, values in (
-        (places.picked, outline.query_ends[sampling] - 1),
+        (places.picked, outline.picked),
         (places.drawn_rows, row[sampling]),
-        (places.drawn_positions, outline.ends[sampling]),
+        (places.drawn_positions, outline.drawn_positions),
     ):
         words[first : first + len(values)] = values
 

@@ -1,5 +1,6 @@
 """What the engine expects of whatever runs its plans."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,6 +26,10 @@ class Executor(Protocol):
 
         With more than one, a chunk may start at a token that a step in flight draws, and every draw gives one token.
         """
+
+    @property
+    def guessing(self) -> Callable[[int], int] | None:
+        """How many tokens it guesses for each of so many sequences, at most; None if it never guesses."""
 
     def launch(self, plan: Plan) -> Launched:
         """Run the model once over all chunks and draw the next tokens. An exception ends the engine."""

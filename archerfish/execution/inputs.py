@@ -23,23 +23,41 @@ class Outline:
     """What a step consists of, on the host."""
 
     chunks: LongTable
-    """[chunks, 4] int64: row, first position, length, and 1 if a token is drawn after it."""
+    """[chunks, 4] int64: row, first position, length, and how many of its last tokens are picked, after each of which a
+    token is drawn: one where the sequence's last token is reached, and one more for each guess that follows it."""
     ends: Ints
     """[chunks] position after the chunk: where the next token goes."""
     query_ends: Ints
     """[chunks] where each chunk ends among the step's tokens."""
     sampling: Ints
-    """Which chunks a token is drawn after."""
+    """[picked] the chunk of each picked token."""
+    picked: Ints
+    """[picked] where each is among the step's tokens."""
 
     @classmethod
-    def of(cls, chunks: list[Chunk]) -> Self:
+    def of(cls, chunks: list[Chunk], num_guesses: Ints | None = None) -> Self:
+        """`num_guesses` [chunks] follow the chunks' own tokens."""
         table = np.array([chunk[:_TOLD_OF_CHUNK] for chunk in chunks], np.int64)
-        length = table[:, 2]
-        return cls(table, table[:, 1] + length, length.cumsum(), table[:, 3].nonzero()[0])
+        if num_guesses is not None:
+            table[:, 2:] += num_guesses[:, None]
+        length, num_picked = table[:, 2], table[:, 3]
+        ends = length.cumsum()
+        if num_guesses is None:
+            sampling = num_picked.nonzero()[0]
+            return cls(table, table[:, 1] + length, ends, sampling, ends[sampling] - 1)
+        sampling = np.repeat(np.arange(len(table)), num_picked)
+        # Counted down to the chunk's last token.
+        left = np.repeat(num_picked.cumsum(), num_picked) - np.arange(len(sampling))
+        return cls(table, table[:, 1] + length, ends, sampling, ends[sampling] - left)
 
     @property
     def rows(self) -> Ints:
         return self.chunks[:, 0]
+
+    @property
+    def drawn_positions(self) -> Ints:
+        """[picked] where the tokens that are drawn go."""
+        return self.ends[self.sampling] - (self.query_ends[self.sampling] - self.picked) + 1
 
     @property
     def offsets(self) -> Ints:
@@ -57,7 +75,7 @@ class StepTensors:
     """[T]"""
     chunks: Chunks
     picked: Tensor
-    """[sampling] the last tokens of chunks that a token is drawn after, among the step's tokens."""
+    """[picked] tokens that a token is drawn after, among the step's tokens."""
 
 
 def step_tensors(outline: Outline, rows: Rows, device: str) -> StepTensors:
@@ -70,9 +88,8 @@ def step_tensors(outline: Outline, rows: Rows, device: str) -> StepTensors:
     slots = [table[token_rows, blocks] * np.int64(rows.block_size) + block_offsets for table in rows.tables]
     most_blocks = -(-int(ends.max()) // rows.block_size)
     tables = [table[row, :most_blocks] for table in rows.tables]
-    picked = query_ends[outline.sampling] - 1
     # However many groups and chunks there are, two copies reach the device: what is wide, and what is narrow.
-    wide = _copied([rows.tokens[token_rows, positions], positions, picked, *slots], np.int64, device)
+    wide = _copied([rows.tokens[token_rows, positions], positions, outline.picked, *slots], np.int64, device)
     narrow = _copied([np.append(0, query_ends), length, ends, *tables], np.int32, device)
     return StepTensors(
         tokens=wide[0],

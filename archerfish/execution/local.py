@@ -1,6 +1,8 @@
 """Runs plans on this machine: one forward pass over all chunks, then the draw."""
 
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -13,12 +15,16 @@ from archerfish.execution.inputs import Outline
 from archerfish.execution.memory import LOGIT_ROWS_AT_ONCE
 from archerfish.execution.passed import Passed
 from archerfish.execution.rows import Rows
+from archerfish.execution.speculative import Speculator
 from archerfish.kvcache.storage import KVStorage
 from archerfish.ops.signatures import Draw, DrawRows
 from archerfish.request import TokenLogprobs
 from archerfish.sampling.grammar import Grammars
+from archerfish.sampling.sampler import Draw as Drawn
 from archerfish.sampling.sampler import Sampler, token_logprobs
-from archerfish.scheduling.plan import Plan, StepResult
+from archerfish.scheduling.plan import Chunk, Plan, StepResult
+from archerfish.speculation.draft import Draft
+from archerfish.speculation.verification import coupled
 
 PromptListener = Callable[[Tensor, Tensor], None]
 """Called with logits [rows, vocabulary], good until it returns, and the tokens [rows] that the prompt goes on with."""
@@ -53,12 +59,15 @@ class LocalExecutor:
         device: str,
         draw: Draw,
         grammars: Grammars | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         self._model = model
         self._storage = storage
         self._device = device
         self._rows = rows
         self._sampler = Sampler(len(rows.tokens), draw, grammars)
+        self.speculator = speculator
+        """Who guesses tokens, if somebody does."""
         self._num_prompt_logprobs: dict[int, int] = {}
         """Rows that want log-probabilities of their prompt, and how many."""
         self.prompt_listener: PromptListener | None = None
@@ -68,11 +77,74 @@ class LocalExecutor:
 
     def launch(self, plan: Plan) -> Finished:
         self.take_in(plan)
-        return Finished(self.compute(plan, Outline.of(plan.chunks)) if plan.chunks else StepResult([]))
+        if not plan.chunks:
+            return Finished(StepResult([]))
+        return Finished(self.speculate(plan))
 
     def run(self, plan: Plan) -> StepResult:
         """Launched and waited for."""
         return self.launch(plan).result()
+
+    @property
+    def guessing(self) -> Callable[[int], int] | None:
+        """How many tokens are guessed for each of so many sequences, at most; None where nobody guesses."""
+        return None if self.speculator is None else self.speculator.most
+
+    def speculate(self, plan: Plan) -> StepResult:
+        """The step with guesses, if there are any that pay, once its plan was taken in."""
+        speculator = self.speculator
+        if speculator is None:
+            return self.compute(plan, Outline.of(plan.chunks))
+        drafts = speculator.guess(plan)
+        started = time.perf_counter()
+        if drafts is None:
+            outline = Outline.of(plan.chunks)
+            result = self.compute(plan, outline)
+        else:
+            outline = Outline.of(plan.chunks, np.array([len(draft) for draft in drafts]))
+            result = self.check(plan, outline, drafts)
+        speculator.took(int(outline.query_ends[-1]), time.perf_counter() - started)
+        return replace(result, guess_seconds=speculator.seconds)
+
+    @torch.inference_mode()
+    def check(self, plan: Plan, outline: Outline, drafts: list[Draft]) -> StepResult:
+        """The step with guesses after some of its chunks: those stand that are what would have been drawn anyway."""
+        hidden, logits = self._model.run(outline, self._rows)
+        prompt_logprobs = self._prompt_logprobs(plan, outline, hidden)
+        embeddings = self._embeddings(plan, outline, hidden)
+        rows, positions = outline.rows[outline.sampling], outline.drawn_positions
+        draw = self._sampler.draw(logits, rows, positions, torch.from_numpy(self._rows.tokens), _guessed(plan, drafts))
+        result = StepResult([[] for _ in plan.chunks], {}, prompt_logprobs, embeddings)
+        drawn: list[list[int]] = []
+        stood: list[int] = []
+        first = 0
+        for place, (chunk, draft) in enumerate(zip(plan.chunks, drafts, strict=True)):
+            count = (1 + len(draft)) * chunk.samples
+            drawn.append(draw.tokens[first : first + count])
+            verified = coupled(draft, drawn[-1]) if count else None
+            stood.append(len(verified.path) if verified is not None else 0)
+            if verified is not None:
+                tokens = [*(draft.tokens[node] for node in verified.path), verified.token]
+                self._take(result, place, chunk, tokens, draw, first)
+                if len(draft):
+                    result.num_guessed[place] = len(draft)
+            first += count
+        assert self.speculator is not None
+        self.speculator.settle(plan, drafts, drawn, stood)
+        return result
+
+    def _take(self, result: StepResult, place: int, chunk: Chunk, tokens: list[int], draw: Drawn, first: int) -> None:
+        """What the row goes on with, and what is told of it."""
+        end = chunk.start + chunk.length
+        self._rows.write_tokens(np.full(len(tokens), chunk.row), np.arange(end, end + len(tokens)), tokens)
+        self._sampler.wrote(chunk.row, tokens)
+        result.tokens[place] = tokens
+        told = range(first, first + len(tokens))
+        if first in draw.logprobs:
+            result.logprobs[place] = [draw.logprobs[one] for one in told]
+        failed = next((one for one in told if one in draw.failures), None)
+        if failed is not None:
+            result.failures[place] = draw.failures[failed]
 
     @torch.inference_mode()
     def compute(self, plan: Plan, outline: Outline) -> StepResult:
@@ -87,8 +159,9 @@ class LocalExecutor:
         rows, ends = outline.rows[sampling], outline.ends[sampling]
         draw = self._sampler.draw(logits, rows, ends, torch.from_numpy(self._rows.tokens))
         self._rows.write_tokens(rows, ends, draw.tokens)
-        for place, token in zip(sampling.tolist(), draw.tokens, strict=True):
+        for place, row, token in zip(sampling.tolist(), rows.tolist(), draw.tokens, strict=True):
             tokens[place] = [token]
+            self._sampler.wrote(row, (token,))
         return StepResult(
             tokens,
             {int(sampling[place]): [entry] for place, entry in draw.logprobs.items()},
@@ -113,6 +186,8 @@ class LocalExecutor:
         """What is new since the last step."""
         for start in plan.starts:
             self._rows.start(start)
+            if self.speculator is not None:
+                self.speculator.start(start)
             written = start.tokens[start.num_prompt_tokens :]
             self._sampler.set_row(
                 start.row, start.params, start.seed, start.num_prompt_tokens, start.stop_token_ids, written
@@ -164,3 +239,13 @@ class LocalExecutor:
                 found[place] = (total / num_prompt).tolist()
                 del self._state_sums[chunk.row]
         return found
+
+
+def _guessed(plan: Plan, drafts: list[Draft]) -> dict[int, tuple[int, ...]]:
+    """By place among the picked tokens, the guesses up to it."""
+    found, first = {}, 0
+    for chunk, draft in zip(plan.chunks, drafts, strict=True):
+        for node in range(len(draft)):
+            found[first + 1 + node] = tuple(draft.tokens[one] for one in draft.path(node))
+        first += (1 + len(draft)) * chunk.samples
+    return found

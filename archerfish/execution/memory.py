@@ -121,7 +121,7 @@ class Memory:
     def _logits(self, config: ResolvedConfig) -> int:
         """Of logits and what is made of them, in float32."""
         tokens = config.max_num_batched_tokens
-        drawing = min(config.max_num_seqs, tokens)
+        drawing = min(config.max_drawn, tokens)
         drawn = drawing + _DRAW_COPIES * min(ROWS_AT_ONCE, drawing)  # All rows have logits; some are worked on.
         told = _LOGPROB_COPIES * min(LOGIT_ROWS_AT_ONCE, tokens)
         return max(_LOGIT_COPIES * drawing, drawn, told) * self.arch.vocab_size * 4

@@ -9,4 +9,4 @@ class Passed(NamedTuple):
     hidden: Tensor
     """[T, hidden] of all the step's tokens."""
     logits: Tensor
-    """[sampling, vocabulary] float32, after the chunks that a token is drawn after."""
+    """[picked, vocabulary] float32, of the tokens that a token is drawn after."""

@@ -21,11 +21,19 @@ class RecordedModel:
     """Two programs: from tokens to hidden states and the logits of some, and from hidden states to logits."""
 
     def __init__(
-        self, model: Decoder, storage: KVStorage, native: NativeOps, *, max_rows: int, max_num_seqs: int
+        self,
+        model: Decoder,
+        storage: KVStorage,
+        native: NativeOps,
+        *,
+        max_rows: int,
+        max_num_seqs: int,
+        max_picked: int | None = None,
     ) -> None:
+        """A token is drawn after `max_picked` tokens of a step, by default one for each sequence."""
         self.arch: Arch = model.arch
         self._team = native.team
-        self._most = _Most(max_rows, max_num_seqs)
+        self._most = _Most(max_rows, max_num_seqs, max_picked or max_num_seqs)
         self._forward = _record_forward(model, storage, native, self._most)
         self._logits = _record_logits(model, native, LOGIT_ROWS_AT_ONCE)
         self._room: StepRoom | None = None
@@ -36,7 +44,12 @@ class RecordedModel:
         if self._room is None:
             most = self._most
             self._room = StepRoom(
-                rows.tokens, rows.tables, rows.block_size, max_tokens=most.rows, max_chunks=most.chunks
+                rows.tokens,
+                rows.tables,
+                rows.block_size,
+                max_tokens=most.rows,
+                max_chunks=most.chunks,
+                max_picked=most.picked,
             )
         num_rows = self._team.run_chunks(self._forward.instructions, self._room.take(outline.chunks))
         hidden, logits = self._forward.rows
@@ -59,6 +72,7 @@ class _Most(NamedTuple):
 
     rows: int
     chunks: int
+    picked: int
 
 
 def _record_forward(model: Decoder, storage: KVStorage, native: NativeOps, most: _Most) -> Program:
@@ -75,7 +89,7 @@ def _record_forward(model: Decoder, storage: KVStorage, native: NativeOps, most:
     with native.recording(recording), torch.inference_mode():
         hidden = model(tokens, positions, attend)
         logits = model.logits(native.select(hidden))
-    return recording.finish(most.rows, max_picked=most.chunks, outputs=(hidden, logits))
+    return recording.finish(most.rows, max_picked=most.picked, outputs=(hidden, logits))
 
 
 def _record_logits(model: Decoder, native: NativeOps, max_rows: int) -> Program:

@@ -35,10 +35,16 @@ class ScriptedExecutor:
     """Keeps rows as a real executor does, and refuses plans that a real one could not run."""
 
     def __init__(
-        self, script: Script = count_up, block_size: int = 16, tokens_per_draw: int = 1, max_in_flight: int = 1
+        self,
+        script: Script = count_up,
+        block_size: int = 16,
+        tokens_per_draw: int = 1,
+        max_in_flight: int = 1,
+        num_guesses: int = 0,
     ) -> None:
         assert tokens_per_draw == 1 or max_in_flight == 1, "later steps must know where earlier ones end"
         self.max_in_flight = max_in_flight
+        self.guessing: Callable[[int], int] | None = (lambda _: num_guesses) if num_guesses else None
         self._script = script
         self._block_size = block_size
         self._tokens_per_draw = tokens_per_draw
@@ -83,13 +89,21 @@ class ScriptedExecutor:
             assert chunk.start == expected, "a chunk must continue where the last one ended"
         self._num_blocks[chunk.row] += len(chunk.new_blocks[0]) if chunk.new_blocks else 0
         end = chunk.start + chunk.length
-        assert end <= self._num_blocks[chunk.row] * self._block_size, "a chunk needs blocks to write to"
-        self._progress[chunk.row] = end
+        last = end + chunk.num_guesses
+        assert last <= self._num_blocks[chunk.row] * self._block_size, "a chunk needs blocks to write to"
+        assert not chunk.num_guesses or (chunk.samples and self.guessing), "nobody asked for guesses"
+        self._progress[chunk.row] = end + num_standing(chunk)
 
     def _draw(self, plan: Plan, prompts: list[tuple[int, ...]]) -> StepResult:
         tokens: list[list[int]] = []
         for chunk, prompt in zip(plan.chunks, prompts, strict=True):
             end = chunk.start + chunk.length
-            drawn = range(end, end + self._tokens_per_draw) if chunk.samples else ()
+            drawn = range(end, end + self._tokens_per_draw + num_standing(chunk)) if chunk.samples else ()
             tokens.append([self._script(prompt, length) for length in drawn])
-        return StepResult(tokens)
+        guessed = {place: chunk.num_guesses for place, chunk in enumerate(plan.chunks) if chunk.num_guesses}
+        return StepResult(tokens, num_guessed=guessed)
+
+
+def num_standing(chunk: Chunk) -> int:
+    """How many of the guesses after a chunk stand: it depends on where they are, and all, some and none occur."""
+    return min(chunk.num_guesses, (chunk.start + chunk.length) % 3)

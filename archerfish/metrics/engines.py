@@ -1,6 +1,7 @@
 """What the engine does, as the service hears of it: totals that outlive its restarts, recent steps, utilization."""
 
 from collections import deque
+from itertools import zip_longest
 from math import ceil
 from typing import NamedTuple
 
@@ -24,6 +25,10 @@ _TOTALS = (
     "num_prefix_tokens_queried",
     "num_prefix_tokens_hit",
     "busy_time",
+    "num_drafts",
+    "num_guesses",
+    "num_stood",
+    "guess_time",
 )
 _TOKENS_PER_STEP = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
 _SOONEST, _LATEST = 1, 600  # Seconds to come back in: not at once, and not so late that nobody would.
@@ -67,6 +72,7 @@ class EngineMetrics:
         self.bytes_read = dict.fromkeys(PHASES, 0.0)
         self._before: dict[str, float] = dict.fromkeys(_TOTALS, 0)
         """Totals of engines that are gone."""
+        self._stood_before: list[int] = []
         self._recent = RecentSums(len(_Sums._fields), WINDOW, now)
 
     def hear(self, state: EngineState, now: float) -> None:
@@ -84,12 +90,19 @@ class EngineMetrics:
         self.num_restarts += 1
         for name in _TOTALS:
             self._before[name] = self.total(name)
+        self._stood_before = self.stood_at
         self.state = None
 
     def total(self, name: str) -> float:
         """One of an engine's totals, over all engines there have been."""
         current: float = getattr(self.state, name) if self.state is not None else 0
         return self._before[name] + current
+
+    @property
+    def stood_at(self) -> list[int]:
+        """How often the first guess of a draft stood, the second, and so on, over all engines there have been."""
+        now = self.state.stood_at if self.state is not None else ()
+        return [sum(counts) for counts in zip_longest(self._stood_before, now, fillvalue=0)]
 
     def token_rates(self, now: float) -> TokenRates:
         span = self._recent.over(RATE_WINDOW, now)

@@ -148,8 +148,17 @@ def add_engine(to: Families, engine: EngineMetrics, now: float) -> None:
         ("prefix_cache_hits", "Those of them that were found.", "num_prefix_tokens_hit"),
         ("engine_steps", "Forward passes.", "num_steps"),
         ("engine_busy_seconds", "Time spent in steps.", "busy_time"),
+        ("spec_decode_num_drafts", "Sequences that tokens were guessed for, each step anew.", "num_drafts"),
+        ("spec_decode_num_draft_tokens", "Tokens that were guessed, and checked.", "num_guesses"),
+        ("spec_decode_num_accepted_tokens", "Guesses that stood.", "num_stood"),
+        ("spec_decode_seconds", "Time spent on guessing; checking is part of steps.", "guess_time"),
     ):
         to.counter(name, meaning, engine.total(total))
+    to.counter(
+        "spec_decode_num_accepted_tokens_per_pos",
+        "Guesses that stood, by their place in a draft.",
+        [({"position": str(place)}, count) for place, count in enumerate(engine.stood_at)],
+    )
     to.counter("engine_restarts", "Engines that ended and were started again.", engine.num_restarts)
     to.counter("estimated_flops", "Operations, from the model's shape.", _by_phase(engine.flops))
     to.counter("estimated_read_bytes", "Weights, keys and values read, likewise.", _by_phase(engine.bytes_read))

@@ -54,6 +54,15 @@ class EngineState:
     num_prefix_tokens_hit: int
     busy_time: float
     """Seconds spent in steps."""
+    num_drafts: int = 0
+    """Sequences that tokens were guessed for, each step anew."""
+    num_guesses: int = 0
+    num_stood: int = 0
+    """Guesses that were what would have been drawn."""
+    stood_at: tuple[int, ...] = ()
+    """How often the first guess of a draft stood, the second, and so on."""
+    guess_time: float = 0.0
+    """Seconds spent on guessing."""
     last_step: StepRecord | None = None
     """None before the first. Told again if nothing was computed since: num_steps says so."""
 
@@ -155,6 +164,11 @@ def read_state(engine: EngineView) -> EngineState:
         num_prefix_tokens_queried=prefixes.num_queried,
         num_prefix_tokens_hit=prefixes.num_hit,
         busy_time=counts.busy_time,
+        num_drafts=counts.num_drafts,
+        num_guesses=counts.num_guesses,
+        num_stood=counts.num_stood,
+        stood_at=tuple(counts.stood_at),
+        guess_time=counts.guess_time,
         last_step=None if engine.last_step is None else record_step(engine.last_step, engine.cost),
     )
 
@@ -173,20 +187,21 @@ _start = itemgetter(1)
 
 def record_step(step: LastStep, cost: StepCost | None) -> StepRecord:
     """Tokens, operations and bytes of a step; without a cost, only its tokens."""
-    chunks, num_tokens, seconds = step
+    chunks, num_tokens, seconds, num_guesses = step
     prefill: Sequence[tuple[Any, ...]] = ()
-    if num_tokens != len(chunks):
+    if num_tokens - num_guesses != len(chunks):
         prefill = [chunk for chunk in chunks if chunk[_LENGTH] > 1]
     num_decode = len(chunks) - len(prefill)
-    num_prefill = num_tokens - num_decode
+    num_prefill = num_tokens - num_guesses - num_decode
     if cost is None:
-        return StepRecord(num_prefill, num_decode, 0, len(chunks), seconds)
+        return StepRecord(num_prefill, num_decode, num_guesses, len(chunks), seconds)
     # A prompt needs logits only at its end, where the next token is drawn.
     num_logits = sum([chunk[_SAMPLES] for chunk in prefill])
-    weights = cost.weight_bytes(num_tokens, num_logits + num_decode) / num_tokens
+    num_checked = num_decode + num_guesses  # Each has its logits. Keys that guesses read were read for their chunk.
+    weights = cost.weight_bytes(num_tokens, num_logits + num_checked) / num_tokens
     prefill_flops = num_prefill * cost.token_flops + num_logits * cost.logits_flops
-    decode_flops = num_decode * (cost.token_flops + cost.logits_flops)
-    prefill_bytes, decode_bytes = num_prefill * weights, num_decode * weights
+    decode_flops = num_checked * (cost.token_flops + cost.logits_flops)
+    prefill_bytes, decode_bytes = num_prefill * weights, num_checked * weights
     starts = list(map(_start, chunks))
     for reach in cost.reaches:
         window = reach.window
@@ -199,7 +214,15 @@ def record_step(step: LastStep, cost: StepCost | None) -> StepRecord:
         decode_flops += num_keys * reach.flops_per_key
         decode_bytes += num_keys * reach.bytes_per_key
     return StepRecord(
-        num_prefill, num_decode, 0, len(chunks), seconds, prefill_flops, decode_flops, prefill_bytes, decode_bytes
+        num_prefill,
+        num_decode,
+        num_guesses,
+        len(chunks),
+        seconds,
+        prefill_flops,
+        decode_flops,
+        prefill_bytes,
+        decode_bytes,
     )
 
 

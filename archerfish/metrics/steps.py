@@ -1,7 +1,7 @@
 """Counts what the engine's steps did, and keeps what the last one held."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 
@@ -15,12 +15,34 @@ class StepCounts:
     num_generated_tokens: int = 0
     busy_time: float = 0.0
     """Seconds spent in steps."""
+    num_drafts: int = 0
+    """Sequences that tokens were guessed for, each step anew."""
+    num_guesses: int = 0
+    """Tokens that were guessed, and checked."""
+    num_stood: int = 0
+    """Those of them that were what would have been drawn."""
+    stood_at: list[int] = field(default_factory=list)
+    """How often the first guess of a draft stood, the second, and so on."""
+    guess_time: float = 0.0
+    """Seconds spent on guessing. Checking is part of the step."""
 
     def record(self, num_computed: int, num_generated: int, duration: float) -> None:
         self.num_steps += 1
         self.num_computed_tokens += num_computed
         self.num_generated_tokens += num_generated
         self.busy_time += duration
+
+    def record_guesses(self, guessed: Mapping[int, int], drawn: Sequence[Sequence[int]], seconds: float) -> None:
+        """By chunk, how many tokens were guessed; and what was drawn, the last token of which nobody guessed."""
+        self.guess_time += seconds
+        for place, count in guessed.items():
+            num_stood = max(0, len(drawn[place]) - 1)
+            self.num_drafts += 1
+            self.num_guesses += count
+            self.num_stood += num_stood
+            self.stood_at += [0] * (num_stood - len(self.stood_at))
+            for depth in range(num_stood):
+                self.stood_at[depth] += 1
 
 
 class LastStep(NamedTuple):
@@ -29,5 +51,7 @@ class LastStep(NamedTuple):
     chunks: Sequence[tuple[Any, ...]]
     """(row, start, length, samples, ...) of each."""
     num_tokens: int
+    """Guesses among them."""
     seconds: float
     """From its plan to its commit, or from the commit before where that came later: steps may overlap."""
+    num_guesses: int = 0

@@ -1,5 +1,6 @@
 """Follows the grammar of each row that has one, and masks what it forbids."""
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from archerfish.ops.arrays import Ints
+
+
+Guessed = Mapping[int, Sequence[int]]
+"""By place in a step, guessed tokens that come before it and are not part of the row's answer yet. None without a
+guess."""
 
 
 class Grammars:
@@ -48,15 +54,22 @@ class Grammars:
             matcher.consume_tokens(list(written))
         self._rows[row] = matcher
 
-    def mask(self, logits: "Tensor", rows: "Ints") -> "Tensor":
-        """Logits [rows, vocabulary] with what the rows' grammars forbid at minus infinity."""
-        bound = {place: row for place, row in enumerate(rows.tolist()) if row in self._rows} if self._rows else {}
+    def mask(self, logits: "Tensor", rows: "Ints", guessed: Guessed) -> "Tensor":
+        """Logits [rows, vocabulary] with what the rows' grammars forbid at minus infinity.
+
+        Where a grammar would not have allowed the guesses before it, nothing is masked: nobody gets there.
+        """
+        bound: dict[int, LLMatcher] = {}
+        for place, row in enumerate(rows.tolist() if self._rows else ()):
+            matcher = self._rows.get(row)
+            if matcher is not None and (matcher := _after(matcher, guessed.get(place, ()))) is not None:
+                bound[place] = matcher
         if not bound:
             return logits
         import torch
 
-        allowed = self._fill([self._rows[row] for row in bound.values()])[:, : logits.shape[1]]
-        for row in bound.values():
+        allowed = self._fill(list(bound.values()))[:, : logits.shape[1]]
+        for row in {int(rows[place]) for place in bound}:
             # A matcher that failed allows the end: the answer would look complete.
             if self._rows[row].is_error():
                 self._broken[row] = why(self._rows.pop(row))
@@ -71,12 +84,10 @@ class Grammars:
         broken = {place: self._broken[row] for place, row in enumerate(rows.tolist()) if row in self._broken}
         return {place: f"the form of the answer cannot be kept to: {reason}" for place, reason in broken.items()}
 
-    def advance(self, rows: "Ints", tokens: list[int]) -> None:
-        """The rows have drawn these tokens."""
-        if not self._rows:
-            return
-        for row, token in zip(rows.tolist(), tokens, strict=True):
-            if (matcher := self._rows.get(row)) is not None:
+    def advance(self, row: int, tokens: Sequence[int]) -> None:
+        """The row's answer goes on with these tokens."""
+        if (matcher := self._rows.get(row)) is not None:
+            for token in tokens:  # One by one: one that has stopped takes no notice, but would mind several.
                 matcher.consume_token(token)
 
     def _fill(self, matchers: "list[LLMatcher]") -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":
@@ -90,3 +101,13 @@ class Grammars:
         packed = allocate_token_bitmask(len(matchers), self._forms.num_tokens)
         fill_next_token_bitmask_par(self._workers, [(matcher, i) for i, matcher in enumerate(matchers)], packed)
         return np.unpackbits(packed.view(np.uint8), axis=1, bitorder="little")
+
+
+def _after(matcher: "LLMatcher", tokens: Sequence[int]) -> "LLMatcher | None":
+    """As it would be after these tokens; None if it does not allow them."""
+    if not tokens:
+        return matcher
+    later = matcher.deep_copy()
+    for token in tokens:
+        later.consume_token(token)
+    return None if later.is_error() else later

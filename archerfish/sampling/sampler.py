@@ -1,6 +1,7 @@
 """Draws the next token of every row of a step by its own parameters: edits, grammars, penalties, then the draw."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,13 +13,16 @@ from archerfish.ops.signatures import DRAW_ROW, DrawRows
 from archerfish.ops.signatures import Draw as DrawOperation
 from archerfish.request import SamplingParams, TokenLogprob, TokenLogprobs
 from archerfish.sampling.edits import LogitEdits
-from archerfish.sampling.grammar import Grammars
+from archerfish.sampling.grammar import Grammars, Guessed
 from archerfish.sampling.penalties import penalize
 
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 ROWS_AT_ONCE = 32
 """Rows that are drawn together: more would gain little, and each takes many copies of its logits."""
+
+
+_NOTHING_GUESSED: Guessed = {}
 
 
 class Draw(NamedTuple):
@@ -89,21 +93,33 @@ class Sampler:
         asked["position"] = positions
         return asked
 
-    def draw(self, logits: Tensor, rows: Ints, positions: Ints, history: Tensor) -> Draw:
-        """The token at `positions` of each row. history [all rows, longest] holds the tokens before it."""
+    def draw(
+        self, logits: Tensor, rows: Ints, positions: Ints, history: Tensor, guessed: Guessed = _NOTHING_GUESSED
+    ) -> Draw:
+        """The token at `positions` of each row. history [all rows, longest] holds the tokens before it.
+
+        A row may occur several times: after its last token, and after guesses. Which of the tokens are part of its
+        answer is told by `wrote`.
+        """
         whole = Draw([], {}, {})
         for first in range(0, len(rows), ROWS_AT_ONCE):
             some = slice(first, first + ROWS_AT_ONCE)
-            part = self._draw_some(logits[some], rows[some], positions[some], history)
+            of_some = {place - first: tokens for place, tokens in guessed.items() if first <= place < some.stop}
+            part = self._draw_some(logits[some], rows[some], positions[some], history, of_some)
             whole.tokens.extend(part.tokens)
             whole.logprobs.update((first + place, entry) for place, entry in part.logprobs.items())
             whole.failures.update((first + place, reason) for place, reason in part.failures.items())
         return whole
 
-    def _draw_some(self, logits: Tensor, rows: Ints, positions: Ints, history: Tensor) -> Draw:
+    def wrote(self, row: int, tokens: Sequence[int]) -> None:
+        """The row's answer goes on with these tokens."""
+        if self._grammars is not None:
+            self._grammars.advance(row, tokens)
+
+    def _draw_some(self, logits: Tensor, rows: Ints, positions: Ints, history: Tensor, guessed: Guessed) -> Draw:
         edited = self._edits.apply(logits, rows, positions)
         if self._grammars is not None:
-            edited = self._grammars.mask(edited, rows)
+            edited = self._grammars.mask(edited, rows, guessed)
         edited = self._penalize(edited, rows, positions, history)
         drawn = self._draw_op(edited, self._asked_at(rows, positions))
         tokens = drawn.tokens.tolist()
@@ -112,7 +128,6 @@ class Sampler:
         }
         if self._grammars is not None:
             failures |= self._grammars.failures(rows)
-            self._grammars.advance(rows, tokens)
         return Draw(tokens, self._logprobs(logits, drawn.tokens, rows), failures)
 
     def _penalize(self, logits: Tensor, rows: Ints, positions: Ints, history: Tensor) -> Tensor:

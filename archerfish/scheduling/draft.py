@@ -11,7 +11,7 @@ from archerfish.scheduling.plan import Chunk, SequenceStart
 from archerfish.scheduling.roster import Roster
 from archerfish.scheduling.sequence import Sequence
 
-_single: Callable[[tuple[int, int, int, bool, Blocks]], Chunk] = partial(tuple.__new__, Chunk)
+_single: Callable[[tuple[int, int, int, bool, Blocks, int]], Chunk] = partial(tuple.__new__, Chunk)
 """A chunk, made without running any Python: most of a decode step's planning is making as many as sequences run."""
 
 
@@ -57,7 +57,7 @@ class Draft:
                 continue  # Preempted a moment ago, or no budget left, or a step in flight draws its last token.
             if computed < table.capacity and length - computed == 1:
                 # The usual case, kept short: most sequences of most steps come this way.
-                chunks[sequence] = _single((sequence.row, computed, 1, True, ()))
+                chunks[sequence] = _single((sequence.row, computed, 1, True, (), 0))
                 sequence.computed = length
                 sequence.length = length + 1
                 budget -= 1
@@ -86,6 +86,33 @@ class Draft:
         sequence.computed += length
         sequence.length += samples
         self._budget -= length
+
+    def make_room_for_guesses(self, guessing: Callable[[int], int], max_drawn: int) -> int:
+        """Give what is left of the budget to guesses after chunks that sample, which draw `max_drawn` tokens in all.
+
+        Blocks are taken that nobody will need soon: nobody makes way for a guess. Returns how many a chunk may have.
+        """
+        num_drawn = sum(chunk.samples for chunk in self.chunks.values())
+        self._budget = min(self._budget, max_drawn - num_drawn)
+        most = guessing(num_drawn) if self._budget > 0 else 0
+        ample = self._roster.num_running * len(self._tables.windows)
+        for sequence, chunk in self.chunks.items() if most else ():
+            if not self._budget:
+                break
+            table = sequence.table
+            if not chunk.samples or table is None:
+                continue
+            end = chunk.start + chunk.length
+            # The sequence has one more token when its draw is counted; guesses that go beyond its end are in vain.
+            count = min(most, self._budget, sequence.length_limit - sequence.length)
+            if self._tables.pool.num_available <= ample + len(self._tables.windows) * (most // self._tables.block_size):
+                count = min(count, table.capacity - end)
+            if count > 0:
+                blocks = self._tables.reserve(table, end + count)
+                assert blocks is not None, "there was room"
+                self.chunks[sequence] = chunk._replace(new_blocks=_joined(chunk.new_blocks, blocks), num_guesses=count)
+                self._budget -= count
+        return most
 
     def _preempt(self, victim: Sequence) -> None:
         chunk = self.chunks.pop(victim, None)
@@ -122,6 +149,7 @@ class Draft:
                 params=sequence.request.params,
                 seed=sequence.seed,
                 stop_token_ids=tuple(sequence.stop_token_ids),
+                tenant=sequence.request.tenant,
             )
         )
         if sequence.scheduled_time is None:
@@ -169,6 +197,13 @@ class Draft:
     def _running_below(self, kind: RequestClass) -> list[Sequence]:
         """Whoever could make way for this class."""
         return self._roster.running_below(kind) if self._may_preempt else []
+
+
+def _joined(first: Blocks, second: Blocks) -> Blocks:
+    """For each group, the blocks of both."""
+    if not first or not second:
+        return first or second
+    return tuple((*some, *more) for some, more in zip(first, second, strict=True))
 
 
 def cached_prefix(tables: KVTables, sequence: Sequence) -> PrefixMatch:

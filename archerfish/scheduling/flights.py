@@ -28,6 +28,11 @@ class Flights:
     def __len__(self) -> int:
         return len(self._flights)
 
+    @property
+    def has_guesses(self) -> bool:
+        """Whether a step may bring more than one token for a draw."""
+        return any(chunk.num_guesses for flight in self._flights for chunk in flight.chunks.values())
+
     def take_off(self, step: int, chunks: Mapping[Sequence, Chunk], sources: Set[Sequence]) -> None:
         """A step was planned: whose chunks it has, and whose blocks it copies."""
         self._flights.append(_Flight(step, chunks, sources))

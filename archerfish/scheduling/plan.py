@@ -26,6 +26,8 @@ class SequenceStart:
     seed: int
     stop_token_ids: tuple[int, ...]
     """Tokens that must not be drawn before min_tokens are written."""
+    tenant: str = ""
+    """Whose it is: texts of one are no hints for another."""
 
 
 class Chunk(NamedTuple):
@@ -38,6 +40,8 @@ class Chunk(NamedTuple):
     """The chunk reaches the sequence's last token, so the next one is drawn."""
     new_blocks: Blocks = ()
     """Blocks to append to the row's tables."""
+    num_guesses: int = 0
+    """How many guessed tokens the executor may add after a chunk that samples: the tables have room for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +66,9 @@ class StepResult:
     """Tokens drawn for each chunk: none where it does not sample, one or more where it does.
 
     The scheduler takes them up to where the sequence ends and ignores the rest; the executor keeps all of them on the
-    row. The sequence's next chunk starts after this one, or at the last token drawn if that comes first: keys and
-    values of tokens that lie past the chunk are computed then. More than one can be drawn only where the next step is
-    not planned before this one's result is known.
+    row. The sequence's next chunk starts after this one and what it had room for, or at the last token drawn if that
+    comes first: keys and values of tokens that lie past it are computed then. More than one can be drawn only where the
+    next step is not planned before this one's result is known.
     """
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     """By chunk, one entry for each token drawn."""
@@ -74,3 +78,7 @@ class StepResult:
     """By chunk, the mean state over the prompt that ends with it, for rows that asked."""
     failures: dict[int, str] = field(default_factory=dict)
     """By chunk, why its sequence cannot go on."""
+    num_guessed: dict[int, int] = field(default_factory=dict)
+    """By chunk, how many tokens were guessed. As many of them stood as tokens were drawn, but for the last of those."""
+    guess_seconds: float = 0.0
+    """Spent on guessing."""

@@ -6,6 +6,7 @@ flight: a chunk is computed as soon as it is planned, and a draw adds a token wh
 """
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,6 +30,8 @@ class Limits:
     max_num_batched_tokens: int
     max_model_len: int
     eos_token_ids: tuple[int, ...] = ()
+    max_drawn: int | None = None
+    """Most tokens that a step draws, guesses among them; by default one for each sequence."""
 
 
 @dataclass(slots=True)
@@ -54,11 +57,15 @@ class Scheduler:
         self.prefix_counts = PrefixCounts()
         self.expects_more = False
         """Whether more requests may come: batches that wait to be full go on waiting."""
+        self.guessing: Callable[[int], int] | None = None
+        """How many tokens the executor would guess for each of so many sequences; None where it guesses none."""
         self._roster = Roster(limits.max_num_seqs, tables)
         self._requests: dict[str, list[Sequence]] = {}
         """Sequences of each open request that have not ended."""
         self._flights = Flights()
         self._step = 0
+        self._most_guesses = 0
+        """That a chunk has had room for."""
         self._num_requests = 0
         self._facts = SequenceFacts(tables.block_size, limits.max_model_len, limits.eos_token_ids)
         self._seeds = random.Random(seed)
@@ -126,6 +133,8 @@ class Scheduler:
         """Whether the next step can be planned now, or only when steps in flight have been committed."""
         if not self._flights:
             return True
+        if self._flights.has_guesses:
+            return False  # How many tokens they bring, nobody knows.
         # Its grammar must have read the token that a step in flight draws before the next can be drawn.
         if any(len(s.tokens) < s.length < s.length_limit for s in self._roster.drawn_on_host):
             return False
@@ -141,6 +150,9 @@ class Scheduler:
         for kind in RequestClass:
             draft.continue_running(kind)
             self._count_prefixes(draft, draft.admit(kind, self.policy.admits))
+        if self.guessing is not None and not self._flights:
+            max_drawn = self.limits.max_drawn or self.limits.max_num_seqs
+            self._most_guesses = max(self._most_guesses, draft.make_room_for_guesses(self.guessing, max_drawn))
         self._step += 1
         if draft.chunks:
             self._flights.take_off(self._step, draft.chunks, draft.sources)
@@ -208,7 +220,7 @@ class Scheduler:
         if len(tokens) != 1 and chunk.samples:
             assert not self._flights, "steps in flight count on exactly one token for each draw"
             # The last token was never an input: its keys and values are still to come.
-            computed = min(computed, length - 1)
+            computed = min(computed + chunk.num_guesses, length - 1)
             sequence.length, sequence.computed = length, computed
         sequence.stored = computed
         if self.tables.slides or computed // block_size != before // block_size:
@@ -261,7 +273,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Every row, block and sequence is accounted for exactly once, and every step in flight is for somebody."""
-        self._roster.check()
+        self._roster.check(self._most_guesses)
         running = [sequence for sequences in self._roster.running.values() for sequence in sequences]
         self._flights.check(running, self._roster.leaving)
 

@@ -14,6 +14,8 @@ from archerfish.request import Structured
 from archerfish.scheduling.plan import Plan, StepResult
 from tests.checkpoints import write_checkpoint
 
+OFF = {"method": "off"}
+"""Where tokens are guessed, no step is planned before the last one is known."""
 TEXTS = ["The quick brown fox", "jumps over the lazy dog. " * 3, "and"]
 PARAMS = {
     "greedy": SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True),
@@ -44,6 +46,7 @@ class LateExecutor:
     max_in_flight: int
     in_flight: deque[LateStep] = field(default_factory=deque)
     most_in_flight: int = 0
+    guessing: None = None
 
     def launch(self, plan: Plan) -> LateStep:
         step = LateStep(self, self.inner.launch(plan))
@@ -59,7 +62,7 @@ class LateExecutor:
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     torch.set_num_threads(1)
     directory = write_checkpoint(tmp_path_factory.mktemp("model") / "tiny")
-    with LLM(str(directory), threads=1, max_num_seqs=4, check_invariants=True) as llm:
+    with LLM(str(directory), threads=1, max_num_seqs=4, check_invariants=True, speculative_config=OFF) as llm:
         yield llm
 
 

@@ -92,6 +92,25 @@ def test_where_each_chunk_begins_and_ends_is_told(step):
 
 
 @settings(derandomize=True, deadline=None, max_examples=150)
+@given(steps(), st.data())
+def test_guesses_follow_their_chunk_and_a_token_is_drawn_after_each(step, data):
+    chunks = step[0]
+    counts = [data.draw(st.integers(0, 4)) if chunk.samples else 0 for chunk in chunks]
+    outline = Outline.of(chunks, np.array(counts))
+    longer = [chunk._replace(length=chunk.length + count) for chunk, count in zip(chunks, counts, strict=True)]
+    assert outline.chunks[:, :3].tolist() == [[chunk.row, chunk.start, chunk.length] for chunk in longer]
+    assert outline.ends.tolist() == [chunk.start + chunk.length for chunk in longer]
+    assert outline.query_ends.tolist() == np.cumsum([chunk.length for chunk in longer]).tolist()
+    expected = [
+        (place, offset + chunk.length - 1 + guess, chunk.start + chunk.length + guess)
+        for place, (chunk, count, offset) in enumerate(zip(chunks, counts, outline.offsets.tolist(), strict=True))
+        for guess in range((1 + count) * chunk.samples)
+    ]
+    told = zip(outline.sampling.tolist(), outline.picked.tolist(), outline.drawn_positions.tolist(), strict=True)
+    assert list(told) == expected
+
+
+@settings(derandomize=True, deadline=None, max_examples=150)
 @given(steps())
 def test_attention_is_told_the_rows_the_context_and_the_blocks_of_each_chunk(step):
     chunks, block_size, num_groups, _ = step

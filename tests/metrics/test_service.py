@@ -101,7 +101,7 @@ def event(name: str, index: int = 0, count: int = 1, *, num_cached: int = 0) -> 
 
 
 def state(**more: Any) -> EngineState:
-    numbers = dict.fromkeys(EngineState.__dataclass_fields__, 0) | {"last_step": None}
+    numbers = dict.fromkeys(EngineState.__dataclass_fields__, 0) | {"last_step": None, "stood_at": ()}
     sizes = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "num_blocks": 10, "num_free_blocks": 10}
     return EngineState(**{**numbers, **sizes, **more})
 
@@ -527,3 +527,24 @@ def test_every_metric_is_defined_in_the_documentation(tmp_path: Path) -> None:
         stem = family.name.removeprefix("archerfish:") + ("_total" if family.type == "counter" else "")
         assert f"`{stem}`" in documentation or f"`{stem}{{" in documentation, stem
     assert len(families) > 40
+
+
+def test_guesses_are_told_by_what_became_of_them() -> None:
+    timeline = Timeline()
+    timeline.step(decode=2, num_drafts=2, num_guesses=9, num_stood=5, stood_at=(2, 2, 1), guess_time=0.25)
+    found = samples(timeline.metrics)
+    assert found["spec_decode_num_drafts_total"] == 2
+    assert found["spec_decode_num_draft_tokens_total"] == 9
+    assert found["spec_decode_num_accepted_tokens_total"] == 5
+    assert found["spec_decode_seconds_total"] == 0.25
+    places = [found[f"spec_decode_num_accepted_tokens_per_pos_total{{position={place}}}"] for place in range(3)]
+    assert places == [2, 2, 1]
+    timeline.metrics.engine_restarted()
+    timeline.state = state()
+    timeline.step(decode=1, num_drafts=1, num_guesses=1, num_stood=1, stood_at=(1,))
+    assert stood_at(timeline) == [3, 2, 1], "no count is lost with an engine"
+
+
+def stood_at(timeline: Timeline) -> list[float]:
+    found = samples(timeline.metrics)
+    return [found[f"spec_decode_num_accepted_tokens_per_pos_total{{position={place}}}"] for place in range(3)]

@@ -242,3 +242,12 @@ def test_a_state_goes_over_the_wire() -> None:
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(state), type=EngineState) == state
         assert msgspec.json.decode(msgspec.json.encode(state), type=EngineState) == state
         serving.step()
+
+
+def test_guesses_are_counted_beside_the_tokens_they_follow() -> None:
+    plain = record_step(step((9, 1), (99, 1)), COST)
+    chunks, num_tokens, seconds, _ = step((9, 1), (99, 1))
+    guessed = record_step(LastStep(chunks, num_tokens + 3, seconds, 3), COST)
+    assert (guessed.prefill_tokens, guessed.decode_tokens, guessed.draft_tokens) == (0, 2, 3)
+    assert guessed.num_tokens == 5
+    assert guessed.decode_flops == plain.decode_flops + 3 * (COST.token_flops + COST.logits_flops)

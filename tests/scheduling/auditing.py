@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from archerfish.execution.scripted import ScriptedExecutor, ScriptedStep
+from archerfish.execution.scripted import ScriptedExecutor, ScriptedStep, num_standing
 from archerfish.kvcache.pool import BlockId
 from archerfish.kvcache.tables import Blocks
 from archerfish.scheduling.plan import Chunk, Plan, SequenceStart, StepResult
@@ -75,6 +75,7 @@ class AuditingExecutor:
         salts: Mapping[int, str],
         most_drawn: int = 1,
         max_in_flight: int = 1,
+        num_guesses: int = 0,
     ) -> None:
         self._block_size = block_size
         self._windows = windows
@@ -84,7 +85,8 @@ class AuditingExecutor:
         """Tokens that a chunk draws at most; how many differs from step to step."""
         self._rows: dict[int, Row] = {}
         self._slots: dict[Slot, Content] = {}
-        self._scripted = ScriptedExecutor(block_size=block_size, max_in_flight=max_in_flight)
+        self._scripted = ScriptedExecutor(block_size=block_size, max_in_flight=max_in_flight, num_guesses=num_guesses)
+        self.guessing = self._scripted.guessing
         self._in_flight: list[AuditedStep] = []
         self.num_copies = 0
 
@@ -143,14 +145,25 @@ class AuditingExecutor:
         for chunk in plan.chunks:
             row = self._rows[chunk.row]
             assert row.computed in (-1, chunk.start), "a chunk must continue where the last one ended"
-            row.computed = chunk.start + chunk.length
+            end = chunk.start + chunk.length
+            row.computed = end + num_standing(chunk)
+            prefixes = row.prefixes[: end + 1] + self._standing_prefixes(row, chunk)
             for group in range(len(self._windows)):
-                for position in range(chunk.start, row.computed):
+                for position in range(chunk.start, end + chunk.num_guesses):
                     slot = self._slot(row, group, position)
                     assert slot not in written, "two sequences write to one slot"
                     written.add(slot)
-                    self._slots[slot] = RUBBISH if row.failed else Content(group, row.prefixes[position + 1])
+                    is_rubbish = row.failed or position >= row.computed
+                    self._slots[slot] = RUBBISH if is_rubbish else Content(group, prefixes[position + 1])
         return {slot.block for slot in written}
+
+    def _standing_prefixes(self, row: Row, chunk: Chunk) -> list[int]:
+        """Of guesses after the chunk that turn out to be what is drawn."""
+        prefix, found = row.prefixes[-1], []
+        for length in range(len(row.tokens), len(row.tokens) + num_standing(chunk)):
+            prefix = hash((prefix, drawn_token(row.prompt, row.seed, length)))
+            found.append(prefix)
+        return found
 
     def _read(self, chunk: Chunk) -> set[BlockId]:
         row = self._rows[chunk.row]
@@ -169,7 +182,7 @@ class AuditingExecutor:
         assert chunk.samples == (chunk.start + chunk.length == len(row.tokens)), "draw at the end, and only there"
         if not chunk.samples:
             return []
-        num_drawn = zlib.crc32(repr((row.seed, len(row.tokens))).encode()) % self._most_drawn + 1
+        num_drawn = zlib.crc32(repr((row.seed, len(row.tokens))).encode()) % self._most_drawn + 1 + num_standing(chunk)
         for _ in range(num_drawn):
             row.append(drawn_token(row.prompt, row.seed, len(row.tokens)))
         return row.tokens[-num_drawn:]

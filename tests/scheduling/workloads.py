@@ -33,6 +33,8 @@ class Shape:
     most_drawn: int = 1
     """Tokens that one chunk draws at most."""
     max_in_flight: int = 1
+    num_guesses: int = 0
+    """Tokens that are guessed after each draw, at most."""
 
     @property
     def num_blocks(self) -> int:
@@ -167,13 +169,15 @@ class Run:
             max_num_batched_tokens=shape.step_tokens,
             max_model_len=shape.max_model_len,
             eos_token_ids=(EOS,),
+            max_drawn=shape.num_rows + 2 * shape.num_guesses,
         )
         policy = batching_policy(shape.policy, shape.num_rows, window=4 * STEP_SECONDS)
         self.scheduler = Scheduler(limits, self._tables, policy)
         self._salts: dict[int, str] = {}
         self._executor = AuditingExecutor(
-            shape.block_size, shape.windows, self._salts, shape.most_drawn, shape.max_in_flight
+            shape.block_size, shape.windows, self._salts, shape.most_drawn, shape.max_in_flight, shape.num_guesses
         )
+        self.scheduler.guessing = self._executor.guessing
 
     def finish(self) -> None:
         """Step until everything has ended, then look at what is left."""
@@ -288,7 +292,11 @@ class Run:
     # -- what must hold -------------------------------------------------------------------------------------------
 
     def _check_plan(self, plan: Plan) -> None:
-        assert plan.num_tokens <= self.shape.step_tokens
+        guesses = [chunk.num_guesses for chunk in plan.chunks]
+        assert plan.num_tokens + sum(guesses) <= self.shape.step_tokens
+        num_drawn = sum(guesses) + sum(chunk.samples for chunk in plan.chunks)
+        assert num_drawn <= self.shape.num_rows + 2 * self.shape.num_guesses
+        self.happened["guessed"] += sum(guesses)
         rows = [chunk.row for chunk in plan.chunks]
         assert len(set(rows)) == len(rows) <= self.shape.num_rows
         assert all(chunk.length >= 1 and 0 <= chunk.row < self.shape.num_rows for chunk in plan.chunks)

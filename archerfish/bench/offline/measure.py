@@ -37,6 +37,10 @@ class TimedExecutor:
     def max_in_flight(self) -> int:
         return self._inner.max_in_flight
 
+    @property
+    def guessing(self) -> Callable[[int], int] | None:
+        return self._inner.guessing
+
     def launch(self, plan: Plan) -> "TimedStep":
         return TimedStep(self, self.timed(lambda: self._inner.launch(plan)))
 

@@ -9,14 +9,21 @@ from archerfish.ops.arrays import IntTable, LongTable
 from archerfish.ops.cpu.program import Assembly
 
 CHUNK_FIELDS = 4
-"""Of a chunk: its row, first position, length, and 1 if its last token is picked."""
+"""Of a chunk: its row, first position, length, and how many of its last tokens are picked."""
 
 
 class StepRoom:
     """For steps of rows whose tokens and tables stay where they are."""
 
     def __init__(
-        self, tokens: IntTable, tables: list[IntTable], block_size: int, *, max_tokens: int, max_chunks: int
+        self,
+        tokens: IntTable,
+        tables: list[IntTable],
+        block_size: int,
+        *,
+        max_tokens: int,
+        max_chunks: int,
+        max_picked: int,
     ) -> None:
         """tokens [rows, longest] and for each KV group a table [rows, blocks], all int32."""
         num_groups, blocks_per_row = len(tables), tables[0].shape[1]
@@ -43,7 +50,7 @@ class StepRoom:
             ends=room(max_chunks, np.int32),
             tables=pointers(*(room(max_chunks * blocks_per_row, np.int32) for _ in tables)),
             slots=pointers(*(room(max_tokens, np.int64) for _ in tables)),
-            picked=room(max_chunks, np.int64),
+            picked=room(max_picked, np.int64),
         )
 
     def take(self, chunks: LongTable) -> Assembly:

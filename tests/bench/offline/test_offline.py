@@ -1,6 +1,6 @@
 """Workloads through the engine alone: what they are, what is counted, and how it is added up."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -288,7 +288,7 @@ def test_the_limit_is_what_takes_most_of_the_time(host: float, computing: float,
 
 def test_a_real_engine_is_measured_like_a_scripted_one(tmp_path: Path) -> None:
     config = EngineConfig(model=str(write_checkpoint(tmp_path)), device="cpu", threads=1, max_num_seqs=2)
-    assembly = build(config)
+    assembly = build(replace(config, speculative_config={"method": "off"}))
     one = OfflineBench.of(assembly)
     workload = OfflineWorkload(name="own", jobs=(Job((5, 6, 7), 4), Job((8, 9), 6)))
     run = one.run(workload, one.meter(PEAK))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from archerfish.ops.reference.noise import LARGEST_GAP, gumbel
+from archerfish.ops.reference.noise import uniform as one_uniform
 from archerfish.scheduling.sequence import sequence_seed
 from tests.sampling.chance import distance_from_uniform, largest_correlation, surprise
 
@@ -75,6 +76,13 @@ def test_noise_is_the_same_function_in_any_language(position):
     found = noise(SEEDS, [position] * len(SEEDS), tokens).double().numpy()
     wanted = np.array([[exact_noise(hashed(seed, position, token)) for token in tokens] for seed in SEEDS])
     assert np.allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("position", [0, 1, 77, 131_072, 2**31 - 1])
+@pytest.mark.parametrize("number", [0, 1, 151_935, 2**30, 2**31 + 5, 2**32 - 1])
+def test_single_numbers_are_those_that_noise_is_made_from(position, number):
+    for seed in SEEDS:
+        assert one_uniform(seed, position, number) == (hashed(seed, position, number) + 0.5) / 2**32
 
 
 def test_every_seed_has_noise_of_its_own_up_to_the_last_bit():

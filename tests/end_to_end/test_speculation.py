@@ -1,0 +1,164 @@
+"""Guessing tokens changes how many steps an answer takes, and not a token or a bit of it."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from archerfish import LLM, RequestOutput, SamplingParams
+from archerfish.errors import ConfigError
+from archerfish.execution.local import LocalExecutor
+from archerfish.request import Structured
+from archerfish.speculation.draft import Draft
+from archerfish.speculation.proposer import Ask
+from tests.checkpoints import CONFIG
+
+STORY = "The fox ran into the forest. The hunter sat under an old oak tree. Then the rain came down on the hills."
+PROMPTS = [
+    f"Copy this text. {STORY}\nThe copy: The fox ran",
+    "Once upon a time",
+    "April is the fourth month of the year. " * 6,
+    "one two three one two three one two",
+    *(f"Story number {number}: there was a" for number in range(12)),
+]
+OFF = {"method": "off"}
+PARAMS = {
+    "greedy": SamplingParams(temperature=0.0, max_tokens=40, logprobs=2),
+    "seeded": SamplingParams(temperature=0.8, seed=7, max_tokens=40, logprobs=1),
+    "filtered": SamplingParams(temperature=0.9, top_k=20, top_p=0.8, min_p=0.02, seed=8, max_tokens=40),
+    "several answers": SamplingParams(temperature=0.8, seed=9, n=3, max_tokens=20),
+    "penalties": SamplingParams(
+        temperature=0.0, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.3, max_tokens=40
+    ),
+    "edits": SamplingParams(temperature=0.0, logit_bias={5: 4.0, 100: -8.0}, min_tokens=12, max_tokens=30),
+    "a form": SamplingParams(temperature=0.7, seed=3, max_tokens=40, structured=Structured(regex="(ab|cde|f g){3,12}")),
+    "stop texts": SamplingParams(temperature=0.0, stop=("the", "ed "), max_tokens=40),
+    "ends": SamplingParams(temperature=0.8, seed=2, stop_token_ids=tuple(range(0, 8000, 37)), max_tokens=40),
+    "the prompt's own": SamplingParams(temperature=0.0, prompt_logprobs=1, max_tokens=12, logprobs=1),
+}
+
+
+class Oracle:
+    """Knows most answers beforehand, and is wrong now and then: guesses of every length stand."""
+
+    def __init__(self) -> None:
+        self.answers: dict[tuple[int, ...], list[int]] = {}
+        self._rows: dict[int, list[int]] = {}
+        self.num_seen = 0
+
+    def learn(self, outputs: Sequence[RequestOutput]) -> None:
+        for output in outputs:
+            self.answers[tuple(output.prompt_token_ids)] = output.outputs[0].token_ids
+
+    def start(self, row: int, tokens: Sequence[int], num_prompt_tokens: int, tenant: str) -> None:
+        self._rows[row] = [num_prompt_tokens, *tokens]
+
+    def extend(self, row: int, tokens: Sequence[int]) -> None:
+        self._rows[row] += tokens
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        return [self._guess(ask) for ask in asks]
+
+    def _guess(self, ask: Ask) -> Draft:
+        num_prompt, *tokens = self._rows[ask.row]
+        answer = self.answers.get(tuple(tokens[:num_prompt]), [])
+        place = len(tokens) - num_prompt
+        guesses = [token + (at % 5 == 3) for at, token in enumerate(answer[place : place + ask.most], place)]
+        return Draft.chain(guesses or [7] * ask.most)
+
+    def saw(self, row: int, draft: Draft, drawn: Sequence[int]) -> None:
+        assert len(drawn) == 1 + len(draft)
+        self.num_seen += 1
+
+
+def guessed_by(llm: LLM, oracle: Oracle) -> LLM:
+    executor = llm.assembly.executor
+    assert isinstance(executor, LocalExecutor) and executor.speculator is not None
+    executor.speculator._proposer = oracle
+    return llm
+
+
+def told(outputs: Sequence[RequestOutput]) -> list[object]:
+    """Everything that a caller learns of answers, times aside."""
+    return [(output.prompt_logprobs, [(one.token_ids, one.text, one.logprobs, one.finish_reason, one.stop_reason)
+            for one in output.outputs]) for output in outputs]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plain() -> Callable[[str], list[RequestOutput]]:
+    """Answers without guesses."""
+    torch.set_num_threads(1)
+    with LLM(speculative_config=OFF) as llm:
+        answers = {name: llm.generate(PROMPTS, params, progress=False) for name, params in PARAMS.items()}
+    return answers.__getitem__
+
+
+def test_every_kind_of_request_has_its_answer(plain: Callable[[str], list[RequestOutput]]) -> None:
+    with LLM(speculative_config={"method": "reference"}, check_invariants=True) as llm:
+        for name, params in PARAMS.items():
+            assert told(llm.generate(PROMPTS, params, progress=False)) == told(plain(name)), name
+            alone = [llm.generate([prompt], params, progress=False)[0] for prompt in PROMPTS[:4]]
+            assert told(alone) == told(plain(name)[:4]), name
+        assert llm.assembly.engine.counts.num_stood > 100
+
+
+@pytest.mark.parametrize("count", [1, 3, 8, 31])
+def test_however_many_are_guessed_and_stand(count: int, plain: Callable[[str], list[RequestOutput]]) -> None:
+    oracle = Oracle()
+    fixed = {"method": "reference", "num_speculative_tokens": count}
+    with guessed_by(LLM(speculative_config=fixed, check_invariants=True), oracle) as llm:
+        for name in ("greedy", "seeded", "penalties", "a form", "several answers", "ends"):
+            oracle.learn(plain(name))
+            for some in (PROMPTS, PROMPTS[:2]):
+                found = told(llm.generate(some, PARAMS[name], progress=False))
+                assert found == told(plain(name)[: len(some)]), name
+        counts = llm.assembly.engine.counts
+        assert 0.1 < counts.num_stood / counts.num_guesses < 0.95, "guesses stand and fall"
+        assert oracle.num_seen == counts.num_drafts
+
+
+def test_who_is_thrown_out_goes_on_with_the_same_tokens(plain: Callable[[str], list[RequestOutput]]) -> None:
+    oracle = Oracle()
+    fixed = {"method": "reference", "num_speculative_tokens": 4}
+    small = {"kv_cache_memory_bytes": 1_500_000, "max_model_len": 256, "max_num_seqs": 16}
+    with guessed_by(LLM(speculative_config=fixed, check_invariants=True, **small), oracle) as llm:
+        for name in ("greedy", "seeded"):
+            oracle.learn(plain(name))
+            assert told(llm.generate(PROMPTS, PARAMS[name], progress=False)) == told(plain(name))
+        assert llm.assembly.engine.scheduler.num_preemptions > 0
+
+
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+def test_windows_pass_over_guesses(kernels: str, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.json"
+    path.write_text(json.dumps({**CONFIG, "model_type": "mistral", "sliding_window": 24}))
+    settings: dict[str, Any] = {"model": str(path), "load_format": "dummy", "skip_tokenizer_init": True}
+    settings |= {"kernels": kernels, "max_model_len": 128, "dtype": "float32", "check_invariants": True}
+    asked = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True, logprobs=1)
+    prompts = [[5, 6, 7, 8] * 6, [11, 12, 13]]
+    with LLM(**settings, speculative_config=OFF) as llm:
+        outputs = llm.generate(prompts, asked, progress=False)
+    oracle = Oracle()
+    oracle.learn(outputs)
+    fixed = {"method": "reference", "num_speculative_tokens": 5}
+    with guessed_by(LLM(**settings, speculative_config=fixed), oracle) as llm:
+        found = llm.generate(prompts, asked, progress=False)
+        assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in outputs]
+        assert llm.assembly.engine.counts.num_stood > 30
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"method": "magic"}, "method 'magic' is none of auto, off, reference"),
+        ({"methods": "off"}, "no key 'methods'; it knows method, num_speculative_tokens"),
+        ({"method": "reference", "num_speculative_tokens": 0}, "must be a number from 1 to 63"),
+        ({"num_speculative_tokens": 4}, "needs a method that guesses, not auto"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LLM(speculative_config=given)

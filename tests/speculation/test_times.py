@@ -1,0 +1,53 @@
+"""What steps take is learned, never falls with more tokens, and is told for sizes that were never seen."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from archerfish.speculation.times import StepTimes
+
+
+def test_what_was_measured_is_told_and_lies_between_on_a_line() -> None:
+    times = StepTimes()
+    assert not times
+    times.record(1, 1.0)
+    times.record(5, 3.0)
+    assert times
+    assert times.of(1) == 1.0 and times.of(5) == 3.0
+    assert times.of(3) == pytest.approx(2.0)
+    assert times.of(9) == pytest.approx(5.0), "it goes on as it went last"
+
+
+def test_with_one_size_alone_more_tokens_are_taken_to_cost_something() -> None:
+    times = StepTimes()
+    times.record(4, 1.0)
+    assert 1.0 < times.of(5) < times.of(8)
+    assert 0.0 < times.of(1) < 1.0
+
+
+def test_new_measurements_move_it_slowly() -> None:
+    times = StepTimes()
+    times.record(2, 1.0)
+    times.record(2, 2.0)
+    assert times.of(2) == pytest.approx(1.1)
+    for _ in range(100):
+        times.record(2, 2.0)
+    assert times.of(2) == pytest.approx(2.0, rel=1e-3)
+
+
+def test_many_tokens_share_sizes() -> None:
+    times = StepTimes()
+    times.record(100, 1.0)
+    times.record(103, 1.03)
+    assert times.of(96) == pytest.approx(0.96, rel=0.01)
+
+
+@given(st.lists(st.tuples(st.integers(1, 300), st.floats(1e-4, 10.0)), min_size=1, max_size=30))
+def test_more_tokens_never_take_less_time(steps: list[tuple[int, float]]) -> None:
+    times = StepTimes()
+    for num_tokens, seconds in steps:
+        times.record(num_tokens, seconds)
+    told = [times.of(num_tokens) for num_tokens in range(min(n for n, _ in steps), 320)]
+    assert all(before <= after * (1 + 1e-9) for before, after in pairwise(told))
