@@ -13,6 +13,7 @@ from archerfish.scheduling.plan import Chunk, Plan, SequenceStart
 from archerfish.speculation.draft import NO_DRAFT, Draft
 from archerfish.speculation.lengths import Lengths, Step
 from archerfish.speculation.proposer import Ask, Proposer
+from archerfish.speculation.rests import Rests
 
 Clock = Callable[[], float]
 
@@ -21,11 +22,14 @@ class Speculator:
     def __init__(self, proposer: Proposer, rows: Rows, clock: Clock, *, most: int, fixed: int | None = None) -> None:
         """`fixed` guesses are checked wherever there are so many; without it, as many as pay, up to `most`."""
         self._most = most
-        self._proposer = proposer
+        self.proposer = proposer
+        """May be exchanged between two requests, by whoever measures."""
         self._lengths = Lengths()
+        self._rests = Rests()
         self._rows = rows
         self._clock = clock
-        self._fixed = fixed
+        self.fixed = fixed
+        """Likewise."""
         self._told: dict[int, int] = {}
         """Of each row, how many tokens the proposer knows."""
         self._starts: dict[int, SequenceStart] = {}
@@ -35,21 +39,26 @@ class Speculator:
 
     def most(self, num_drawn: int) -> int:
         """How many guesses each of so many sequences should have room for: none where none could pay."""
-        if self._fixed is not None:
-            return self._fixed
-        return self._most if self._lengths.may_pay(num_drawn) else 0
+        if self.fixed is not None:
+            return self.fixed
+        return self._most if self._rests.begin() and self._lengths.may_pay(num_drawn) else 0
 
     def start(self, start: SequenceStart) -> None:
         """A sequence takes up a row."""
         self._starts[start.row] = start
         self._lengths.start(start.row)
+        self._rests.start(start.row)
 
     def guess(self, plan: Plan) -> list[Draft] | None:
         """For each chunk of a plan; None where nothing is guessed. The guesses are then on the rows."""
+        self.seconds = 0.0
+        roomy = [place for place, chunk in enumerate(plan.chunks) if chunk.num_guesses]
+        if not roomy:
+            return None
         started = self._clock()
-        places = [place for place, chunk in enumerate(plan.chunks) if chunk.num_guesses]
+        places = [place for place in roomy if self._is_asked(plan.chunks[place].row)]
         asks = [self._ask(plan.chunks[place]) for place in places]
-        found = self._proposer.propose(asks) if asks else []
+        found = self.proposer.propose(asks) if asks else []
         drafts = [NO_DRAFT] * len(plan.chunks)
         for place, draft, count in zip(places, found, self._counts(plan, asks, found), strict=True):
             drafts[place] = draft if count == len(draft) else Draft(draft.tokens[:count], draft.parents[:count])
@@ -57,6 +66,10 @@ class Speculator:
             if len(draft):
                 end = chunk.start + chunk.length
                 self._rows.write_tokens(_row(chunk), np.arange(end, end + len(draft)), draft.tokens)
+        for ask, place in zip(asks, places, strict=True):
+            if not len(drafts[place]):
+                self._rests.went(ask.row, gained=False)
+        self._rests.settle(plan.chunks[place].row for place in roomy)
         self.seconds = self._clock() - started
         return drafts if any(map(len, drafts)) else None
 
@@ -64,26 +77,31 @@ class Speculator:
         """What was drawn after each chunk's last token and after each of its guesses, and how many of these stood."""
         for chunk, draft, tokens, num_stood in zip(plan.chunks, drafts, drawn, stood, strict=True):
             if len(draft):
-                self._proposer.saw(chunk.row, draft, tokens)
+                self.proposer.saw(chunk.row, draft, tokens)
                 self._lengths.checked(chunk.row, len(draft), num_stood)
+                self._rests.went(chunk.row, gained=num_stood > 0)
+        self._rests.settle(chunk.row for chunk in plan.chunks if chunk.num_guesses)
 
     def took(self, num_tokens: int, seconds: float) -> None:
         """A step of so many tokens was made, guessing aside."""
         self._lengths.times.record(num_tokens, seconds)
 
+    def _is_asked(self, row: int) -> bool:
+        return self.fixed is not None or self._rests.is_awake(row)
+
     def _ask(self, chunk: Chunk) -> Ask:
         row, end = chunk.row, chunk.start + chunk.length
         if (start := self._starts.pop(row, None)) is not None:
-            self._proposer.start(row, start.tokens, start.num_prompt_tokens, start.tenant)
+            self.proposer.start(row, start.tokens, start.num_prompt_tokens, start.tenant)
             self._told[row] = len(start.tokens)
         if self._told[row] < end:
-            self._proposer.extend(row, self._rows.tokens[row, self._told[row] : end].tolist())
+            self.proposer.extend(row, self._rows.tokens[row, self._told[row] : end].tolist())
             self._told[row] = end
-        return Ask(row, chunk.num_guesses if self._fixed is None else min(self._fixed, chunk.num_guesses))
+        return Ask(row, chunk.num_guesses if self.fixed is None else min(self.fixed, chunk.num_guesses))
 
     def _counts(self, plan: Plan, asks: list[Ask], found: list[Draft]) -> list[int]:
         most = [len(draft) for draft in found]
-        if self._fixed is not None or not any(most):
+        if self.fixed is not None or not any(most):
             return most
         step = Step(plan.num_tokens, sum(chunk.samples for chunk in plan.chunks))
         rows = [ask.row for ask in asks]

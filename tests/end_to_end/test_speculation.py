@@ -77,7 +77,7 @@ class Oracle:
 def guessed_by(llm: LLM, oracle: Oracle) -> LLM:
     executor = llm.assembly.executor
     assert isinstance(executor, LocalExecutor) and executor.speculator is not None
-    executor.speculator._proposer = oracle
+    executor.speculator.proposer = oracle
     return llm
 
 
