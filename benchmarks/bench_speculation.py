@@ -50,8 +50,8 @@ def copied(rng: random.Random) -> str:
     thing, place = words["thing"], words["place"]
     return (
         f"Write the text again with {new} instead of {other}.\n{one} had a {thing}. {one} took the {thing} to the "
-        f"{place}. {other} saw the {thing} and smiled. They played until the sun went down. Then {one} went home and put the "
-        f"{thing} under the bed. {other} came back to the {place} the next day and looked for the {thing}."
+        f"{place}. {other} saw the {thing} and smiled. They played until the sun went down. Then {one} went home and put "
+        f"the {thing} under the bed. {other} came back to the {place} the next day and looked for the {thing}."
     )
 
 
