@@ -95,6 +95,8 @@ class LocalExecutor:
         speculator = self.speculator
         if speculator is None:
             return self.compute(plan, Outline.of(plan.chunks))
+        if not speculator.is_asked(plan):
+            return self.compute(plan, Outline.of(plan.chunks))
         drafts = speculator.guess(plan)
         started = time.perf_counter()
         if drafts is None:
@@ -103,6 +105,7 @@ class LocalExecutor:
         else:
             outline = Outline.of(plan.chunks, np.array([len(draft) for draft in drafts]))
             result = self.check(plan, outline, drafts)
+        # Of steps in which nobody is asked nothing is learned: it would cost each of them, and they are like these.
         speculator.took(int(outline.query_ends[-1]), time.perf_counter() - started)
         return replace(result, guess_seconds=speculator.seconds)
 

@@ -49,14 +49,15 @@ class Speculator:
         self._lengths.start(start.row)
         self._rests.start(start.row)
 
+    def is_asked(self, plan: Plan) -> bool:
+        """Whether a plan has room for guesses."""
+        return any(chunk.num_guesses for chunk in plan.chunks)
+
     def guess(self, plan: Plan) -> list[Draft] | None:
         """For each chunk of a plan; None where nothing is guessed. The guesses are then on the rows."""
-        self.seconds = 0.0
-        roomy = [place for place, chunk in enumerate(plan.chunks) if chunk.num_guesses]
-        if not roomy:
-            return None
         started = self._clock()
-        places = [place for place in roomy if self._is_asked(plan.chunks[place].row)]
+        roomy = [place for place, chunk in enumerate(plan.chunks) if chunk.num_guesses]
+        places = [place for place in roomy if self._is_awake(plan.chunks[place].row)]
         asks = [self._ask(plan.chunks[place]) for place in places]
         found = self.proposer.propose(asks) if asks else []
         drafts = [NO_DRAFT] * len(plan.chunks)
@@ -86,7 +87,7 @@ class Speculator:
         """A step of so many tokens was made, guessing aside."""
         self._lengths.times.record(num_tokens, seconds)
 
-    def _is_asked(self, row: int) -> bool:
+    def _is_awake(self, row: int) -> bool:
         return self.fixed is not None or self._rests.is_awake(row)
 
     def _ask(self, chunk: Chunk) -> Ask:

@@ -92,12 +92,13 @@ class Draft:
 
         Blocks are taken that nobody will need soon: nobody makes way for a guess. Returns how many a chunk may have.
         """
-        num_drawn = sum(chunk.samples for chunk in self.chunks.values())
-        self._budget = min(self._budget, max_drawn - num_drawn)
-        most = guessing(num_drawn) if self._budget > 0 else 0
+        most = guessing(len(self.chunks)) if self.chunks else 0
+        if not most:
+            return 0
+        self._budget = min(self._budget, max_drawn - sum(chunk.samples for chunk in self.chunks.values()))
         ample = self._roster.num_running * len(self._tables.windows)
-        for sequence, chunk in self.chunks.items() if most else ():
-            if not self._budget:
+        for sequence, chunk in self.chunks.items():
+            if self._budget <= 0:
                 break
             table = sequence.table
             if not chunk.samples or table is None:

@@ -17,6 +17,8 @@ _MEMORY = 0.9
 """Of a row's checks, each time new ones come."""
 _LONG_MEMORY = 0.995
 """Of all rows' checks; and of a row's, with every step that passes it by: nobody is mistrusted for ever."""
+_PATIENCE = 256
+"""Steps after which it is tried again whether guesses pay: times that say no may have been an accident."""
 _MARGIN = 1.1
 """What a guess must save of what it costs: estimates are not exact."""
 
@@ -53,6 +55,8 @@ class Lengths:
         self.times = StepTimes()
         self._all = _Record()
         self._rows: dict[int, _Record] = {}
+        self._num_refused = 0
+        """Steps in which no guess could have paid, since one was last tried all the same."""
 
     def start(self, row: int) -> None:
         """Another sequence takes up the row."""
@@ -82,6 +86,10 @@ class Lengths:
         if worth > _MARGIN * (self.times.of(num_drawn + 1) - self.times.of(num_drawn)):
             return True
         self.pass_by(list(self._rows))
+        self._num_refused += 1
+        if self._num_refused >= _PATIENCE:
+            self._num_refused = 0
+            self.times.forget_beyond(num_drawn)
         return False
 
     def choose(self, step: Step, rows: Sequence[int], most: Sequence[int]) -> list[int]:

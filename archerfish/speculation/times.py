@@ -6,6 +6,10 @@ _GUESSED_SLOPE = 0.2
 """What one token more adds to a step of one token, before anything was measured: more than on most machines."""
 _WEIGHT = 0.1
 """Of a new measurement against what is known of its size."""
+_FIRST = 3
+"""Measurements of a size of which the best counts: a cold start is nothing that returns."""
+_NEAR = 2
+"""Sizes that differ by a larger factor say little of those between them."""
 _FEW = 16
 """Up to so many tokens each number has its own time; beyond, sizes that differ by an eighth share one."""
 
@@ -15,6 +19,7 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
+        self._num_recorded: dict[int, int] = {}
         self._curve: tuple[list[int], list[float]] | None = None
         """Sizes and seconds that never fall, made when they are asked for."""
 
@@ -25,8 +30,18 @@ class StepTimes:
         size = _size(num_tokens)
         # A step of this size as its mean would be, had it exactly so many tokens.
         seconds *= size / num_tokens if num_tokens > _FEW else 1.0
-        before = self._seconds.get(size)
-        self._seconds[size] = seconds if before is None else before + _WEIGHT * (seconds - before)
+        count = self._num_recorded[size] = self._num_recorded.get(size, 0) + 1
+        before = self._seconds.get(size, seconds)
+        if count <= _FIRST:
+            self._seconds[size] = min(before, seconds)
+        else:
+            self._seconds[size] = before + _WEIGHT * (seconds - before)
+        self._curve = None
+
+    def forget_beyond(self, num_tokens: int) -> None:
+        """Larger steps are to be measured anew: what is known of them may have been an accident."""
+        for size in [size for size in self._seconds if size > num_tokens]:
+            del self._seconds[size], self._num_recorded[size]
         self._curve = None
 
     def of(self, num_tokens: int) -> float:
@@ -38,7 +53,11 @@ class StepTimes:
         if 0 < place < len(sizes):
             below, above = sizes[place - 1], sizes[place]
             share = (num_tokens - below) / (above - below)
-            return seconds[place - 1] + share * (seconds[place] - seconds[place - 1])
+            between = seconds[place - 1] + share * (seconds[place] - seconds[place - 1])
+            if above <= _NEAR * below + 1:
+                return between
+            # Rather too little than too much: what is tried is measured, and what is not tried never is.
+            return min(between, seconds[place - 1] * (1 + _guessed_slope(below) * (num_tokens - below)))
         known = 0 if place == 0 else len(sizes) - 1
         return seconds[known] * (1 + self._slope(known) * (num_tokens - sizes[known]))
 
@@ -60,9 +79,14 @@ class StepTimes:
         """What a token more adds beyond the smallest or largest size that was seen, as a share of its time."""
         sizes, seconds = self._curve or self._made()
         if len(sizes) == 1:
-            return _GUESSED_SLOPE / (1 + _GUESSED_SLOPE * (sizes[0] - 1))
+            return _guessed_slope(sizes[0])
         one, other = (0, 1) if known == 0 else (known - 1, known)
         return (seconds[other] - seconds[one]) / (sizes[other] - sizes[one]) / seconds[known]
+
+
+def _guessed_slope(size: int) -> float:
+    """As a share of the time of a step of this size."""
+    return _GUESSED_SLOPE / (1 + _GUESSED_SLOPE * (size - 1))
 
 
 def _size(num_tokens: int) -> int:

@@ -77,3 +77,14 @@ def test_nobody_is_mistrusted_for_ever() -> None:
 
 def test_before_anything_was_measured_one_guess_is_tried() -> None:
     assert Lengths().choose(Step(2, 2), [0, 1], [5, 0]) == [1, 0]
+
+
+def test_what_never_paid_is_tried_again_now_and_then() -> None:
+    lengths = lengths_of([1.0, 2.5], [1.0])
+    answers = [lengths.may_pay(1) for _ in range(300)]
+    assert answers.index(True) == 256, "what was measured is forgotten"
+    lengths.times.record(2, 2.5)
+    assert not lengths.may_pay(1)
+    for _ in range(300):
+        lengths.times.record(2, 1.1)
+    assert lengths.may_pay(1)

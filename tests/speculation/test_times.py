@@ -12,12 +12,12 @@ from archerfish.speculation.times import StepTimes
 def test_what_was_measured_is_told_and_lies_between_on_a_line() -> None:
     times = StepTimes()
     assert not times
-    times.record(1, 1.0)
-    times.record(5, 3.0)
+    times.record(2, 1.0)
+    times.record(5, 4.0)
     assert times
-    assert times.of(1) == 1.0 and times.of(5) == 3.0
+    assert times.of(2) == 1.0 and times.of(5) == 4.0
     assert times.of(3) == pytest.approx(2.0)
-    assert times.of(9) == pytest.approx(5.0), "it goes on as it went last"
+    assert times.of(7) == pytest.approx(6.0), "it goes on as it went last"
 
 
 def test_with_one_size_alone_more_tokens_are_taken_to_cost_something() -> None:
@@ -27,9 +27,20 @@ def test_with_one_size_alone_more_tokens_are_taken_to_cost_something() -> None:
     assert 0.0 < times.of(1) < 1.0
 
 
+def test_a_size_far_away_does_not_keep_from_trying() -> None:
+    times = StepTimes()
+    times.record(1, 1.0)
+    times.record(48, 80.0)
+    assert times.of(2) == pytest.approx(1.2)
+    times.record(2, 2.5)
+    assert times.of(2) == 2.5, "what was tried is known"
+
+
 def test_new_measurements_move_it_slowly() -> None:
     times = StepTimes()
-    times.record(2, 1.0)
+    for seconds in (5.0, 1.0, 1.2):
+        times.record(2, seconds)
+    assert times.of(2) == 1.0, "a cold start is forgotten"
     times.record(2, 2.0)
     assert times.of(2) == pytest.approx(1.1)
     for _ in range(100):
