@@ -38,7 +38,12 @@ class RecordedModel:
             self._room = StepRoom(
                 rows.tokens, rows.tables, rows.block_size, max_tokens=most.rows, max_chunks=most.chunks
             )
-        num_rows = self._team.run_chunks(self._forward.instructions, self._room.take(outline.chunks))
+        room, trees = self._room, outline.trees
+        if trees is None:
+            assembly = room.take(outline.chunks)
+        else:
+            assembly = room.take_trees(outline.chunks, trees.depths, trees.paths)
+        num_rows = self._team.run_chunks(self._forward.instructions, assembly)
         hidden, logits = self._forward.rows
         return Passed(hidden[:num_rows], logits[: len(outline.sampling)])
 

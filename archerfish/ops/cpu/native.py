@@ -323,6 +323,8 @@ def make_step(num_rows: int, tokens: Tensor | None, positions: Tensor | None, ch
         many = c_void_p * len(chunks.tables)
         step.tables = many(*(table.data_ptr() for table in chunks.tables))
         step.slots = many(*(slots.data_ptr() for slots in chunks.slots))
+        if chunks.trees is not None:
+            step.depths, step.lines = chunks.trees.depths.data_ptr(), chunks.trees.paths.data_ptr()
     return step
 
 
