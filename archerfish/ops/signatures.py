@@ -230,6 +230,14 @@ class CopyBlocks(Protocol):
         """Copy whole blocks, all of them as they were before."""
 
 
+class MoveKv(Protocol):
+    def __call__(self, cache: LayerCache, sources: Tensor, targets: Tensor) -> None:
+        """Copy keys and values of single tokens from slots [n] int64 to others, all of them as they were before.
+
+        No slot is a target twice.
+        """
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ops:
     """The chosen implementation of each operation. Field names are operation names."""
@@ -248,4 +256,5 @@ class Ops:
     attend: Attend
     write_kv: WriteKv
     copy_blocks: CopyBlocks
+    move_kv: MoveKv
     draw: Draw

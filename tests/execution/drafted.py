@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from archerfish.execution.inputs import Outline
 from archerfish.execution.local import RunnableModel
 from archerfish.execution.rows import Rows
+from archerfish.kvcache.storage import KVStorage
 from archerfish.request import SamplingParams
 from archerfish.scheduling.plan import Chunk, SequenceStart
 from archerfish.speculation.draft import Draft
@@ -46,6 +48,25 @@ def check_lines_of_model(
                 check(hidden[first + token], alone[0])
                 check(logits[first + token], model.logits(alone)[0])
             first += lengths[row]
+
+
+def check_continuation(
+    model: RunnableModel, storage: KVStorage, rows: Rows, tree: Draft, check: Callable[[Tensor, Tensor], None]
+) -> None:
+    """After the last guess of a tree was accepted with its line, the next token gets what it would get without a tree."""
+    guessed, line = tokens_of(0, START + 1 + len(tree))[START:], lines(tree)[-1]
+    accepted = tokens_of(0, START) + [guessed[token] for token in line]
+    places = np.arange(len(line))
+    assert line != places.tolist(), "nothing to move"
+    with torch.inference_mode():
+        begin(rows, 0, tokens_of(0, START) + guessed)
+        run(model, rows, [Chunk(0, 0, START, False)])
+        run(model, rows, [Chunk(0, START, len(guessed), True)], (tree,))
+        storage.move(rows.tables, np.zeros_like(places), START + np.array(line), START + places)
+        begin(rows, 0, [*accepted, 5])
+        found = run(model, rows, [Chunk(0, len(accepted), 1, True)])
+        run(model, rows, [Chunk(0, 0, len(accepted), False)])
+        check(found[0], run(model, rows, [Chunk(0, len(accepted), 1, True)])[0])
 
 
 def run(

@@ -10,7 +10,7 @@ from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
 from archerfish.ops import Target, choose_ops
 from archerfish.weights.load import random_weights
-from tests.execution.drafted import check_lines_of_model
+from tests.execution.drafted import check_continuation, check_lines_of_model
 from tests.execution.small_models import ARCHS, BLOCK_SIZE, LENGTH, NUM_BLOCKS
 from tests.ops.trees import bushy, deep
 
@@ -22,7 +22,7 @@ def near(found: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", ARCHS)
-def test_every_guess_gets_what_its_line_alone_would_give(name: str) -> None:
+def test_every_guess_and_what_follows_gets_what_its_line_alone_would_give(name: str) -> None:
     arch = ARCHS[name]
     model = Decoder(arch, OPS, LENGTH)
     model.requires_grad_(False)
@@ -32,3 +32,4 @@ def test_every_guess_gets_what_its_line_alone_would_give(name: str) -> None:
     rows = Rows(2, LENGTH, len(layout.windows), BLOCK_SIZE)
     for trees in ((bushy(12), deep(5)), (deep(9), None)):
         check_lines_of_model(EagerModel(model, storage), rows, trees, near)
+    check_continuation(EagerModel(model, storage), storage, rows, bushy(12), near)

@@ -48,7 +48,7 @@ class TritonOps:
     def functions(self) -> dict[str, Callable[..., Any]]:
         """The operations of a decoder, by their names."""
         recordable = {name: self._recordable(name, _EAGER[name], _MADE[name]) for name in _MADE if name in _EAGER}
-        return {**recordable, "copy_blocks": cache.copy_blocks, "draw": draw.draw}
+        return {**recordable, "copy_blocks": cache.copy_blocks, "move_kv": cache.move_kv, "draw": draw.draw}
 
     @property
     def select(self) -> Callable[[Tensor, Tensor], Tensor]:
