@@ -43,26 +43,30 @@ def check_lines_of_model(
             for token, line in enumerate(lines(tree or Draft((), ()))):
                 history, guessed = tokens_of(row, start), tokens_of(row, start + lengths[row])[start:]
                 begin(rows, row, history + [guessed[place] for place in line])
-                run(model, rows, [Chunk(row, 0, start, False)])
-                alone = run(model, rows, [Chunk(row, start, len(line), True)])[-1:]
+                alone = run(model, rows, [Chunk(row, 0, start + len(line), True)])[-1:]
                 check(hidden[first + token], alone[0])
                 check(logits[first + token], model.logits(alone)[0])
             first += lengths[row]
 
 
 def check_continuation(
-    model: RunnableModel, storage: KVStorage, rows: Rows, tree: Draft, check: Callable[[Tensor, Tensor], None]
+    model: RunnableModel,
+    storage: KVStorage,
+    rows: Rows,
+    tree: Draft,
+    check: Callable[[Tensor, Tensor], None],
+    start: int = START,
 ) -> None:
-    """After the last guess of a tree was accepted with its line, the next token gets what it would get without a tree."""
-    guessed, line = tokens_of(0, START + 1 + len(tree))[START:], lines(tree)[-1]
-    accepted = tokens_of(0, START) + [guessed[token] for token in line]
+    """Once the last guess of a tree was accepted, the token after it gets what it would get without a tree."""
+    guessed, line = tokens_of(0, start + 1 + len(tree))[start:], lines(tree)[-1]
+    accepted = tokens_of(0, start) + [guessed[token] for token in line]
     places = np.arange(len(line))
     assert line != places.tolist(), "nothing to move"
     with torch.inference_mode():
-        begin(rows, 0, tokens_of(0, START) + guessed)
-        run(model, rows, [Chunk(0, 0, START, False)])
-        run(model, rows, [Chunk(0, START, len(guessed), True)], (tree,))
-        storage.move(rows.tables, np.zeros_like(places), START + np.array(line), START + places)
+        begin(rows, 0, tokens_of(0, start) + guessed)
+        run(model, rows, [Chunk(0, 0, start, False)])
+        run(model, rows, [Chunk(0, start, len(guessed), True)], (tree,))
+        storage.move(rows.tables, np.zeros_like(places), start + np.array(line), start + places)
         begin(rows, 0, [*accepted, 5])
         found = run(model, rows, [Chunk(0, len(accepted), 1, True)])
         run(model, rows, [Chunk(0, 0, len(accepted), False)])

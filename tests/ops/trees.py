@@ -136,8 +136,28 @@ def check_lines(
     get without the others."""
     for sequence, found in zip(sequences, machine.run(sequences, window, softcap), strict=True):
         assert found.isfinite().all()
-        if sequence.tree is None:
-            check(found, machine.run([sequence], window, softcap)[0])
-            continue
-        for token, line in enumerate(lines(sequence.tree)):
-            check(found[token], machine.run([sequence.line(line)], window, softcap)[0][-1])
+        for asked, alone in _alone(sequence):
+            check(found[asked], machine.run([alone], window, softcap)[0][-len(found[asked]) :])
+
+
+def check_lines_at_once(
+    machine: Machine,
+    sequences: list[Tokens],
+    check: Callable[[Tensor, Tensor], None],
+    window: int | None = None,
+    softcap: float | None = None,
+) -> None:
+    """The same, with all lines as sequences of one step: for whom every launch takes long."""
+    alone = [_alone(sequence) for sequence in sequences]
+    wanted = iter(machine.run([one for parts in alone for _, one in parts], window, softcap))
+    for found, parts in zip(machine.run(sequences, window, softcap), alone, strict=True):
+        assert found.isfinite().all()
+        for asked, _ in parts:
+            check(found[asked], next(wanted)[-len(found[asked]) :])
+
+
+def _alone(sequence: Tokens) -> list[tuple[slice, Tokens]]:
+    """Tokens of its chunk, each of a tree or else all of them, and the sequence as it leads to them."""
+    if sequence.tree is None:
+        return [(slice(None), sequence)]
+    return [(slice(token, token + 1), sequence.line(line)) for token, line in enumerate(lines(sequence.tree))]

@@ -35,6 +35,8 @@ class DeviceStep(NamedTuple):
     tables: tuple[Tensor, ...]
     """For each KV group, [rows, blocks] int32 of all rows."""
     scratch: attention.Scratch
+    lines: attention.Lines | None
+    """Of steps with trees."""
 
 
 class TritonOps:
@@ -155,7 +157,7 @@ def _attend(
         return attention.attend(q, layer, step, group, scale, window, softcap)
     out = torch.empty_like(q)
     scoring = attention.Scoring(scale, window, softcap)
-    attention.attend_into(out, q, layer, step.work[window], step.tables[group], step.scratch, scoring)
+    attention.attend_into(out, q, layer, step.work[window], step.tables[group], step.scratch, scoring, step.lines)
     return out
 
 
