@@ -25,7 +25,8 @@ Step assemble(const Assembly& from) {
             }
         }
         for (int64_t i = 0; i < chunk.length; ++i, ++num_rows) {
-            from.positions[num_rows] = chunk.start + i;
+            bool is_guess = from.depths && from.depths[num_rows] >= 0;
+            from.positions[num_rows] = chunk.start + (is_guess ? from.depths[num_rows] : i);
             from.tokens[num_rows] = from.row_tokens[chunk.row * from.tokens_per_row + chunk.start + i];
         }
         from.query_starts[c + 1] = (int32_t)num_rows;
@@ -44,6 +45,8 @@ Step assemble(const Assembly& from) {
     step.table_width = width;
     step.num_picked = num_picked;
     step.picked = from.picked;
+    step.depths = from.depths;
+    step.lines = from.lines;
     return step;
 }
 

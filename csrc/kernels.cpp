@@ -17,6 +17,7 @@ namespace {
 #include "rows.inc"
 #include "linear.inc"
 #include "cache.inc"
+#include "attention_tiles.inc"
 #include "attention.inc"
 #include "experts.inc"
 #include "draw.inc"

@@ -254,6 +254,8 @@ struct Instruction {
 
 // -- a step -----------------------------------------------------------------------------------------------------------
 
+constexpr int64_t MOST_TREE_TOKENS = 64;  // Of a chunk that is a tree.
+
 struct Step {
     int64_t num_rows;
     int64_t num_threads;  // That work on it.
@@ -267,6 +269,11 @@ struct Step {
     int64_t table_width;
     int64_t num_picked;
     const int64_t* picked;  // Which rows, for those instructions that work on some only.
+    // Null where no chunk is a tree. Else the depth of each row in its own, -1 if its chunk is none; and the line that
+    // leads to it there, [rows][MOST_TREE_TOKENS], as numbers of the chunk's tokens: the key at the d-th position from
+    // the chunk's start on is the one that was stored for token line[d].
+    const int32_t* depths;
+    const uint8_t* lines;
 };
 
 // What a step is made from: chunks of sequences, whose tokens and block tables are kept in rows. And room to make it in.
@@ -279,6 +286,8 @@ struct Assembly {
     int64_t blocks_per_row;
     int64_t num_groups;
     int64_t block_size;
+    const int32_t* depths;  // As a step has them, or null.
+    const uint8_t* lines;
 
     int64_t* tokens;
     int64_t* positions;

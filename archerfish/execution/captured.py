@@ -41,6 +41,8 @@ class Shape(NamedTuple):
     """Every chunk is one token, and each is picked."""
     has_large: bool
     """Attention has large tiles."""
+    has_trees: bool
+    """Some chunks are trees of guesses."""
     kind: Kind | None
     """How tokens are drawn; None where that is left to the host."""
 
@@ -170,17 +172,17 @@ class CapturedModel:
 
     def _pass(self, shape: Shape) -> Ran:
         room, size = self._room, shape.size
-        rows, told = room.rows, room.told(size)
+        rows, told = room.rows, room.told(size, has_trees=shape.has_trees)
         num_groups = len(rows.device_tables)
         tokens = torch.empty(size.num_tokens, dtype=torch.int32, device=self._device)
         slots = torch.empty((num_groups, size.num_tokens), dtype=torch.int64, device=self._device)
         steps.scatter(rows.memory, told.num_news, told.news)
-        steps.find_tokens(tokens, slots, rows.memory, rows.table_starts, told.rows, told.positions, rows.strides)
+        steps.find_tokens(tokens, slots, rows.memory, rows.table_starts, told.rows, told.places, rows.strides)
         inputs = {
             "tokens": tokens,
             "positions": told.positions,
             "picked": None if shape.is_decode else told.picked,
-            "chunks": room.attention(has_large=shape.has_large),
+            "chunks": room.attention(told.lines, has_large=shape.has_large),
             **{f"slots{group}": slots[group] for group in range(num_groups)},
         }
         hidden, logits = self._ops.run(self._program, inputs)
@@ -203,7 +205,7 @@ def _shape(outline: Outline, asked: DrawRows | None, most_picked: int, *, has_la
     elif num_tokens > _FEW_TOKENS and num_picked > 1:
         num_picked = most_picked  # It costs such a step little, and what is left are few shapes.
     size = StepSize(bucket(num_tokens), bucket(max(1, num_picked)))
-    return Shape(size, is_decode, has_large, None if asked is None else kind_of(asked))
+    return Shape(size, is_decode, has_large, outline.trees is not None, None if asked is None else kind_of(asked))
 
 
 def _record(model: Decoder, storage: KVStorage, ops: TritonOps) -> Program:

@@ -1,6 +1,7 @@
 """Turns a plan's chunks into what one forward pass is told: an outline on the host, and tensors made from it."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -8,9 +9,11 @@ import torch
 from torch import Tensor
 
 from archerfish.execution.rows import Rows
+from archerfish.execution.trees import StepTrees
 from archerfish.ops.arrays import Ints, LongTable
-from archerfish.ops.signatures import Chunks
+from archerfish.ops.signatures import Chunks, Trees
 from archerfish.scheduling.plan import Chunk
+from archerfish.speculation.draft import Draft
 
 _ALIGNMENT = 16
 """Bytes."""
@@ -33,6 +36,8 @@ class Outline:
     """[picked] the chunk of each picked token."""
     picked: Ints
     """[picked] where each is among the step's tokens."""
+    trees: StepTrees | None = None
+    """Where some of the chunks are trees of guesses."""
 
     @classmethod
     def of(cls, chunks: list[Chunk], num_guesses: Ints | None = None) -> Self:
@@ -57,12 +62,31 @@ class Outline:
     @property
     def drawn_positions(self) -> Ints:
         """[picked] where the tokens that are drawn go."""
+        if self.trees is not None:
+            return self.positions[self.picked] + 1
         return self.ends[self.sampling] - (self.query_ends[self.sampling] - self.picked) + 1
 
     @property
     def offsets(self) -> Ints:
         """[chunks] where each chunk begins among the step's tokens."""
         return self.query_ends - self.chunks[:, 2]
+
+    @property
+    def places(self) -> Ints:
+        """[T] where tokens, keys and values lie in their rows: counted up from each chunk's start."""
+        return np.arange(int(self.query_ends[-1])) + np.repeat(self.chunks[:, 1] - self.offsets, self.chunks[:, 2])
+
+    @property
+    def positions(self) -> Ints:
+        """[T] their places in the text: the same, but for guesses that stand side by side."""
+        if self.trees is None:
+            return self.places
+        by_depth = np.repeat(self.chunks[:, 1], self.chunks[:, 2]) + self.trees.depths
+        return np.where(self.trees.depths < 0, self.places, by_depth)
+
+    def with_drafts(self, drafts: Sequence[Draft | None]) -> "Outline":
+        """For each chunk the guesses that follow its first token, or None: then its tokens follow one another."""
+        return replace(self, trees=StepTrees.of(self.chunks[:, 2], drafts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +103,18 @@ class StepTensors:
 
 
 def step_tensors(outline: Outline, rows: Rows, device: str) -> StepTensors:
-    row, start, length = outline.chunks[:, 0], outline.chunks[:, 1], outline.chunks[:, 2]
+    row, length = outline.chunks[:, 0], outline.chunks[:, 2]
     ends, query_ends = outline.ends, outline.query_ends
-    # Positions count up from each chunk's start; rows repeat for each of its tokens.
-    positions = np.arange(int(query_ends[-1])) + np.repeat(start - outline.offsets, length)
+    places, trees = outline.places, outline.trees
     token_rows = np.repeat(row, length)
-    blocks, block_offsets = positions // rows.block_size, positions % rows.block_size
+    blocks, block_offsets = places // rows.block_size, places % rows.block_size
     slots = [table[token_rows, blocks] * np.int64(rows.block_size) + block_offsets for table in rows.tables]
     most_blocks = -(-int(ends.max()) // rows.block_size)
     tables = [table[row, :most_blocks] for table in rows.tables]
     # However many groups and chunks there are, two copies reach the device: what is wide, and what is narrow.
-    wide = _copied([rows.tokens[token_rows, positions], positions, outline.picked, *slots], np.int64, device)
-    narrow = _copied([np.append(0, query_ends), length, ends, *tables], np.int32, device)
+    wide = _copied([rows.tokens[token_rows, places], outline.positions, outline.picked, *slots], np.int64, device)
+    lines: list[np.ndarray[Any, Any]] = [] if trees is None else [trees.depths, trees.paths.view(np.int32)]
+    narrow = _copied([np.append(0, query_ends), length, ends, *tables, *lines], np.int32, device)
     return StepTensors(
         tokens=wide[0],
         positions=wide[1],
@@ -99,12 +123,17 @@ def step_tensors(outline: Outline, rows: Rows, device: str) -> StepTensors:
             query_starts=narrow[0],
             lengths=narrow[1],
             ends=narrow[2],
-            tables=tuple(narrow[3:]),
+            tables=tuple(narrow[3 : 3 + len(tables)]),
             slots=tuple(wide[3:]),
             host_lengths=length,
             host_ends=ends,
+            trees=None if trees is None else _trees(trees, *narrow[-len(lines) :]),
         ),
     )
+
+
+def _trees(trees: StepTrees, depths: Tensor, words: Tensor) -> Trees:
+    return Trees(depths=depths, paths=words.view(torch.uint8), host_depths=trees.depths)
 
 
 def no_chunks(num_groups: int) -> Chunks:

@@ -51,7 +51,12 @@ class RecordedModel:
                 max_chunks=most.chunks,
                 max_picked=most.picked,
             )
-        num_rows = self._team.run_chunks(self._forward.instructions, self._room.take(outline.chunks))
+        room, trees = self._room, outline.trees
+        if trees is None:
+            assembly = room.take(outline.chunks)
+        else:
+            assembly = room.take_trees(outline.chunks, trees.depths, trees.paths)
+        num_rows = self._team.run_chunks(self._forward.instructions, assembly)
         hidden, logits = self._forward.rows
         return Passed(hidden[:num_rows], logits[: len(outline.sampling)])
 

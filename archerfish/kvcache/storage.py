@@ -9,6 +9,7 @@ from torch import Tensor
 
 from archerfish.kvcache.layout import KVLayout
 from archerfish.kvcache.tables import BlockCopy
+from archerfish.ops.arrays import Ints, IntTable
 from archerfish.ops.signatures import Chunks, LayerCache, Ops
 
 
@@ -51,10 +52,36 @@ class KVStorage:
         for slot in range(self.layout.num_slots):
             self._ops.copy_blocks(self._of_slot(slot), sources, targets)
 
+    def move(self, tables: Sequence[IntTable], rows: Ints, sources: Ints, targets: Ints) -> None:
+        """Bring keys and values of single tokens from positions to others of their rows [n], in all layers.
+
+        All of them as they were before. Tables [rows, blocks] are those of each group.
+        """
+        if not len(rows):
+            return
+        moves = np.stack([self._slots(tables, rows, positions) for positions in (sources, targets)])
+        from_slots, to_slots = torch.from_numpy(moves).to(self.keys.device)
+        self._ops.move_kv(self._of_all_slots(), from_slots, to_slots)
+
+    def _slots(self, tables: Sequence[IntTable], rows: Ints, positions: Ints) -> Ints:
+        """Of positions, for every group and layer of it, in the cache of all slots."""
+        blocks = np.concatenate([table[rows, positions // self.block_size] for table in tables]).astype(np.int64)
+        of_slot = blocks * self.block_size + np.tile(positions % self.block_size, len(tables))
+        num_slots, num_blocks = self.keys.shape[:2]
+        firsts = np.arange(num_slots) * (num_blocks * self.block_size)
+        found: Ints = (firsts[:, None] + of_slot).reshape(-1)
+        return found
+
+    def _of_all_slots(self) -> LayerCache:
+        """One after the other, as if all were blocks of one layer."""
+        return LayerCache(*(tensor.flatten(0, 1) for tensor in self._tensors()))
+
+    def _tensors(self) -> list[Tensor]:
+        every = (self.keys, self.values, self.key_scales, self.value_scales)
+        return [tensor for tensor in every if tensor is not None]
+
     def _of_slot(self, slot: int) -> LayerCache:
-        if self.key_scales is None or self.value_scales is None:
-            return LayerCache(self.keys[slot], self.values[slot])
-        return LayerCache(self.keys[slot], self.values[slot], self.key_scales[slot], self.value_scales[slot])
+        return LayerCache(*(tensor[slot] for tensor in self._tensors()))
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:

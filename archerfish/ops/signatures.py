@@ -15,6 +15,28 @@ from archerfish.ops.arrays import Ints
 
 Prepared = TypeVar("Prepared")
 
+MOST_TREE_TOKENS = 64
+"""Of a chunk that is a tree. The width of paths, whatever a step has, so that kernels are compiled for one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trees:
+    """Of a step in which some chunks are trees: a token there sees what lies before the chunk, and its own line only.
+
+    Keys and values of all of a chunk's tokens lie one after the other, as they always do. But the key at position
+    start + d of a tree's token is the one stored at start + path[d]. Whoever fetches it from there and otherwise walks
+    positions as of any other token, gives it the bits that it would have if there were nothing but its line.
+    """
+
+    depths: Tensor
+    """[T] int32: how many tokens of its chunk are in a token's line before it, so that its position is start + depth;
+    -1 for tokens of chunks that are no trees."""
+    paths: Tensor
+    """[T, MOST_TREE_TOKENS] uint8: a token's line among the tokens of its chunk, the first one's 0 first and its own
+    number last, and again in what is left over. Means nothing where there is no tree."""
+    host_depths: Ints
+    """[T] on the host."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chunks:
@@ -40,6 +62,8 @@ class Chunks:
     """[chunks] on the host, because loops and launch grids are made from it."""
     host_ends: Ints
     """[chunks] the same of ends."""
+    trees: Trees | None = None
+    """Where at least one of the chunks is a tree."""
     _prepared: dict[Callable[["Chunks"], Any], Any] = field(default_factory=dict, init=False, repr=False)
 
     def prepared(self, prepare: Callable[["Chunks"], Prepared]) -> Prepared:
@@ -206,6 +230,14 @@ class CopyBlocks(Protocol):
         """Copy whole blocks, all of them as they were before."""
 
 
+class MoveKv(Protocol):
+    def __call__(self, cache: LayerCache, sources: Tensor, targets: Tensor) -> None:
+        """Copy keys and values of single tokens from slots [n] int64 to others, all of them as they were before.
+
+        No slot is a target twice.
+        """
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ops:
     """The chosen implementation of each operation. Field names are operation names."""
@@ -224,4 +256,5 @@ class Ops:
     attend: Attend
     write_kv: WriteKv
     copy_blocks: CopyBlocks
+    move_kv: MoveKv
     draw: Draw

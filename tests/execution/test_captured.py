@@ -22,7 +22,9 @@ from archerfish.ops.triton.operations import TritonOps
 from archerfish.quant import WeightFormat
 from archerfish.weights.device_packing import DevicePacker
 from archerfish.weights.load import random_weights
+from tests.execution.drafted import START, check_continuation, check_lines_of_model
 from tests.execution.small_models import ARCHS, BLOCK_SIZE, LENGTH, LONG, NUM_BLOCKS, SHORT, arch, layer, passes
+from tests.ops.trees import bushy, deep
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PLANS = SHORT if INTERPRETED else LONG
@@ -161,3 +163,35 @@ def test_it_joins_what_one_kernel_can_do() -> None:
     lines = [line.operation for line in captured(model, triton, rows_of(model.arch))._program.lines]
     layer_lines = ["linear", "place", "attend", "linear_add_norm", "gated_linear", "linear_add_norm"]
     assert lines == ["embed", "rms_norm", *layer_lines, *layer_lines, "select", "wide_linear"]
+
+
+def storage_and_model(of: Arch) -> tuple[KVStorage, CapturedModel, DeviceRows]:
+    triton, rows = opened(), rows_of(of)
+    model = decoder(of, triton)
+    stored = storage(model, triton)
+    return stored, CapturedModel(model, stored, triton, rows, max_rows=LENGTH, max_num_seqs=2), rows
+
+
+def same_bits(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    """The interpreter's products depend on how many rows they have; a tensor core's do not."""
+    assert found.isfinite().all()
+    if INTERPRETED:
+        torch.testing.assert_close(found, wanted, rtol=2.0**-7, atol=2.0**-7)
+    else:
+        assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("name", ["shared keys"] if INTERPRETED else MODELS)
+def test_every_guess_has_the_bits_of_its_line_alone(name: str) -> None:
+    _, graphs, rows = storage_and_model(MODELS[name])
+    if INTERPRETED:
+        check_lines_of_model(graphs, rows, (bushy(3), None), same_bits, (14, 3))
+        return
+    for _ in range(3):  # Run, captured, replayed.
+        for trees in ((bushy(12), deep(5)), (deep(9), None)):
+            check_lines_of_model(graphs, rows, trees, same_bits)
+
+
+def test_a_line_that_was_moved_to_its_place_goes_on_as_if_it_had_been_there() -> None:
+    stored, graphs, rows = storage_and_model(MODELS["shared keys"])
+    check_continuation(graphs, stored, rows, bushy(5), same_bits, 5 if INTERPRETED else START)

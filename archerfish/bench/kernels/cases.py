@@ -89,6 +89,7 @@ def _all_cases(asked: Asked) -> Iterator[KernelCase]:
             yield maker.attend(spec, num_tokens, 1, f"{num_tokens} x 1 token, context {asked.context}")
         yield maker.write_kv()
         yield maker.copy_blocks()
+        yield maker.move_kv()
         yield maker.draw()
         if asked.quantized:
             yield from _quantized_cases(asked, num_tokens)
@@ -332,6 +333,20 @@ class _Maker:
             shape=f"{count} blocks of {block_size} tokens{self._kv_note}",
             make=make,
             num_bytes=2 * self._kv_bytes(count * block_size) + 2 * count * _INDEX_BYTES,
+        )
+
+    def move_kv(self) -> KernelCase:
+        count, blocks = self._num_tokens, -(-2 * self._num_tokens // self._asked.block_size)
+
+        def make() -> tuple[Any, ...]:
+            order = torch.randperm(blocks * self._asked.block_size, device=self._asked.device)
+            return self._cache(blocks), order[:count], order[count : 2 * count]
+
+        return KernelCase(
+            operation="move_kv",
+            shape=f"{count} x {self._attention.num_kv_heads} heads x {self._attention.head_dim}{self._kv_note}",
+            make=make,
+            num_bytes=2 * self._kv_bytes(count) + 2 * count * _INDEX_BYTES,
         )
 
     def draw(self) -> KernelCase:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from archerfish.ops.arrays import IntTable, LongTable
+from archerfish.ops.arrays import ByteTable, Ints, IntTable, LongTable
 from archerfish.ops.cpu.program import Assembly
 
 CHUNK_FIELDS = 4
@@ -29,6 +29,7 @@ class StepRoom:
         num_groups, blocks_per_row = len(tables), tables[0].shape[1]
         self._chunks = np.zeros((max_chunks, CHUNK_FIELDS), np.int64)
         self._alive: list[Any] = [tokens, tables]
+        self._trees: tuple[Any, ...] = ()
 
         def room(count: int, dtype: type[np.int32 | np.int64]) -> int:
             array = np.zeros(count, dtype)
@@ -57,7 +58,15 @@ class StepRoom:
         """Of the next step: [chunks, 4]."""
         self._chunks[: len(chunks)] = chunks
         self.assembly.num_chunks = len(chunks)
+        self.assembly.depths = self.assembly.lines = None
         return self.assembly
+
+    def take_trees(self, chunks: LongTable, depths: Ints, paths: ByteTable) -> Assembly:
+        """Of a step in which some chunks are trees: depths [T] and paths [T, MOST_TREE_TOKENS], as `ops.Trees` says."""
+        assembly = self.take(chunks)
+        self._trees = (depths.astype(np.int32), np.ascontiguousarray(paths))
+        assembly.depths, assembly.lines = (array.ctypes.data for array in self._trees)
+        return assembly
 
 
 def _address(array: IntTable) -> int:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from archerfish.arch.arch import Activation
-from archerfish.ops.cpu import program
+from archerfish.ops.cpu import copies, program
 from archerfish.ops.cpu.library import Team
 from archerfish.ops.cpu.program import ACTIVATIONS, Format, Index, Operation
 from archerfish.ops.cpu.recording import Recording
@@ -29,7 +29,7 @@ _CACHE_LINE, _PAGE_PART = 64, 1024
 
 NATIVE_OPERATIONS = (
     *("linear", "embed", "add", "scale", "softcap", "rms_norm", "layer_norm", "rotate", "activate"),
-    *("route", "experts", "attend", "write_kv", "copy_blocks", "draw"),
+    *("route", "experts", "attend", "write_kv", "copy_blocks", "move_kv", "draw"),
 )
 
 
@@ -205,9 +205,8 @@ class NativeOps:
         self._do(Operation.ATTEND, operands, step, q, cache, self._parts, out)
         return out
 
-    def copy_blocks(self, cache: LayerCache, sources: Tensor, targets: Tensor) -> None:
-        for tensor in cache.tensors:
-            tensor[targets] = tensor[sources]  # Whole blocks: how they are arranged inside does not matter.
+    copy_blocks = staticmethod(copies.copy_blocks)
+    move_kv = staticmethod(copies.move_kv)
 
     def draw(self, logits: Tensor, rows: DrawRows) -> Drawn:
         assert logits.shape[1] <= self.MOST_TOKENS, f"a vocabulary of {logits.shape[1]} is more than there is room for"
@@ -323,6 +322,8 @@ def make_step(num_rows: int, tokens: Tensor | None, positions: Tensor | None, ch
         many = c_void_p * len(chunks.tables)
         step.tables = many(*(table.data_ptr() for table in chunks.tables))
         step.slots = many(*(slots.data_ptr() for slots in chunks.slots))
+        if chunks.trees is not None:
+            step.depths, step.lines = chunks.trees.depths.data_ptr(), chunks.trees.paths.data_ptr()
     return step
 
 

@@ -239,6 +239,8 @@ class Step(Structure):
         ("table_width", c_int64),
         ("num_picked", c_int64),
         ("picked", c_void_p),
+        ("depths", c_void_p),
+        ("lines", c_void_p),
     )
 
 
@@ -252,6 +254,8 @@ class Assembly(Structure):
         ("blocks_per_row", c_int64),
         ("num_groups", c_int64),
         ("block_size", c_int64),
+        ("depths", c_void_p),
+        ("lines", c_void_p),
         ("tokens", c_void_p),
         ("positions", c_void_p),
         ("query_starts", c_void_p),

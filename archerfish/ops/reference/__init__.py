@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from archerfish.ops.reference.attention import attend
-from archerfish.ops.reference.cache import copy_blocks, write_kv
+from archerfish.ops.reference.cache import copy_blocks, move_kv, write_kv
 from archerfish.ops.reference.drawing import draw
 from archerfish.ops.reference.layers import (
     activate,
@@ -35,5 +35,6 @@ IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "attend": attend,
     "write_kv": write_kv,
     "copy_blocks": copy_blocks,
+    "move_kv": move_kv,
     "draw": draw,
 }

@@ -1,18 +1,36 @@
 """Paged attention in plain torch: keys are walked in tiles with a running softmax, so memory stays linear in length.
 
-One path serves prefill, decode and mixed batches: chunks of equal length are stacked and walked together.
+One path serves prefill, decode and mixed batches: chunks of equal length are stacked and walked together. Tokens of
+trees are a stack of chunks of one token each, whose last keys are looked up where their lines say.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from archerfish.ops.signatures import Chunks, LayerCache
+from archerfish.ops.arrays import Ints
+from archerfish.ops.signatures import Chunks, LayerCache, Trees
 
 KEYS_PER_TILE = 256
 QUERIES_PER_TILE = 256
+
+
+class Lines(NamedTuple):
+    """Where the last keys of some tokens lie."""
+
+    roots: Tensor
+    """[tokens] position from which on each has a line of its own: its tree's first token's."""
+    paths: Tensor
+    """[tokens, MOST_TREE_TOKENS] the line, as places after that position."""
+
+    def places(self, positions: Tensor) -> Tensor:
+        """Of keys at these positions [tokens, keys]. The last of a line stands for all that would come after it."""
+        depths = positions - self.roots[: len(positions), None]
+        followed = self.paths[: len(positions)].gather(1, depths.clamp(0, self.paths.shape[1] - 1)).long()
+        return torch.where(depths < 0, positions, self.roots[: len(positions), None] + followed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +48,28 @@ class EqualChunks:
     """[chunks] position of each chunk's first token."""
     ends: tuple[int, ...]
     """Context of each chunk, its own tokens included; on the host, because loops run over it."""
+    lines: Lines | None = None
+    """Of tokens of trees, which are chunks of one token here."""
 
 
 def stack_equal(chunks: Chunks) -> tuple[EqualChunks, ...]:
     """Chunks of one length together, longest context first. One copy to the device, however many lengths there are."""
-    order = np.lexsort((-chunks.host_ends, chunks.host_lengths))
-    places = torch.from_numpy(order).to(chunks.ends.device)
+    if chunks.trees is None:
+        return _stack_plain(chunks, np.arange(len(chunks.host_ends)))
+    firsts = np.cumsum(chunks.host_lengths) - chunks.host_lengths
+    is_tree = chunks.trees.host_depths[firsts] >= 0
+    return (*_stack_plain(chunks, np.flatnonzero(~is_tree)), _stack_lines(chunks, chunks.trees))
+
+
+def _stack_plain(chunks: Chunks, chosen: Ints) -> tuple[EqualChunks, ...]:
+    host_lengths, host_ends = chunks.host_lengths[chosen], chunks.host_ends[chosen]
+    order = np.lexsort((-host_ends, host_lengths))
+    places = torch.from_numpy(chosen[order]).to(chunks.ends.device)
     first_rows = chunks.query_starts.long()[places]
     starts = (chunks.ends - chunks.lengths).long()[places]
-    ends = chunks.host_ends[order].tolist()
+    ends = host_ends[order].tolist()
     stacked, first = [], 0
-    for length, count in zip(*(values.tolist() for values in np.unique_counts(chunks.host_lengths)), strict=True):
+    for length, count in zip(*(values.tolist() for values in np.unique_counts(host_lengths)), strict=True):
         stack = slice(first, first + count)
         stacked.append(
             EqualChunks(
@@ -52,6 +81,19 @@ def stack_equal(chunks: Chunks) -> tuple[EqualChunks, ...]:
         )
         first += count
     return tuple(stacked)
+
+
+def _stack_lines(chunks: Chunks, trees: Trees) -> EqualChunks:
+    """All tokens of trees, each as if it were a chunk, longest context first."""
+    depths, lengths = trees.host_depths, chunks.host_lengths
+    roots = np.repeat(chunks.host_ends - lengths, lengths)
+    ends = roots + depths + 1
+    tokens = np.flatnonzero(depths >= 0)
+    tokens = tokens[np.argsort(-ends[tokens], kind="stable")]
+    chunk_of_token = np.repeat(np.arange(len(lengths)), lengths)
+    told = np.stack((chunk_of_token[tokens], tokens, ends[tokens] - 1, roots[tokens]))
+    places, rows, positions, firsts = torch.from_numpy(told).to(chunks.ends.device)
+    return EqualChunks(places, rows[:, None], positions, tuple(ends[tokens].tolist()), Lines(firsts, trees.paths[rows]))
 
 
 def attend(
@@ -112,13 +154,13 @@ class _QueryTile:
             active = sum(blocks > tile for blocks in furthest) if window is None else self.num_chunks
             num_blocks = min(blocks_per_tile, max(furthest) - tile)
             blocks = oldest[:active, None] + torch.arange(tile, tile + num_blocks, device=device)
-            ids = table[equal.places[:active, None], blocks.clamp(max=table.shape[1] - 1)].long()
             key_positions = (blocks[:, :, None] * block_size + offsets).flatten(1)  # [active, keys]
             visible = key_positions[:, None, :] <= query_positions[:active, :, None]  # [active, length, keys]
             if window is not None:
                 visible &= key_positions[:, None, :] > query_positions[:active, :, None] - window
-            keys = _gather(cache.keys, cache.key_scales, ids)
-            self._add(keys, _gather(cache.values, cache.value_scales, ids), visible, active)
+            stored = _stored(equal, table, blocks, key_positions, block_size)
+            keys = _gather(cache.keys, cache.key_scales, stored)
+            self._add(keys, _gather(cache.values, cache.value_scales, stored), visible, active)
 
     def _add(self, keys: Tensor, values: Tensor, visible: Tensor, active: int) -> None:
         """Take in one tile of keys and values, [G, active, keys, D]."""
@@ -147,9 +189,19 @@ class _QueryTile:
         return x.view(*x.shape[:2], self.repeat, self.length, x.shape[-1])
 
 
-def _gather(numbers: Tensor, scales: Tensor | None, ids: Tensor) -> Tensor:
-    """Blocks [active, blocks] of [N, B, G, D], one after the other: [G, active, keys, D] float32."""
-    gathered = numbers.permute(2, 0, 1, 3)[:, ids].flatten(2, 3).float()
+def _stored(equal: EqualChunks, table: Tensor, blocks: Tensor, positions: Tensor, size: int) -> tuple[Tensor, ...]:
+    """Where a tile's keys lie in the cache: whole blocks [active, blocks], or of lines [active, keys] with offsets."""
+    chunks = equal.places[: len(blocks), None]
+    if equal.lines is None:
+        return (table[chunks, blocks.clamp(max=table.shape[1] - 1)].long(),)
+    places = equal.lines.places(positions)
+    return table[chunks, (places // size).clamp(max=table.shape[1] - 1)].long(), places % size
+
+
+def _gather(numbers: Tensor, scales: Tensor | None, stored: tuple[Tensor, ...]) -> Tensor:
+    """What is stored there of [N, B, G, D], one after the other: [G, active, keys, D] float32."""
+    of_all_heads: tuple[slice | Tensor, ...] = (slice(None), *stored)
+    gathered = numbers.permute(2, 0, 1, 3)[of_all_heads].flatten(2, -2).float()
     if scales is not None:
-        gathered *= scales.permute(2, 0, 1)[:, ids].flatten(2, 3)[..., None]
+        gathered *= scales.permute(2, 0, 1)[of_all_heads].flatten(2)[..., None]
     return gathered

@@ -1,4 +1,4 @@
-"""Writing and copying blocks of the KV cache, in plain torch."""
+"""Writing, copying and moving within the KV cache, in plain torch."""
 
 from typing import NamedTuple
 
@@ -43,3 +43,10 @@ def round_heads(x: Tensor) -> Rounded:
 def copy_blocks(cache: LayerCache, sources: Tensor, targets: Tensor) -> None:
     for tensor in cache.tensors:
         tensor[targets] = tensor[sources]
+
+
+def move_kv(cache: LayerCache, sources: Tensor, targets: Tensor) -> None:
+    block_size = cache.keys.shape[1]
+    for tensor in cache.tensors:
+        moved = tensor[sources // block_size, sources % block_size]
+        tensor[targets // block_size, targets % block_size] = moved

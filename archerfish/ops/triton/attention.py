@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache as remembered
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from archerfish.ops.signatures import Chunks, LayerCache
 from archerfish.ops.triton.attention_kernel import attend_kernel
 from archerfish.ops.triton.cache import check_cache
 from archerfish.ops.triton.launch import INTERPRETED, launch
-from archerfish.ops.triton.units import BLOCK_N, SPLIT, Cut, TileCut, attention_units
+from archerfish.ops.triton.units import BLOCK_N, SPLIT, ChunkColumns, Cut, TileCut, attention_units
 
 _LOG2_E = math.log2(math.e)
 _DTYPES = ("bfloat16", "float16")
@@ -157,6 +158,13 @@ class Work:
     large: UnitList | None
 
 
+class Lines(NamedTuple):
+    """Where the keys of trees' tokens lie, as `Trees` says it."""
+
+    depths: Tensor
+    paths: Tensor
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Scratch:
     """Where units that share a tile leave what they found. One does for all layers: launches follow each other."""
@@ -198,11 +206,19 @@ class Scoring:
 
 
 def attend_into(
-    out: Tensor, q: Tensor, cache: LayerCache, work: Work, table: Tensor, scratch: Scratch, scoring: Scoring
+    out: Tensor,
+    q: Tensor,
+    cache: LayerCache,
+    work: Work,
+    table: Tensor,
+    scratch: Scratch,
+    scoring: Scoring,
+    lines: Lines | None = None,
 ) -> None:
     """Attention of q [T, H, D] into out, both with any stride between tokens. Tokens of no unit keep what they have.
 
     Units name rows of the table [rows, blocks] int32. Nothing is asked of the device: a graph can be captured.
+    Where there are trees, small units are told of their lines; a large one never has a tree's token.
     """
     _check(q, cache, scoring)
     shape = _head_shape(q, cache)
@@ -217,6 +233,7 @@ def attend_into(
             *(cache.keys, cache.values, cache.keys.stride(0), table, table.stride(0)),
             *(units.units, units.count),
             *(scratch.weighted, scratch.peaks, scratch.totals, scratch.counters),
+            *(lines if lines is not None and tile.is_small else (None, None)),
             *(scoring.window or 0, *scoring.factors),
             KV_HEADS=shape.num_kv_heads,
             REPEAT=shape.repeat,
@@ -250,7 +267,9 @@ def attend(
     shape = _head_shape(q, cache)
     step = chunks.prepared(_preparation(shape, window))
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    attend_into(out, q, cache, step.work, chunks.tables[group], step.scratch, Scoring(scale, window, softcap))
+    lines = None if chunks.trees is None else Lines(chunks.trees.depths, chunks.trees.paths)
+    scoring = Scoring(scale, window, softcap)
+    attend_into(out, q, cache, step.work, chunks.tables[group], step.scratch, scoring, lines)
     return out
 
 
@@ -272,14 +291,12 @@ def _preparation(shape: HeadShape, window: int | None) -> Callable[[Chunks], _St
 
     def prepare(chunks: Chunks) -> _Step:
         device, lengths = chunks.lengths.device, chunks.host_lengths
-        units = attention_units(
-            np.arange(len(lengths)),
-            chunks.host_ends - lengths,
-            lengths,
-            np.cumsum(lengths) - lengths,
-            window,
-            shape.cut(num_processors(device), _EAGER_PARTIALS),
+        of_chunks = ChunkColumns(
+            np.arange(len(lengths)), chunks.host_ends - lengths, lengths, np.cumsum(lengths) - lengths
         )
+        if chunks.trees is not None:
+            of_chunks = of_chunks.with_lines(chunks.trees.host_depths)
+        units = attention_units(*of_chunks, window, shape.cut(num_processors(device), _EAGER_PARTIALS))
         work = Work(_on_device(units.small, device), _on_device(units.large, device))
         return _Step(work, Scratch.of(shape, _EAGER_PARTIALS, device))
 

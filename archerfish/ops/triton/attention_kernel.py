@@ -8,13 +8,19 @@ split a row's softmax is rescaled tile by tile; splits are put together by a lef
 that walked them all or by the last one to arrive. A tile or split that a row sees nothing of changes none of its bits.
 What is summed over keys or dimensions is summed by the tensor core in their order, weights too; everything else is one
 expression for each element, which the compiler must be told not to contract (enable_fp_fusion=False).
+
+Tokens of trees are units of one token each. Where their keys lie is all that is special about them: from the tree's
+first position on, as their paths say.
 """
 
 import triton
 import triton.language as tl
 
+from archerfish.ops.signatures import MOST_TREE_TOKENS
 from archerfish.ops.triton.attention_walk import fold, leave, nothing, rows_first, walk
 from archerfish.ops.triton.launch import await_inputs, let_next_start
+
+_PATH: tl.constexpr = tl.constexpr(MOST_TREE_TOKENS)
 
 
 @triton.jit
@@ -82,6 +88,14 @@ def _put_together(
 
 
 @triton.jit
+def _line_of(trees, token, position, end):
+    """From which position on a token has a line of its own, and its path. Without a tree there is no such position."""
+    depths, paths = trees
+    depth = tl.load(depths + token)
+    return tl.where(depth < 0, end, position - depth), paths + token.to(tl.int64) * _PATH
+
+
+@triton.jit
 def attend_unit(
     out,
     out_stride,
@@ -91,6 +105,7 @@ def attend_unit(
     stored,
     scratch,
     scoring,
+    trees,
     KV_HEADS: tl.constexpr,
     REPEAT: tl.constexpr,
     ROWS_PER_TOKEN: tl.constexpr,
@@ -103,6 +118,7 @@ def attend_unit(
     CAPPED: tl.constexpr,
     KEYS_FIRST: tl.constexpr,
     SEVERAL: tl.constexpr,
+    LINED: tl.constexpr,
 ):
     """What a unit's queries q [rows, D] find with one key-value head, into out or, if others share the tile, partly."""
     table_row, first_token, num_tokens, position, first_split, end_split, num_arrivals, first_partial = unit
@@ -140,15 +156,20 @@ def attend_unit(
     entries = ((first_partial + tokens).to(tl.int64) * KV_HEADS + head) * ROWS_PER_TOKEN + heads
     shared = (num_arrivals > 1, first, first_of_all, entries, real, partials)
     seen_by_all = first
+    stored_as_seen = position + 1
+    line = None
+    if LINED:
+        line = _line_of(trees, first_token, position, end)
+        stored_as_seen = tl.minimum(stored_as_seen, line[0])
     if not WINDOWED:
-        seen_by_all = tl.maximum(first, tl.minimum(stop, (position + 1) // BLOCK_N * BLOCK_N))
+        seen_by_all = tl.maximum(first, tl.minimum(stop, stored_as_seen // BLOCK_N * BLOCK_N))
         softmax = walk(
-            first, seen_by_all, q, row_positions, reach, cache, scaling, softmax, shared,
-            BLOCK_SIZE, BLOCK_N, SPLIT, False, WINDOWED, CAPPED, KEYS_FIRST, SEVERAL,
+            first, seen_by_all, q, row_positions, reach, cache, scaling, softmax, shared, None,
+            BLOCK_SIZE, BLOCK_N, SPLIT, False, WINDOWED, CAPPED, KEYS_FIRST, SEVERAL, False,
         )  # fmt: skip
     peak, total, weighted, split_peak, split_ones, split_weighted = walk(
-        seen_by_all, stop, q, row_positions, reach, cache, scaling, softmax, shared,
-        BLOCK_SIZE, BLOCK_N, SPLIT, True, WINDOWED, CAPPED, KEYS_FIRST, SEVERAL,
+        seen_by_all, stop, q, row_positions, reach, cache, scaling, softmax, shared, line,
+        BLOCK_SIZE, BLOCK_N, SPLIT, True, WINDOWED, CAPPED, KEYS_FIRST, SEVERAL, LINED,
     )  # fmt: skip
     split_total = tl.max(split_ones, 0 if KEYS_FIRST else 1)
     if num_arrivals == 1:
@@ -168,7 +189,7 @@ def attend_unit(
             tl.store(counter, 0)
 
 
-@triton.jit(do_not_specialize=["table_stride", "window"])
+@triton.jit(do_not_specialize=["table_stride", "window"], do_not_specialize_on_alignment=["depths", "paths"])
 def attend_kernel(
     out,
     out_stride,
@@ -185,6 +206,8 @@ def attend_kernel(
     partial_peaks,
     partial_totals,
     counters,
+    depths,
+    paths,
     window,
     score_scale,
     exponent_scale,
@@ -207,6 +230,7 @@ def attend_kernel(
     """Units of work [n, 8], as `units` describes them, each for every key-value head; as many programs as there are.
 
     A tile's rows are query tokens, each with the heads that share the key-value head: REPEAT of ROWS_PER_TOKEN rows.
+    Depths and paths are those of a step's trees, or None.
     """
     let_next_start(EARLY)
     rows = tl.arange(0, BLOCK_M)
@@ -227,8 +251,8 @@ def attend_kernel(
                 out, out_stride, tl.load(q + places[:, None] + dims, mask=real[:, None], other=0.0), unit, head,
                 (keys, values, block_stride, table, table_stride),
                 (partial_weighted, partial_peaks, partial_totals, counters),
-                (window, score_scale, exponent_scale),
+                (window, score_scale, exponent_scale), (depths, paths),
                 KV_HEADS, REPEAT, ROWS_PER_TOKEN, BLOCK_SIZE, BLOCK_N, SPLIT, FOLD_TOKENS, FOLD_AHEAD, WINDOWED, CAPPED,
-                KEYS_FIRST, SEVERAL,
+                KEYS_FIRST, SEVERAL, depths is not None,
             )  # fmt: skip
     await_inputs(EARLY)  # Those without work too: who waits for this kernel waits for all before it.

@@ -61,17 +61,20 @@ def _widened(numbers, dtype: tl.constexpr):
 
 @triton.jit
 def _loaded(
-    cache, blocks, start, reach, KEYS: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr, MASKED: tl.constexpr
+    cache, blocks, offsets, start, reach,
+    KEYS: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values [KEYS, D] from position start on; where masked, zeros for those that are not alive.
+    """Keys and values [KEYS, D] of positions from start on; where masked, zeros for those that are not alive.
 
-    A block may hold leftovers that a weight of zero would not silence.
+    Offsets in their blocks are those of their positions, if not told. A block may hold leftovers that a weight of zero
+    would not silence.
     """
     keys, values, block_stride = cache[0], cache[1], cache[2]
     RUN: tl.constexpr = KEYS // blocks.shape[0]
     firsts = start + tl.arange(0, KEYS // RUN) * RUN
     numbers = tl.arange(0, RUN * D)[None, :]
-    places = (blocks.to(tl.int64) * block_stride + firsts % BLOCK_SIZE * D)[:, None] + numbers
+    runs = blocks.to(tl.int64) * block_stride + (firsts % BLOCK_SIZE if offsets is None else offsets) * D
+    places = runs[:, None] + numbers
     if MASKED:
         positions = firsts[:, None] + numbers // D
         alive = (positions >= reach[0]) & (positions < reach[1])
@@ -87,6 +90,17 @@ def _blocks(cache, start, stop, KEYS: tl.constexpr, BLOCK_SIZE: tl.constexpr):
     RUN: tl.constexpr = _RUN if cache[0].dtype.element_ty == tl.float8e4nv else 1
     firsts = start + tl.arange(0, KEYS // RUN) * RUN
     return tl.load(cache[3] + firsts // BLOCK_SIZE, mask=firsts < stop, other=0)
+
+
+@triton.jit
+def _followed(cache, line, start, stop, KEYS: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    """Blocks of positions from start on, and offsets in them, where those from a root on lie as a line says."""
+    root, path = line
+    positions = start + tl.arange(0, KEYS)
+    is_lined = positions >= root
+    numbers = tl.load(path + (positions - root), mask=is_lined & (positions < stop), other=0).to(tl.int32)
+    places = tl.where(is_lined, root + numbers, positions)
+    return tl.load(cache[3] + places // BLOCK_SIZE, mask=positions < stop, other=0), places % BLOCK_SIZE
 
 
 @triton.jit
@@ -161,6 +175,7 @@ def walk(
     scaling,
     softmax,
     shared,
+    line,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -169,12 +184,14 @@ def walk(
     CAPPED: tl.constexpr,
     KEYS_FIRST: tl.constexpr,
     SEVERAL: tl.constexpr,
+    LINED: tl.constexpr,
 ):
     """The softmax of all splits before and of the one under way, after tiles of keys from position first up to stop.
 
     Where others share the queries, splits before are left in memory instead, each by itself; unless there are SEVERAL,
     there are none. KEYS_FIRST: scores are
     [keys, rows] and weighted values [D, rows], which suits few rows: a tensor core takes 8 of them, not 16.
+    LINED: the line, a root and the path from there, says where keys lie; otherwise each lies at its position.
     """
     window = reach[2]
     is_shared, begin, first_split = shared[0], shared[1], shared[2]
@@ -183,11 +200,17 @@ def walk(
     ROWS: tl.constexpr = q.shape[0]
     D: tl.constexpr = q.shape[1]
     KEYS: tl.constexpr = 0 if KEYS_FIRST else 1
-    blocks = _blocks(cache, first, stop, BLOCK_N, BLOCK_SIZE)
+    if not LINED:
+        blocks = _blocks(cache, first, stop, BLOCK_N, BLOCK_SIZE)
     for start in tl.range(first, stop, BLOCK_N):
-        k, v = _loaded(cache, blocks, start, reach, BLOCK_N, D, BLOCK_SIZE, MASKED)
-        # One tile ahead: the place of a key is known when its turn comes.
-        blocks = _blocks(cache, start + BLOCK_N, stop, BLOCK_N, BLOCK_SIZE)
+        if LINED:  # Of few tiles, or those of a window: nothing is known ahead, for which registers would not do.
+            blocks, offsets = _followed(cache, line, start, stop, BLOCK_N, BLOCK_SIZE)
+        else:
+            offsets = None
+        k, v = _loaded(cache, blocks, offsets, start, reach, BLOCK_N, D, BLOCK_SIZE, MASKED)
+        if not LINED:
+            # One tile ahead: the place of a key is known when its turn comes.
+            blocks = _blocks(cache, start + BLOCK_N, stop, BLOCK_N, BLOCK_SIZE)
         positions = start + tl.arange(0, BLOCK_N)
         scores = _scores(
             q, k, positions, row_positions, window, score_scale, MASKED, WINDOWED, CAPPED, KEYS_FIRST

@@ -209,6 +209,51 @@ def copy_blocks(cache: LayerCache, sources: Tensor, targets: Tensor) -> None:
         numbers[targets] = numbers[sources]
 
 
+@triton.jit
+def _carry_kernel(
+    room, keys, values, block_stride, slots,
+    KV_HEADS: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    STORES: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Keys and values of one token, from its slot into room [tokens, 2, G, D] or, where it STORES, the other way."""
+    let_next_start(EARLY)
+    await_inputs(EARLY)
+    token = tl.program_id(0)
+    slot = tl.load(slots + token)
+    heads = tl.arange(0, HEADS)
+    real = (heads < KV_HEADS)[:, None]
+    dims = tl.arange(0, D)[None, :]
+    places = slot // BLOCK_SIZE * block_stride + ((heads * BLOCK_SIZE + slot % BLOCK_SIZE) * D)[:, None] + dims
+    room += token.to(tl.int64) * (2 * KV_HEADS * D) + (heads * D)[:, None] + dims
+    if STORES:
+        tl.store(keys + places, tl.load(room, mask=real), mask=real)
+        tl.store(values + places, tl.load(room + KV_HEADS * D, mask=real), mask=real)
+    else:
+        tl.store(room, tl.load(keys + places, mask=real), mask=real)
+        tl.store(room + KV_HEADS * D, tl.load(values + places, mask=real), mask=real)
+
+
+def move_kv(cache: LayerCache, sources: Tensor, targets: Tensor) -> None:
+    num_tokens, num_kv_heads = len(sources), cache.keys.shape[2]
+    if not num_tokens:
+        return
+    keys, values = (tensor.view(torch.uint8) for tensor in (cache.keys, cache.values))  # No number changes its format.
+    num_bytes = keys.shape[3]
+    room = torch.empty((num_tokens, 2, num_kv_heads, num_bytes), dtype=torch.uint8, device=keys.device)
+    for slots, stores in ((sources, False), (targets, True)):
+        launch(
+            _carry_kernel,
+            (num_tokens,),
+            *(room, keys, values, keys.stride(0), slots),
+            KV_HEADS=num_kv_heads,
+            HEADS=triton.next_power_of_2(num_kv_heads),
+            D=num_bytes,
+            BLOCK_SIZE=keys.shape[1],
+            STORES=stores,
+            num_warps=4,
+        )
+
+
 def check_cache(cache: LayerCache, dtype: torch.dtype) -> None:
     """Refuse what these kernels cannot read and write."""
     assert cache.key_scales is None, "a cache with scales (int8) is not for these kernels: use bfloat16 or float8"

@@ -35,6 +35,8 @@ class DeviceStep(NamedTuple):
     tables: tuple[Tensor, ...]
     """For each KV group, [rows, blocks] int32 of all rows."""
     scratch: attention.Scratch
+    lines: attention.Lines | None
+    """Of steps with trees."""
 
 
 class TritonOps:
@@ -48,7 +50,7 @@ class TritonOps:
     def functions(self) -> dict[str, Callable[..., Any]]:
         """The operations of a decoder, by their names."""
         recordable = {name: self._recordable(name, _EAGER[name], _MADE[name]) for name in _MADE if name in _EAGER}
-        return {**recordable, "copy_blocks": cache.copy_blocks, "draw": draw.draw}
+        return {**recordable, "copy_blocks": cache.copy_blocks, "move_kv": cache.move_kv, "draw": draw.draw}
 
     @property
     def select(self) -> Callable[[Tensor, Tensor], Tensor]:
@@ -155,7 +157,7 @@ def _attend(
         return attention.attend(q, layer, step, group, scale, window, softcap)
     out = torch.empty_like(q)
     scoring = attention.Scoring(scale, window, softcap)
-    attention.attend_into(out, q, layer, step.work[window], step.tables[group], step.scratch, scoring)
+    attention.attend_into(out, q, layer, step.work[window], step.tables[group], step.scratch, scoring, step.lines)
     return out
 
 

@@ -57,7 +57,7 @@ def find_tokens(
     positions: Tensor,
     strides: tuple[int, int, int],
 ) -> None:
-    """tokens [T] and slots [groups, T] of the tokens at positions of rows; a row of -1 has none, and stores nothing.
+    """tokens [T] and slots [groups, T] of what lies at positions of rows; a row of -1 has none, and stores nothing.
 
     Memory begins with the rows' tokens; tables [groups] int64 says where each group's block tables begin. Strides: of a
     row's tokens, of a row's blocks; then the tokens of a block.

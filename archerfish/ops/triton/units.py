@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from archerfish.ops.arrays import Ints, IntTable
+from archerfish.ops.signatures import MOST_TREE_TOKENS
 
 BLOCK_N = 64
 """Keys that are multiplied at once."""
@@ -59,6 +60,28 @@ class Units(NamedTuple):
     large: IntTable
 
 
+class ChunkColumns(NamedTuple):
+    """What units are made from: of each chunk its row of the block table, first position, length, first query token."""
+
+    rows: Ints
+    starts: Ints
+    lengths: Ints
+    query_starts: Ints
+
+    def with_lines(self, depths: Ints) -> "ChunkColumns":
+        """Each token of a tree as a chunk by itself, by the depths [T] of a step's tokens; -1 outside of trees."""
+        is_tree = depths[self.query_starts] >= 0
+        counts = np.where(is_tree, self.lengths, 1)
+        which = np.repeat(np.arange(len(counts)), counts)
+        tokens = self.query_starts[which] + _count_up(counts)
+        return ChunkColumns(
+            self.rows[which],
+            self.starts[which] + np.maximum(depths[tokens], 0),
+            np.where(is_tree, 1, self.lengths)[which],
+            tokens,
+        )
+
+
 class _Tiles(NamedTuple):
     """Query tokens that are walked together, a column for each property."""
 
@@ -101,7 +124,8 @@ def attention_units(rows: Ints, starts: Ints, lengths: Ints, query_starts: Ints,
 
 def most_units(num_tokens: int, num_chunks: int, cut: Cut) -> int:
     """Units that either list of a step can have, for whoever reserves room."""
-    return min(num_tokens, num_chunks + num_tokens // cut.small.num_tokens) + cut.most_partials
+    most_lines = num_chunks * MOST_TREE_TOKENS
+    return min(num_tokens, most_lines + num_tokens // cut.small.num_tokens) + cut.most_partials
 
 
 def _tiles(chunks: _Tiles, tokens_per_tile: int, window: int | None) -> _Tiles:

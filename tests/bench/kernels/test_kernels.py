@@ -116,8 +116,9 @@ def test_a_smaller_cache_is_less_to_read_and_to_write() -> None:
     assert found["attend"].num_bytes == 2 * one * 40 * 4 + 4 * (2 * 4 * 32)
     assert found["write_kv"].num_bytes == 2 * one * 4 + 4 * (2 * 4 * 16) + 4 * 8
     assert found["copy_blocks"].num_bytes == 2 * 2 * one * 4 * 16 + 2 * 4 * 8
+    assert found["move_kv"].num_bytes == 2 * 2 * one * 4 + 2 * 4 * 8
     report = measure_kernels(list(found.values()), implementations(), TARGET, ROOFS, FixedStopwatch(), 2)
-    assert sum("stored as int8 (lossy)" in timing.shape for timing in report.timings) == 3
+    assert sum("stored as int8 (lossy)" in timing.shape for timing in report.timings) == 4
 
 
 def test_layers_of_one_shape_give_one_case_and_take_turns() -> None:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from archerfish.ops.reference.cache import copy_blocks, round_heads, write_kv
+from archerfish.ops.reference.cache import copy_blocks, move_kv, round_heads, write_kv
 from archerfish.ops.signatures import LayerCache
 
 NUM_BLOCKS, BLOCK_SIZE, HEADS, DIM = 5, 4, 2, 3
@@ -73,6 +73,21 @@ def test_blocks_are_copied_as_they_were_before_the_step(sources, targets):
         for source, target in zip(sources, targets, strict=True):
             copy[target] = tensor[source]
     copy_blocks(blocks, torch.tensor(sources, dtype=torch.int64), torch.tensor(targets, dtype=torch.int64))
+    assert all(torch.equal(tensor, copy) for tensor, copy in zip(blocks.tensors, wanted, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("sources", "targets"),
+    [([2], [13]), ([5, 9], [9, 5]), ([6, 9, 10], [5, 6, 7]), ([3, 3], [8, 19]), ([], [])],
+    ids=["one", "swap", "chain", "fan out", "none"],
+)
+def test_tokens_are_moved_as_they_were_before(sources, targets):
+    blocks = LayerCache(cache(0), cache(1), cache(2)[..., 0], cache(3)[..., 0])
+    wanted = [tensor.clone() for tensor in blocks.tensors]
+    for tensor, copy in zip(blocks.tensors, wanted, strict=True):
+        for source, target in zip(sources, targets, strict=True):
+            copy[target // BLOCK_SIZE, target % BLOCK_SIZE] = tensor[source // BLOCK_SIZE, source % BLOCK_SIZE]
+    move_kv(blocks, torch.tensor(sources, dtype=torch.int64), torch.tensor(targets, dtype=torch.int64))
     assert all(torch.equal(tensor, copy) for tensor, copy in zip(blocks.tensors, wanted, strict=True))
 
 

@@ -7,7 +7,7 @@ import torch
 from archerfish.ops.reference import cache as reference
 from archerfish.ops.reference.layers import rms_norm, rotate
 from archerfish.ops.signatures import LayerCache
-from archerfish.ops.triton.cache import HeadSteps, copy_blocks, place_into, write_kv
+from archerfish.ops.triton.cache import HeadSteps, copy_blocks, move_kv, place_into, write_kv
 from archerfish.ops.triton.launch import INTERPRETED
 from tests.ops.triton.paged import FP8, arranged, exact_in
 
@@ -156,6 +156,24 @@ def test_blocks_are_copied_as_they_were_before(sources, targets, dtype, device):
     for found, was in ((cache.keys.float(), before.keys.float()), (cache.values.float(), before.values.float())):
         assert torch.equal(found[targets], was[sources])
         assert torch.equal(found[kept], was[kept])
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, FP8])
+@pytest.mark.parametrize("num_kv_heads", [1, 3])
+@pytest.mark.parametrize(
+    ("sources", "targets"),
+    [([2], [61]), ([15, 16], [16, 15]), ([31, 33, 40], [30, 31, 32]), ([3, 3], [18, 79]), ([], [])],
+)
+def test_tokens_are_moved_as_they_were_before(sources, targets, num_kv_heads, dtype, device):
+    """In blocks that lie apart, too."""
+    whole = empty_cache(num_kv_heads, 16, dtype, device)
+    storage = torch.stack([whole.keys.view(torch.uint8), whole.values.view(torch.uint8)], dim=1).view(dtype)
+    cache = LayerCache(storage[:, 0], storage[:, 1])
+    move_kv(cache, *(torch.tensor(slots, device=device, dtype=torch.int64) for slots in (sources, targets)))
+    for found, was in ((cache.keys, whole.keys), (cache.values, whole.values)):
+        wanted = arranged(was.float()).flatten(0, 1)
+        wanted[targets] = arranged(was.float()).flatten(0, 1)[sources]
+        assert torch.equal(arranged(found.float()).flatten(0, 1), wanted)
 
 
 def test_a_cache_with_scales_is_refused():

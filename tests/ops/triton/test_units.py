@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from archerfish.ops.triton.units import SPLIT, UNIT_FIELDS, Cut, TileCut, attention_units, most_units
+from archerfish.ops.triton.units import SPLIT, UNIT_FIELDS, ChunkColumns, Cut, TileCut, attention_units, most_units
 
 SIZES = st.lists(
     st.tuples(st.sampled_from([0, 1, 500, 511, 512, 513, 1500, 5000]) | st.integers(0, 3000), st.integers(1, 90)),
@@ -122,3 +122,24 @@ def test_the_longest_are_shared_where_there_is_not_room_for_all():
 def test_short_chunks_have_small_tiles(length, is_small):
     small, large = units_of([(100, length)], None, Cut(TileCut(4, 10), TileCut(32, 10), 100))
     assert (len(small) > 0, len(large) > 0) == (is_small, not is_small)
+
+
+def test_tokens_of_trees_are_units_by_themselves():
+    columns = ChunkColumns(*(np.array(each) for each in ([7, 8, 9], [100, 50, 30], [3, 5, 1], [0, 3, 8])))
+    found = columns.with_lines(np.array([-1, -1, -1, 0, 1, 1, 2, 2, -1]))
+    assert found.rows.tolist() == [7, 8, 8, 8, 8, 8, 9]
+    assert found.starts.tolist() == [100, 50, 51, 51, 52, 52, 30]
+    assert found.lengths.tolist() == [3, 1, 1, 1, 1, 1, 1]
+    assert found.query_starts.tolist() == [0, 3, 4, 5, 6, 7, 8]
+    cut = Cut(TileCut(4, 10), TileCut(32, 10), 0)
+    units = attention_units(*found, None, cut).small
+    assert sorted(units[:, 1].tolist()) == [0, 3, 4, 5, 6, 7, 8]
+    assert len(units) <= most_units(9, 3, cut)
+
+
+def test_there_is_room_for_trees_of_every_sequence():
+    cut = Cut(TileCut(4, 10), TileCut(32, 10), 0)
+    lengths = np.full(5, 64)
+    columns = ChunkColumns(np.arange(5), np.full(5, 40), lengths, np.cumsum(lengths) - lengths)
+    units = attention_units(*columns.with_lines(np.tile(np.arange(64), 5)), None, cut).small
+    assert len(units) == 320 <= most_units(320, 5, cut)

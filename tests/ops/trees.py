@@ -1,0 +1,163 @@
+"""Steps of chunks with and without trees, and every line of a tree as a sequence of its own, for any implementation."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from archerfish.execution.trees import StepTrees
+from archerfish.ops.signatures import Attend, Chunks, LayerCache, Trees, WriteKv
+from archerfish.speculation.draft import Draft
+
+
+def random_tree(random: np.random.Generator, num_guesses: int) -> Draft:
+    """Of guesses that do not all follow each other."""
+    while True:
+        parents = tuple(int(random.integers(-1, node)) if node else -1 for node in range(num_guesses))
+        tree = Draft(tuple(range(num_guesses)), parents)
+        if not tree.is_chain:
+            return tree
+
+
+def bushy(num_guesses: int) -> Draft:
+    """Two guesses after every one."""
+    return Draft(tuple(range(num_guesses)), tuple(node // 2 - 1 for node in range(num_guesses)))
+
+
+def deep(num_guesses: int) -> Draft:
+    """A long line, with one guess beside its first."""
+    return Draft(tuple(range(num_guesses)), (-1, -1, *range(1, num_guesses - 1)))
+
+
+def lines(tree: Draft) -> list[list[int]]:
+    """Of the first token and every guess: what leads to it, among the tokens of the chunk."""
+    return [[0, *(1 + node for node in tree.path(guess))] for guess in range(-1, len(tree))]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Of one sequence: keys and values of all, queries of its chunk, which begins at a position."""
+
+    start: int
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    tree: Draft | None = None
+
+    def line(self, chosen: list[int]) -> "Tokens":
+        """The sequence as it would be with these tokens of its chunk only."""
+        kept = [*range(self.start), *(self.start + token for token in chosen)]
+        return Tokens(self.start, self.q[chosen], self.k[kept], self.v[kept])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What runs a step: operations, and the caches they want."""
+
+    write_kv: WriteKv
+    attend: Attend
+    cache: Callable[[int], LayerCache]
+    """Of so many blocks, full of leftovers."""
+    device: str = "cpu"
+
+    def run(self, sequences: list[Tokens], window: int | None = None, softcap: float | None = None) -> list[Tensor]:
+        """Keys and values are stored, then the chunks attend: what each gets."""
+        ends, lengths = (np.array(each) for each in zip(*((len(s.k), len(s.q)) for s in sequences), strict=True))
+        block_size = self.cache(1).keys.shape[1]
+        num_blocks = -(-ends // block_size)
+        blocks = np.random.default_rng(0).permutation(int(num_blocks.sum()) + 2)
+        table = np.zeros((len(sequences), int(num_blocks.max())), np.int32)
+        slots = []
+        for place, (first, count) in enumerate(zip(np.cumsum(num_blocks) - num_blocks, num_blocks, strict=True)):
+            table[place, :count] = blocks[first : first + count]
+            positions = np.arange(ends[place])
+            slots.append(table[place, positions // block_size] * np.int64(block_size) + positions % block_size)
+        cache = self.cache(len(blocks))
+        k, v = (torch.cat([getattr(s, name) for s in sequences]).to(self.device) for name in "kv")
+        self.write_kv(k, v, cache, torch.from_numpy(np.concatenate(slots)).to(self.device))
+        q = torch.cat([s.q for s in sequences]).to(self.device)
+        chunks = self._chunks(lengths, ends, table, [s.tree for s in sequences])
+        out = self.attend(q, cache, chunks, 0, q.shape[-1] ** -0.5, window, softcap)
+        return list(out.split(lengths.tolist()))
+
+    def _chunks(self, lengths: np.ndarray, ends: np.ndarray, table: np.ndarray, drafts: list[Draft | None]) -> Chunks:
+        def told(values: np.ndarray) -> Tensor:
+            return torch.from_numpy(values.astype(np.int32)).to(self.device)
+
+        trees = StepTrees.of(lengths, drafts)
+        return Chunks(
+            query_starts=told(np.append(0, lengths.cumsum())),
+            lengths=told(lengths),
+            ends=told(ends),
+            tables=(told(table),),
+            slots=(),
+            host_lengths=lengths,
+            host_ends=ends,
+            trees=None
+            if trees is None
+            else Trees(
+                depths=told(trees.depths),
+                paths=torch.from_numpy(trees.paths).to(self.device),
+                host_depths=trees.depths,
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heads:
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 16
+    dtype: torch.dtype = torch.float32
+
+    def tokens(self, seed: int, start: int, chunk: Draft | int) -> Tokens:
+        """A chunk of a tree and the token it hangs on, or of so many tokens one after the other."""
+        random = np.random.default_rng(seed)
+        length = chunk if isinstance(chunk, int) else 1 + len(chunk)
+
+        def noise(count: int, heads: int) -> Tensor:
+            return torch.from_numpy(random.normal(size=(count, heads, self.head_dim))).to(self.dtype)
+
+        k, v = (noise(start + length, self.num_kv_heads) for _ in range(2))
+        tree = None if isinstance(chunk, int) else chunk
+        return Tokens(start, noise(length, self.num_heads), k, v, tree)
+
+
+def check_lines(
+    machine: Machine,
+    sequences: list[Tokens],
+    check: Callable[[Tensor, Tensor], None],
+    window: int | None = None,
+    softcap: float | None = None,
+) -> None:
+    """Every token gets what it would get if its sequence were its line alone; those without a tree what they would
+    get without the others."""
+    for sequence, found in zip(sequences, machine.run(sequences, window, softcap), strict=True):
+        assert found.isfinite().all()
+        for asked, alone in _alone(sequence):
+            check(found[asked], machine.run([alone], window, softcap)[0][-len(found[asked]) :])
+
+
+def check_lines_at_once(
+    machine: Machine,
+    sequences: list[Tokens],
+    check: Callable[[Tensor, Tensor], None],
+    window: int | None = None,
+    softcap: float | None = None,
+) -> None:
+    """The same, with all lines as sequences of one step: for whom every launch takes long."""
+    alone = [_alone(sequence) for sequence in sequences]
+    wanted = iter(machine.run([one for parts in alone for _, one in parts], window, softcap))
+    for found, parts in zip(machine.run(sequences, window, softcap), alone, strict=True):
+        assert found.isfinite().all()
+        for asked, _ in parts:
+            check(found[asked], next(wanted)[-len(found[asked]) :])
+
+
+def _alone(sequence: Tokens) -> list[tuple[slice, Tokens]]:
+    """Tokens of its chunk, each of a tree or else all of them, and the sequence as it leads to them."""
+    if sequence.tree is None:
+        return [(slice(None), sequence)]
+    return [(slice(token, token + 1), sequence.line(line)) for token, line in enumerate(lines(sequence.tree))]
