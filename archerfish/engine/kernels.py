@@ -35,6 +35,8 @@ from archerfish.ops import (
 )
 from archerfish.ops.cpu.native import NativeOps
 from archerfish.sampling.grammar import Grammars
+from archerfish.speculation.draft import MOST_NODES
+from archerfish.speculation.lookahead import LookaheadProposer
 from archerfish.speculation.reference import ReferenceProposer
 
 if TYPE_CHECKING:
@@ -169,9 +171,9 @@ def build_speculator(config: ResolvedConfig, rows: Rows) -> Speculator | None:
     if method == "off" or (method == "auto" and config.device != "cpu"):
         return None
     return Speculator(
-        ReferenceProposer(),
+        LookaheadProposer() if method == "lookahead" else ReferenceProposer(),
         rows,
         time.perf_counter,
-        most=_MOST_GUESSES,
+        most=MOST_NODES if method == "lookahead" else _MOST_GUESSES,
         fixed=config.speculation.num_speculative_tokens,
     )

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -97,13 +97,13 @@ class LocalExecutor:
             return self.compute(plan, Outline.of(plan.chunks))
         if not speculator.is_asked(plan):
             return self.compute(plan, Outline.of(plan.chunks))
-        drafts = speculator.guess(plan)
+        drafts = speculator.guess(plan, self._takes_tree)
         started = time.perf_counter()
         if drafts is None:
             outline = Outline.of(plan.chunks)
             result = self.compute(plan, outline)
         else:
-            outline = Outline.of(plan.chunks, np.array([len(draft) for draft in drafts]))
+            outline = Outline.of(plan.chunks, np.array([len(draft) for draft in drafts])).with_drafts(drafts)
             result = self.check(plan, outline, drafts)
         # Of steps in which nobody is asked nothing is learned: it would cost each of them, and they are like these.
         speculator.took(int(outline.query_ends[-1]), time.perf_counter() - started)
@@ -120,6 +120,7 @@ class LocalExecutor:
         result = StepResult([[] for _ in plan.chunks], {}, prompt_logprobs, embeddings)
         drawn: list[list[int]] = []
         stood: list[int] = []
+        moves: list[_Move] = []
         first = 0
         for place, (chunk, draft) in enumerate(zip(plan.chunks, drafts, strict=True)):
             count = (1 + len(draft)) * chunk.samples
@@ -128,22 +129,35 @@ class LocalExecutor:
             stood.append(len(verified.path) if verified is not None else 0)
             if verified is not None:
                 tokens = [*(draft.tokens[node] for node in verified.path), verified.token]
-                self._take(result, place, chunk, tokens, draw, first)
+                self._take(result, place, chunk, tokens, draw, [first, *(first + 1 + node for node in verified.path)])
+                moves += _moves(chunk, verified.path)
                 if len(draft):
                     result.num_guessed[place] = len(draft)
             first += count
+        self._move(moves)
         assert self.speculator is not None
         self.speculator.settle(plan, drafts, drawn, stood)
         return result
 
-    def _take(self, result: StepResult, place: int, chunk: Chunk, tokens: list[int], draw: Drawn, first: int) -> None:
-        """What the row goes on with, and what is told of it."""
+    def _takes_tree(self, chunk: Chunk) -> bool:
+        """Guesses side by side hang on a single token, and a row has no place for several pasts."""
+        return chunk.length == 1 and not self._sampler.reads_history(chunk.row)
+
+    def _move(self, moves: list["_Move"]) -> None:
+        """Keys and values of guesses that stood, and stood aside, to their own places."""
+        if moves:
+            rows, sources, targets = (np.array(values) for values in zip(*moves, strict=True))
+            self._storage.move(self._rows.tables, rows, sources, targets)
+
+    def _take(
+        self, result: StepResult, place: int, chunk: Chunk, tokens: list[int], draw: Drawn, told: list[int]
+    ) -> None:
+        """What the row goes on with, and what is told of it; `told` is where each token was drawn."""
         end = chunk.start + chunk.length
         self._rows.write_tokens(np.full(len(tokens), chunk.row), np.arange(end, end + len(tokens)), tokens)
         self._sampler.wrote(chunk.row, tokens)
         result.tokens[place] = tokens
-        told = range(first, first + len(tokens))
-        if first in draw.logprobs:
+        if told[0] in draw.logprobs:
             result.logprobs[place] = [draw.logprobs[one] for one in told]
         failed = next((one for one in told if one in draw.failures), None)
         if failed is not None:
@@ -242,6 +256,18 @@ class LocalExecutor:
                 found[place] = (total / num_prompt).tolist()
                 del self._state_sums[chunk.row]
         return found
+
+
+class _Move(NamedTuple):
+    row: int
+    source: int
+    target: int
+    """Positions."""
+
+
+def _moves(chunk: Chunk, path: list[int]) -> list[_Move]:
+    first = chunk.start + chunk.length
+    return [_Move(chunk.row, first + node, first + place) for place, node in enumerate(path) if node != place]
 
 
 def _guessed(plan: Plan, drafts: list[Draft]) -> dict[int, tuple[int, ...]]:

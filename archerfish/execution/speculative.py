@@ -53,16 +53,19 @@ class Speculator:
         """Whether a plan has room for guesses."""
         return any(chunk.num_guesses for chunk in plan.chunks)
 
-    def guess(self, plan: Plan) -> list[Draft] | None:
+    def guess(self, plan: Plan, takes_tree: Callable[[Chunk], bool]) -> list[Draft] | None:
         """For each chunk of a plan; None where nothing is guessed. The guesses are then on the rows."""
         started = self._clock()
         roomy = [place for place, chunk in enumerate(plan.chunks) if chunk.num_guesses]
         places = [place for place in roomy if self._is_awake(plan.chunks[place].row)]
         asks = [self._ask(plan.chunks[place]) for place in places]
         found = self.proposer.propose(asks) if asks else []
+        for number, (place, draft) in enumerate(zip(places, found, strict=True)):
+            if not draft.is_chain and not takes_tree(plan.chunks[place]):
+                found[number] = draft.first_line()
         drafts = [NO_DRAFT] * len(plan.chunks)
         for place, draft, count in zip(places, found, self._counts(plan, asks, found), strict=True):
-            drafts[place] = draft if count == len(draft) else Draft(draft.tokens[:count], draft.parents[:count])
+            drafts[place] = draft.first(count)
         for chunk, draft in zip(plan.chunks, drafts, strict=True):
             if len(draft):
                 end = chunk.start + chunk.length

@@ -111,6 +111,10 @@ class Sampler:
             whole.failures.update((first + place, reason) for place, reason in part.failures.items())
         return whole
 
+    def reads_history(self, row: int) -> bool:
+        """Whether what a row draws depends on its tokens beyond their logits."""
+        return bool(self._has_penalties[row])
+
     def wrote(self, row: int, tokens: Sequence[int]) -> None:
         """The row's answer goes on with these tokens."""
         if self._grammars is not None:

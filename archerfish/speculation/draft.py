@@ -44,6 +44,17 @@ class Draft:
             node = self.parents[node]
         return found[::-1]
 
+    def first_line(self) -> "Draft":
+        """The chain of those that are trusted most."""
+        line: list[int] = []
+        while found := self.children(line[-1] if line else ROOT):
+            line.append(found[0])
+        return Draft.chain([self.tokens[node] for node in line])
+
+    def first(self, count: int) -> "Draft":
+        """Without those that come last."""
+        return self if count >= len(self) else Draft(self.tokens[:count], self.parents[:count])
+
     @property
     def depths(self) -> list[int]:
         """Of each guess: 1 where it follows the sequence's last token."""

@@ -12,7 +12,7 @@ from archerfish import LLM, RequestOutput, SamplingParams
 from archerfish.errors import ConfigError
 from archerfish.execution.local import LocalExecutor
 from archerfish.request import Structured
-from archerfish.speculation.draft import Draft
+from archerfish.speculation.draft import ROOT, Draft
 from archerfish.speculation.proposer import Ask
 from tests.checkpoints import CONFIG
 
@@ -74,6 +74,16 @@ class Oracle:
         self.num_seen += 1
 
 
+class Doubter(Oracle):
+    """Has a wrong guess beside every right one, and names it first: what stands, stands aside."""
+
+    def _guess(self, ask: Ask) -> Draft:
+        line = super()._guess(ask._replace(most=max(1, ask.most // 2))).tokens
+        tokens = [token for right in line for token in (right + 1, right)]
+        parents = [ROOT if place < 2 else place - 1 - place % 2 for place in range(len(tokens))]
+        return Draft(tuple(tokens), tuple(parents)).first(ask.most)
+
+
 def guessed_by(llm: LLM, oracle: Oracle) -> LLM:
     executor = llm.assembly.executor
     assert isinstance(executor, LocalExecutor) and executor.speculator is not None
@@ -118,6 +128,36 @@ def test_however_many_are_guessed_and_stand(count: int, plain: Callable[[str], l
         counts = llm.assembly.engine.counts
         assert 0.1 < counts.num_stood / counts.num_guesses < 0.95, "guesses stand and fall"
         assert oracle.num_seen == counts.num_drafts
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"kernels": "reference", "dtype": "float32"}, {"kv_cache_dtype": "int8"}], ids=str
+)
+def test_guesses_may_stand_side_by_side(settings: dict[str, Any]) -> None:
+    """In plain torch bits depend on the number of tokens: with float32 that is far from any choice."""
+    asked = [PARAMS[name] for name in ("greedy", "seeded", "penalties", "a form")]
+    with LLM(speculative_config=OFF, **settings) as llm:
+        plain = [llm.generate(PROMPTS[:5], params, progress=False) for params in asked]
+    doubter = Doubter()
+    fixed = {"method": "lookahead", "num_speculative_tokens": 10}
+    with guessed_by(LLM(speculative_config=fixed, check_invariants=True, **settings), doubter) as llm:
+        for params, expected in zip(asked, plain, strict=True):
+            doubter.learn(expected)
+            found = llm.generate(PROMPTS[:5], params, progress=False)
+            if settings.get("kernels") == "reference":
+                assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in expected]
+            else:
+                assert told(found) == told(expected)
+        assert llm.assembly.engine.counts.num_stood > 100
+
+
+@pytest.mark.parametrize("more", [{}, {"num_speculative_tokens": 12}, {"num_speculative_tokens": 55}], ids=str)
+def test_a_model_that_looks_ahead_writes_the_same(
+    more: dict[str, Any], plain: Callable[[str], list[RequestOutput]]
+) -> None:
+    with LLM(speculative_config={"method": "lookahead", **more}, check_invariants=True) as llm:
+        for name in ("greedy", "seeded", "a form", "ends"):
+            assert told(llm.generate(PROMPTS[:6], PARAMS[name], progress=False)) == told(plain(name)[:6]), name
 
 
 def test_who_is_thrown_out_goes_on_with_the_same_tokens(plain: Callable[[str], list[RequestOutput]]) -> None:

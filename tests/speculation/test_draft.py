@@ -20,6 +20,11 @@ def test_children_stand_in_their_order_and_paths_lead_down() -> None:
     assert TREE.path(3) == [2, 3] and TREE.path(ROOT) == [] and TREE.depths == [1, 2, 1, 2, 2]
 
 
+def test_a_part_of_a_tree_is_a_tree() -> None:
+    assert TREE.first_line() == Draft.chain([5, 6]) and NO_DRAFT.first_line() == NO_DRAFT
+    assert TREE.first(3) == Draft((5, 6, 7), (ROOT, 0, ROOT)) and TREE.first(9) is TREE
+
+
 @pytest.mark.parametrize(("tokens", "parents"), [((1,), (0,)), ((1, 2), (ROOT,)), ((1,) * 64, tuple(range(-1, 63)))])
 def test_what_is_no_tree_is_refused(tokens: tuple[int, ...], parents: tuple[int, ...]) -> None:
     with pytest.raises(AssertionError):
