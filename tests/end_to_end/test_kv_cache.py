@@ -48,7 +48,8 @@ def test_int8_survives_preemption() -> None:
     with LLM(kv_cache_dtype="int8", max_num_seqs=16) as llm:
         wanted = answers(llm, PROMPTS[3:], params)
         block_bytes = llm.assembly.cache_size.num_bytes // llm.assembly.cache_size.num_blocks
-    with LLM(kv_cache_dtype="int8", max_model_len=96, kv_cache_memory_bytes=8 * block_bytes) as llm:
+    crowded: dict[str, Any] = {"kv_cache_memory_bytes": 8 * block_bytes, "speculative_config": {"method": "off"}}
+    with LLM(kv_cache_dtype="int8", max_model_len=96, **crowded) as llm:
         assert answers(llm, PROMPTS[3:], params) == wanted
         assert llm.assembly.engine.scheduler.num_preemptions > 0
 

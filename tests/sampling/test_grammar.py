@@ -90,7 +90,7 @@ def test_in_company_alone_and_preempted_give_the_same_tokens(perch: LLM) -> None
     assert together == alone
     small = 7 * 16 * 6 * 2 * 2 * 64 * 4  # Blocks for one of them at a time, hardly more.
     settings_ = {"dtype": "float32", "threads": 1, "max_num_seqs": 3, "max_model_len": 112, "check_invariants": True}
-    with LLM(kv_cache_memory_bytes=small, **settings_) as tight:
+    with LLM(kv_cache_memory_bytes=small, speculative_config={"method": "off"}, **settings_) as tight:
         assert tokens(tight) == together
         assert tight.assembly.engine.scheduler.num_preemptions > 0
 
