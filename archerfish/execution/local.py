@@ -93,9 +93,7 @@ class LocalExecutor:
     def speculate(self, plan: Plan) -> StepResult:
         """The step with guesses, if there are any that pay, once its plan was taken in."""
         speculator = self.speculator
-        if speculator is None:
-            return self.compute(plan, Outline.of(plan.chunks))
-        if not speculator.is_asked(plan):
+        if speculator is None or not speculator.is_asked(plan):
             return self.compute(plan, Outline.of(plan.chunks))
         drafts = speculator.guess(plan, self._takes_tree)
         started = time.perf_counter()

@@ -131,25 +131,18 @@ def check_lines(
     check: Callable[[Tensor, Tensor], None],
     window: int | None = None,
     softcap: float | None = None,
+    *,
+    at_once: bool = False,
 ) -> None:
     """Every token gets what it would get if its sequence were its line alone; those without a tree what they would
-    get without the others."""
-    for sequence, found in zip(sequences, machine.run(sequences, window, softcap), strict=True):
-        assert found.isfinite().all()
-        for asked, alone in _alone(sequence):
-            check(found[asked], machine.run([alone], window, softcap)[0][-len(found[asked]) :])
+    get without the others.
 
-
-def check_lines_at_once(
-    machine: Machine,
-    sequences: list[Tokens],
-    check: Callable[[Tensor, Tensor], None],
-    window: int | None = None,
-    softcap: float | None = None,
-) -> None:
-    """The same, with all lines as sequences of one step: for whom every launch takes long."""
+    Each line has a step of its own; `at_once` all have one, for whom every launch takes long.
+    """
     alone = [_alone(sequence) for sequence in sequences]
-    wanted = iter(machine.run([one for parts in alone for _, one in parts], window, softcap))
+    lines = [line for parts in alone for _, line in parts]
+    steps = [lines] if at_once else [[line] for line in lines]
+    wanted = iter([found for step in steps for found in machine.run(step, window, softcap)])
     for found, parts in zip(machine.run(sequences, window, softcap), alone, strict=True):
         assert found.isfinite().all()
         for asked, _ in parts:

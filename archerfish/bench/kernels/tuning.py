@@ -11,7 +11,8 @@ from triton.runtime.errors import OutOfResources
 from archerfish.arch.arch import Activation, Arch, MlpSpec
 from archerfish.bench.kernels.matrices import noise
 from archerfish.ops.triton import launch
-from archerfish.ops.triton.linear import Finish, Tiles, candidate_tiles, chosen_tiles, linear_by_kernel, num_parts
+from archerfish.ops.triton.linear import Finish, linear_by_kernel
+from archerfish.ops.triton.linear_tiles import Tiles, candidate_tiles, chosen_tiles, num_parts
 from archerfish.ops.triton.tuning import Product, Tuned, tune
 
 _ROWS = (8, 16, 32, 64)

@@ -10,7 +10,8 @@ from archerfish.arch.arch import Activation
 from archerfish.ops.triton import rows
 from archerfish.ops.triton.device_weight import DeviceWeight
 from archerfish.ops.triton.launch import INTERPRETED, is_rehearsal
-from archerfish.ops.triton.linear import Finish, linear_by_kernel, num_parts
+from archerfish.ops.triton.linear import Finish, linear_by_kernel
+from archerfish.ops.triton.linear_tiles import num_parts
 from archerfish.ops.triton.quantized import (
     Rows,
     quantized_add,

@@ -9,7 +9,7 @@ from archerfish.arch import ExpertsSpec, MlpSpec
 from archerfish.bench.kernels.tuning import products_of, tune_products
 from archerfish.kept import Kept
 from archerfish.ops.triton import tuning
-from archerfish.ops.triton.linear import candidate_tiles
+from archerfish.ops.triton.linear_tiles import candidate_tiles
 from archerfish.ops.triton.tuning import Product
 from tests.execution.small_models import arch, layer
 

@@ -74,7 +74,8 @@ def main() -> None:
     triton.knobs.compilation.listener = lambda **event: compiled.append(event["src"].name)  # type: ignore[assignment]
 
     from archerfish.ops.triton import launch, rows, steps
-    from archerfish.ops.triton.linear import Tiles, linear_by_kernel
+    from archerfish.ops.triton.linear import linear_by_kernel
+    from archerfish.ops.triton.linear_tiles import Tiles
 
     weight, room = (torch.zeros(shape, device=device).bfloat16() for shape in ((32, 64), (128,)))
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from archerfish.ops.reference import layers as reference
 from archerfish.ops.triton import products
 from archerfish.ops.triton.launch import INTERPRETED
-from archerfish.ops.triton.linear import Finish, Tiles, default_tiles, linear_by_kernel, num_parts
+from archerfish.ops.triton.linear import Finish, linear_by_kernel
+from archerfish.ops.triton.linear_tiles import Tiles, default_tiles, num_parts
 
 DTYPES = [torch.float16, torch.bfloat16]
 WIDE = 4096

@@ -7,7 +7,7 @@ import torch
 from archerfish.ops.signatures import LayerCache
 from archerfish.ops.triton.attention import attend
 from archerfish.speculation.draft import Draft
-from tests.ops.trees import Heads, Machine, Tokens, bushy, check_lines_at_once, deep, random_tree
+from tests.ops.trees import Heads, Machine, Tokens, bushy, check_lines, deep, random_tree
 from tests.ops.triton.paged import FP8, exact_in
 
 DTYPES = [torch.float16, torch.bfloat16]
@@ -47,7 +47,7 @@ def test_a_token_has_the_bits_of_its_line_alone(seed, device):
         heads.tokens(seed + 2, 62, random_tree(random, 3)),
         heads.tokens(seed + 3, int(random.integers(0, 60)), int(random.integers(2, 30))),
     ]
-    check_lines_at_once(machine(heads, device, (16, 32)[seed % 2]), sequences, same_bits, window, softcap)
+    check_lines(machine(heads, device, (16, 32)[seed % 2]), sequences, same_bits, window, softcap, at_once=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -60,17 +60,19 @@ def test_a_cache_of_eight_bit_floats(dtype, window, device):
         return Tokens(start, made.q, exact_in(made.k, FP8), exact_in(made.v, FP8), made.tree)
 
     sequences = [tokens(0, 60, bushy(6)), tokens(1, 33, 1), tokens(2, 20, 20)]
-    check_lines_at_once(machine(heads, device, dtype=FP8), sequences, same_bits, window)
+    check_lines(machine(heads, device, dtype=FP8), sequences, same_bits, window, at_once=True)
 
 
 @pytest.mark.parametrize("window", [None, 30, 500])
 def test_lines_that_end_in_different_splits(window, device):
     heads = Heads(dtype=torch.float16)
     late = Draft(tuple(range(7)), (-1, 0, 1, 2, 3, -1, 0))
-    check_lines_at_once(machine(heads, device), [heads.tokens(0, 509, late), heads.tokens(1, 40, 1)], same_bits, window)
+    check_lines(
+        machine(heads, device), [heads.tokens(0, 509, late), heads.tokens(1, 40, 1)], same_bits, window, at_once=True
+    )
 
 
 @pytest.mark.parametrize("tree", [bushy(63), deep(63)], ids=["bushy", "deep"])
 def test_the_largest_trees(tree, device):
     heads = Heads(num_heads=2, num_kv_heads=1, dtype=torch.float16)
-    check_lines_at_once(machine(heads, device), [heads.tokens(0, 30, tree)], same_bits)
+    check_lines(machine(heads, device), [heads.tokens(0, 30, tree)], same_bits, at_once=True)

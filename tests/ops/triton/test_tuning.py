@@ -10,15 +10,8 @@ import torch
 from archerfish.kept import Kept
 from archerfish.ops.triton import tuning
 from archerfish.ops.triton.launch import INTERPRETED
-from archerfish.ops.triton.linear import (
-    Finish,
-    Tiles,
-    candidate_tiles,
-    chosen_tiles,
-    default_tiles,
-    linear_by_kernel,
-    num_parts,
-)
+from archerfish.ops.triton.linear import Finish, linear_by_kernel
+from archerfish.ops.triton.linear_tiles import Tiles, candidate_tiles, chosen_tiles, default_tiles, num_parts
 from archerfish.ops.triton.tuning import Product, stored, tune
 
 SHAPE = (16, 6144, 4096)
