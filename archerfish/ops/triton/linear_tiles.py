@@ -1,4 +1,4 @@
-"""How products of 16-bit rows are cut: into parts, which enter the bits, and into tiles, which do not. No kernels here."""
+"""How products of 16-bit rows are cut: into parts, which enter the bits, and into tiles, which do not."""
 
 from functools import cache
 from itertools import product
