@@ -17,6 +17,9 @@ from archerfish.ops.signatures import Ops
 AttendFunction = Callable[[int, Tensor, Tensor | None, Tensor | None], Tensor]
 """(layer, q [T, H, D], k [T, G, D], v [T, G, D]) -> [T, H, D]. k and v are None where another layer made them."""
 
+TapFunction = Callable[[int, Tensor], None]
+"""Hears the stream [T, hidden] as each layer takes it, by its number; as many as there are: what the last one gives."""
+
 Angles = Tensor
 """Cosines and then sines of a step's positions, [T, R]."""
 
@@ -38,12 +41,16 @@ class Decoder(nn.Module):
         if arch.tie_embeddings:
             self.head.weight = self.embedding.weight
 
-    def forward(self, tokens: Tensor, positions: Tensor, attend: AttendFunction) -> Tensor:
+    def forward(
+        self, tokens: Tensor, positions: Tensor, attend: AttendFunction, tap: TapFunction = lambda layer, x: None
+    ) -> Tensor:
         """[T], [T] -> hidden states [T, hidden], normalized and ready for `logits`."""
         x = self.embedded(tokens, positions)
         angles = self.rotations(positions)
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers):
+            tap(number, x)
             x = layer(x, angles, attend)
+        tap(len(self.layers), x)
         out: Tensor = self.norm(x)
         return out
 
