@@ -6,7 +6,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from archerfish.models.decoder import Decoder, Experts
+from archerfish.models.eagle import Eagle
 from archerfish.models.layers import Embedding, Linear
+from archerfish.models.medusa import Medusa
 from archerfish.ops.packed import PackedExperts, PackedWeight, pack_experts, pack_floats
 from archerfish.quant import InputStatistics, WeightFormat
 from archerfish.weights.shelf import Shelf
@@ -15,10 +17,14 @@ ROUTER_BYTES = 4
 """Of a number that chooses experts, where other matrices are rounded: it stays float32."""
 
 
+Network = Decoder | Eagle | Medusa
+"""A model, or what guesses for one. What the latter borrows of the former is not among its own parameters."""
+
+
 class Holders:
     """Who holds each parameter of a model, by its name. A tied head is held twice."""
 
-    def __init__(self, model: Decoder) -> None:
+    def __init__(self, model: Network) -> None:
         by_parameter: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
         for module in model.modules():
             for name, parameter in module.named_parameters(recurse=False):
@@ -38,8 +44,8 @@ class Holders:
 class Packer:
     """Takes each parameter once it is filled, so that no more than one of them is there in full."""
 
-    def __init__(self, model: Decoder, weight_format: WeightFormat) -> None:
-        self._model = model
+    def __init__(self, model: Network, weight_format: WeightFormat) -> None:
+        self._vocabulary = model.vocabulary
         self._format = weight_format
         self._shelf = Shelf()
         self._holders = Holders(model)
@@ -62,8 +68,8 @@ class Packer:
             return pack_floats(tensor.float() if self._format.is_lossy else tensor)
         is_matrix = any(isinstance(module, Linear) for module in modules) and tensor.dim() > 1
         is_table = any(isinstance(module, Embedding) for module in modules)
+        is_vocabulary = any(module in self._vocabulary for module in modules)
         # Rows of a plain table are read one at a time: packing would only scatter them. Positions are few.
-        if is_matrix or (is_table and self._format.is_lossy and self._model.positions not in modules):
-            is_vocabulary = self._model.embedding in modules or self._model.head in modules
+        if is_matrix or (is_table and self._format.is_lossy and is_vocabulary):
             return (self._format.of_vocabulary if is_vocabulary else self._format).pack(tensor, inputs)
         return nn.Parameter(tensor if is_table else tensor.float(), requires_grad=False)

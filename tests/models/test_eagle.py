@@ -153,3 +153,11 @@ def test_tokens_have_the_targets_ids_unless_they_are_fewer() -> None:
     assert eagle(vocab_size=61).target_ids is None
     ids = eagle().target_ids
     assert ids is not None and ids.shape == (23,) and ids.dtype == torch.int64
+
+
+def test_everything_of_it_can_be_trained() -> None:
+    head = eagle(has_embedding=True, layer=WITH_BIASES)
+    states = head.joined(some(NUM_ROWS, 96, seed=6))
+    given = head(torch.arange(NUM_ROWS), torch.arange(NUM_ROWS), states, Cache(EAGLE.layer.attention).attend)
+    head.logits(given).logsumexp(dim=1).sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in head.parameters())

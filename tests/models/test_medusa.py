@@ -56,3 +56,10 @@ def test_of_fewer_tokens_it_has_the_targets_rows() -> None:
         torch.testing.assert_close(head.logits(number, x), wanted)
     assert head.vocabulary == (head.rows.linear,)
     assert not head.rows.linear.weight.requires_grad
+
+
+def test_what_is_its_own_can_be_trained_and_the_targets_stays() -> None:
+    head = medusa(target_head().requires_grad_(False), vocab_size=4)
+    sum(head.logits(number, x).logsumexp(dim=1).sum() for number, x in enumerate(head(states()))).backward()
+    for name, parameter in head.named_parameters():
+        assert (parameter.grad is not None and bool(parameter.grad.any())) == name.startswith("heads."), name

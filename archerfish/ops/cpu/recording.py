@@ -150,7 +150,9 @@ def _add_where_normalized(lines: list[_Line]) -> list[_Line]:
         is_norm = line.operation in (Operation.RMS_NORM, Operation.LAYER_NORM)
         if is_norm and before is not None and before.operation == Operation.ADD:
             norm, add = line.operands, before.operands
-            if norm.input.data == add.out.data and norm.input.num_parts == 1:
+            # Of queries and keys that were added up, a norm takes a part of the row only.
+            is_whole = norm.input.num_parts == 1 and norm.input.width == add.out.width
+            if norm.input.data == add.out.data and is_whole:
                 norm.input, norm.added, norm.sum = add.left, add.right, add.out
                 norm.factor, norm.has_added = add.factor, 1
                 joined.pop()
