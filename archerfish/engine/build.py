@@ -1,23 +1,32 @@
 """The only place that assembles an engine: settings in, everything connected out."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from archerfish.arch.arch import Arch
-from archerfish.arch.cost import num_parameters, num_router_parameters, step_cost
-from archerfish.config.resolve import Facts, ResolvedConfig, resolve
+from archerfish.arch.cost import step_cost
+from archerfish.config.resolve import ResolvedConfig, resolve
 from archerfish.config.settings import EngineConfig
-from archerfish.console import ProgressBar, logger
+from archerfish.console import logger
+from archerfish.engine.drafts import choose_drafts
 from archerfish.engine.engine import Engine
 from archerfish.engine.intake import Intake
-from archerfish.engine.kernels import Kernels, build_executor, choose_kernels, model_target, rehearsal_stage
+from archerfish.engine.kernels import Beside, Kernels, build_executor, choose_kernels, rehearsal_stage
+from archerfish.engine.models import (
+    Checkpoint,
+    OnProgress,
+    build_model,
+    facts_of,
+    mean_weight_bytes,
+    read_checkpoint,
+    weight_format,
+)
 from archerfish.engine.self_written import calibration_texts
 from archerfish.engine.sizing import measured_size, refusing
 from archerfish.errors import InvalidParameter, ModelError
@@ -26,25 +35,16 @@ from archerfish.execution.memory import CacheSize, Memory
 from archerfish.kvcache.layout import KVLayout, kv_layout
 from archerfish.kvcache.storage import KVStorage
 from archerfish.kvcache.tables import KVTables
-from archerfish.machine import available_memory, give_back_memory, num_usable_cores
-from archerfish.models.decoder import Decoder
-from archerfish.models.families import Family, Fields, find_family
-from archerfish.ops import choose_ops, torch_dtype
-from archerfish.quant import KvFormat, WeightFormat
+from archerfish.machine import available_memory, give_back_memory
+from archerfish.ops import torch_dtype
+from archerfish.quant import KvFormat
 from archerfish.request import SamplingParams
 from archerfish.sampling.compiled import CompiledForms
 from archerfish.sampling.grammar import Grammars
 from archerfish.scheduling.policy import batching_policy
 from archerfish.scheduling.scheduler import Limits, Scheduler
 from archerfish.tokenizer import Tokenizer
-from archerfish.weights.calibration import CalibratedPacker
-from archerfish.weights.device_packing import DevicePacker
-from archerfish.weights.load import Keep, load_weights, random_weights
-from archerfish.weights.locate import locate, locate_config, read_config, read_json
-from archerfish.weights.packing import ROUTER_BYTES, Packer
-
-OnProgress = Callable[[float], None]
-"""Called with the share of the weights that has been loaded."""
+from archerfish.weights.locate import locate
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,21 +81,10 @@ class Blueprint(NamedTuple):
     config: ResolvedConfig
 
 
-@dataclass(frozen=True, slots=True)
-class _Checkpoint:
-    """A model's files, read as far as they are small."""
-
-    directory: Path
-    config: Mapping[str, Any]
-    generation: Mapping[str, Any]
-    family: Family
-    arch: Arch
-
-
 def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Assembly:
     """Load the model and connect everything. Every error a user can fix is raised before weights are read."""
-    checkpoint = _read(config)
-    resolved = resolve(config, _facts(checkpoint))
+    checkpoint = read_checkpoint(config)
+    resolved = resolve(config, facts_of(checkpoint))
     recommended = _recommended(checkpoint.generation, checkpoint.directory / "generation_config.json")
     tokenizer_directory = _tokenizer_directory(config, checkpoint)
     tokenizer = None if tokenizer_directory is None else Tokenizer.load(tokenizer_directory)
@@ -105,21 +94,25 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
     torch.set_num_threads(resolved.threads if kernels.native is None else 1)
     layout, kv_format = kv_layout(checkpoint.arch), KvFormat(resolved.kv_cache_dtype, resolved.dtype)
     bytes_per_kv_value = kv_format.bytes_per_value(layout.head_dim)
-    bytes_per_weight = _bytes_per_weight(
-        checkpoint.arch, _weight_format(resolved), torch_dtype(resolved.dtype).itemsize
-    )
+    bytes_per_weight = mean_weight_bytes(checkpoint.arch, weight_format(resolved), torch_dtype(resolved.dtype).itemsize)
+    drafts = choose_drafts(config, resolved, checkpoint, kernels)
     memory = _memory(checkpoint.arch, resolved, kernels, bytes_per_weight, bytes_per_kv_value)
+    memory = memory if drafts is None else replace(memory, beside=drafts.memory)
     cache_size = memory.size_cache(resolved)
     texts = calibration_texts(config, resolved, build)
     before = _allocated(resolved.device)
     with refusing(memory, resolved):
-        decoder = _model(checkpoint, resolved, kernels, on_progress, texts)
+        decoder = build_model(checkpoint, resolved, kernels, on_progress, texts)
+        guessing = None if drafts is None else drafts.load(decoder)
     give_back_memory()
     kv_dtype = torch_dtype(resolved.kv_cache_dtype)
 
     def executor_of(num_blocks: int, grammars: Grammars | None = None) -> Executor:
         storage = KVStorage(layout, num_blocks, resolved.block_size, kv_dtype, resolved.device, kernels.ops)
-        return build_executor(kernels, decoder, storage, resolved, grammars)
+        network = None
+        if drafts is not None and guessing is not None:
+            network = Beside(partial(guessing, num_blocks), drafts.taps)
+        return build_executor(kernels, decoder, storage, resolved, grammars, network)
 
     if kernels.triton is not None and resolved.device == "cuda":
         num_bytes = _allocated(resolved.device) - before
@@ -153,48 +146,11 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
 
 def examine(config: EngineConfig) -> Blueprint:
     """What would be built. Reads no weights; with load_format dummy it fetches none either."""
-    checkpoint = _read(config)
-    return Blueprint(checkpoint.directory, checkpoint.arch, resolve(config, _facts(checkpoint)))
+    checkpoint = read_checkpoint(config)
+    return Blueprint(checkpoint.directory, checkpoint.arch, resolve(config, facts_of(checkpoint)))
 
 
-def load_decoder(config: EngineConfig) -> Decoder:
-    """A model without an engine around it, for whoever brings an attention of their own."""
-    checkpoint = _read(config)
-    resolved = resolve(config, _facts(checkpoint))
-    torch.set_num_threads(resolved.threads)
-    plain = Kernels(choose_ops(model_target(checkpoint.arch, resolved)).ops, None, None)
-    return _model(checkpoint, resolved, plain, lambda _: None)
-
-
-def _read(config: EngineConfig) -> _Checkpoint:
-    find = locate_config if config.load_format == "dummy" else locate
-    directory = find(config.model, config.revision)
-    values = read_config(directory, config.hf_overrides)
-    family = find_family(values)
-    generation = directory / "generation_config.json"
-    return _Checkpoint(
-        directory=directory,
-        config=values,
-        generation=read_json(generation) if generation.exists() else {},
-        family=family,
-        arch=family.read(Fields(values)),
-    )
-
-
-def _facts(checkpoint: _Checkpoint) -> Facts:
-    inner = checkpoint.config.get("text_config") or {}
-    named = [values.get(key) for values in (checkpoint.config, inner) for key in ("dtype", "torch_dtype")]
-    return Facts(
-        max_positions=checkpoint.arch.max_positions,
-        checkpoint_dtype=next((str(name).removeprefix("torch.") for name in named if name), None),
-        can_extend=checkpoint.arch.can_extend_positions,
-        has_cuda=torch.cuda.is_available(),
-        num_cores=num_usable_cores(),
-        num_parameters=num_parameters(checkpoint.arch),
-    )
-
-
-def _tokenizer_directory(config: EngineConfig, checkpoint: _Checkpoint) -> Path | None:
+def _tokenizer_directory(config: EngineConfig, checkpoint: Checkpoint) -> Path | None:
     """None where prompts and answers are token ids."""
     if config.skip_tokenizer_init:
         return None
@@ -205,28 +161,10 @@ def _tokenizer_directory(config: EngineConfig, checkpoint: _Checkpoint) -> Path 
     return checkpoint.directory
 
 
-def _intake(checkpoint: _Checkpoint, config: ResolvedConfig, tokenizer: Tokenizer | None) -> Intake:
+def _intake(checkpoint: Checkpoint, config: ResolvedConfig, tokenizer: Tokenizer | None) -> Intake:
     arch = checkpoint.arch
     longest = None if arch.can_extend_positions else arch.max_positions
     return Intake(tokenizer, arch.vocab_size, config.max_model_len, time.monotonic, longest)
-
-
-def _weight_format(config: ResolvedConfig) -> WeightFormat:
-    return WeightFormat(
-        name=config.quantization,
-        group=config.quantization_group,
-        zero_points=config.quantization_zero_points,
-        calibrated=config.quantization_rounding == "calibrated",
-    )
-
-
-def _bytes_per_weight(arch: Arch, weights: WeightFormat, full: int) -> float:
-    """On average over the model: words may have another format than layers, and routers are never rounded."""
-    words = arch.vocab_size * arch.hidden_size * (1 if arch.tie_embeddings else 2)
-    total, routers = num_parameters(arch), num_router_parameters(arch)
-    in_layers = weights.bytes_per_weight(full) * (total - words - routers)
-    in_routers = (ROUTER_BYTES if weights.is_lossy else full) * routers
-    return (in_layers + in_routers + weights.of_vocabulary.bytes_per_weight(full) * words) / total
 
 
 def _memory(
@@ -256,57 +194,6 @@ def _allocated(device: str) -> int:
     return torch.cuda.memory_allocated() if device == "cuda" else 0
 
 
-def _model(
-    checkpoint: _Checkpoint,
-    config: ResolvedConfig,
-    kernels: Kernels,
-    on_progress: OnProgress,
-    texts: Tensor | None = None,
-) -> Decoder:
-    """With weights in their run-time format. Where that is not the file's, no more than a layer is there in full.
-
-    With texts, weights are calibrated on them.
-    """
-    is_rounded = kernels.triton is not None and config.quantization != "none"
-    packed = kernels.native is not None or is_rounded
-    with _default_dtype(torch_dtype(config.dtype)), torch.device("meta" if packed else config.device):
-        model = Decoder(checkpoint.arch, kernels.ops, config.max_model_len)
-    model.requires_grad_(False).eval()
-    (model.rotations if packed else model).to(config.device)
-    keep: Keep | None = None
-    if packed:
-        packer = DevicePacker if is_rounded else Packer
-        keep = packer(model, _weight_format(config))
-    if texts is not None:
-        keep = CalibratedPacker(model, _weight_format(config), texts)
-    number = config.dtype if config.quantization == "none" else str(_weight_format(config))
-    size = f"{num_parameters(checkpoint.arch) / 1e6:,.1f}M parameters, {number} on {config.device}"
-    if config.load_format == "dummy":
-        random_weights(model, config.seed, keep, config.device)
-        logger.info("%s: %s, random weights", checkpoint.directory.name, size)
-    else:
-        total = sum(parameter.nbytes for parameter in model.parameters())
-        with ProgressBar("loading weights", total, in_bytes=True) as bar:
-
-            def tell(num_bytes: float) -> None:
-                bar.update(num_bytes)
-                on_progress(num_bytes / total)
-
-            load_weights(model, checkpoint.family, checkpoint.directory, tell, keep, config.device)
-        logger.info("%s: %s", checkpoint.directory.name, size)
-    return model
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
 def _scheduler(config: ResolvedConfig, layout: KVLayout, size: CacheSize, eos: tuple[int, ...]) -> Scheduler:
     limits = Limits(
         max_num_seqs=config.max_num_seqs,
@@ -326,7 +213,7 @@ def _scheduler(config: ResolvedConfig, layout: KVLayout, size: CacheSize, eos: t
     return Scheduler(limits, tables, policy, config.seed)
 
 
-def _eos_token_ids(checkpoint: _Checkpoint, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+def _eos_token_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> tuple[int, ...]:
     """Every token the model can end with, whichever file names it."""
     inner = checkpoint.config.get("text_config") or {}
     found: set[int] = set()
@@ -345,7 +232,7 @@ def _eos_token_ids(checkpoint: _Checkpoint, tokenizer: Tokenizer | None) -> tupl
     return tuple(sorted(token for token in found if 0 <= token < checkpoint.arch.vocab_size))
 
 
-def _start_token_id(checkpoint: _Checkpoint, eos: tuple[int, ...]) -> int:
+def _start_token_id(checkpoint: Checkpoint, eos: tuple[int, ...]) -> int:
     """What texts begin with: the token named for it, else one that ends them, as between training texts."""
     inner = checkpoint.config.get("text_config") or {}
     named = (checkpoint.config.get("bos_token_id"), inner.get("bos_token_id"), *eos, 0)

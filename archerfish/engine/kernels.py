@@ -12,13 +12,18 @@ from archerfish.config.resolve import ResolvedConfig
 from archerfish.console import logger
 from archerfish.engine.sizing import Stage
 from archerfish.errors import ConfigError
+from archerfish.execution.drafting import NetworkProposer
 from archerfish.execution.eager import EagerModel
 from archerfish.execution.executor import Executor
-from archerfish.execution.local import LocalExecutor, RunnableModel
+from archerfish.execution.features import FeatureStore
+from archerfish.execution.filled import Filled
+from archerfish.execution.local import LocalExecutor
+from archerfish.execution.networks import Network
 from archerfish.execution.recorded import RecordedModel
 from archerfish.execution.rehearsal import CudaMemory
 from archerfish.execution.rows import Rows
-from archerfish.execution.speculative import Speculator
+from archerfish.execution.runnable import Most, RunnableModel
+from archerfish.execution.speculative import Speculator, Way
 from archerfish.kept import Kept
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
@@ -35,6 +40,7 @@ from archerfish.ops import (
 )
 from archerfish.ops.cpu.native import NativeOps
 from archerfish.sampling.grammar import Grammars
+from archerfish.sampling.sampler import Sampler
 from archerfish.speculation.draft import MOST_NODES
 from archerfish.speculation.lookahead import LookaheadProposer
 from archerfish.speculation.reference import ReferenceProposer
@@ -43,9 +49,11 @@ if TYPE_CHECKING:
     from archerfish.ops.triton.operations import TritonOps
 
 _OF_A_GPU = ("fp8",)
+"""Formats that only a GPU's kernels know."""
 _MOST_GUESSES = 32
 """For one sequence in one step: longer copies are taken in several."""
-"""Formats that only a GPU's kernels know."""
+_MOST_DRAFTED = 8
+"""The same of guesses that are made one after the other: the last would hardly ever stand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,42 +146,120 @@ def rehearsal_stage(build: Callable[[int], Executor]) -> Stage:
     return Stage(build, launch.rehearsal, CudaMemory(), kept, where)
 
 
+def beside(kernels: Kernels, arch: Arch, config: ResolvedConfig) -> Kernels:
+    """For a network that runs beside a model: the model's own kernels and threads where they can, else plain torch."""
+    target = model_target(arch, config)
+    native = kernels.native if kernels.native is not None and why_not_native(target) is None else None
+    triton = kernels.triton if kernels.triton is not None and why_not_triton(target) is None else None
+    return Kernels(choose_ops(target, implementations(native, triton)).ops, native, triton)
+
+
+def most_of(config: ResolvedConfig) -> Most:
+    return Most(config.max_num_batched_tokens, config.max_num_seqs, config.max_drawn)
+
+
+def build_runnable(
+    kernels: Kernels, model: Decoder, storage: KVStorage, config: ResolvedConfig, taps: tuple[int, ...] = ()
+) -> RunnableModel:
+    """Recorded for native kernels, else operation by operation."""
+    if kernels.native is None:
+        return EagerModel(model, storage, taps)
+    return RecordedModel(model, storage, kernels.native, most_of(config), taps)
+
+
+@dataclass(frozen=True, slots=True)
+class Guessing:
+    """A network that guesses, and how far it has come in the cache's blocks."""
+
+    method: str
+    network: Network
+    filled: Filled
+    max_model_len: int
+    features: FeatureStore | None = None
+    """What it reads of the model's layers."""
+    most: int = MOST_NODES
+    """Guesses that it can make, one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What runs beside a model."""
+
+    make: Callable[[Rows], Guessing]
+    taps: tuple[int, ...]
+    """Layers of the model that it listens to."""
+
+
 def build_executor(
-    kernels: Kernels, model: Decoder, storage: KVStorage, config: ResolvedConfig, grammars: Grammars | None
+    kernels: Kernels,
+    model: Decoder,
+    storage: KVStorage,
+    config: ResolvedConfig,
+    grammars: Grammars | None,
+    network: Beside | None = None,
 ) -> Executor:
     """What runs the model: captured on a GPU, recorded for native kernels, else operation by operation."""
     size = (config.max_num_seqs, config.max_model_len, len(storage.layout.windows), storage.block_size)
-    most = {"max_rows": config.max_num_batched_tokens, "max_num_seqs": config.max_num_seqs}
-    most |= {"max_picked": config.max_drawn}
-    draw = kernels.ops.draw
+    sampler = Sampler(config.max_num_seqs, kernels.ops.draw, grammars)
+    taps = () if network is None else network.taps
+    rows: Rows
+    runnable: RunnableModel
+    captured = None
     if kernels.triton is not None:
         # Triton takes its time, and may not be there.
         from archerfish.execution.captured import CapturedModel
         from archerfish.execution.device import DeviceExecutor
         from archerfish.execution.device_rows import DeviceRows
 
-        device_rows = DeviceRows(*size, config.device)
-        captured = CapturedModel(model, storage, kernels.triton, device_rows, **most)
-        speculator = build_speculator(config, device_rows)
-        local = LocalExecutor(captured, storage, device_rows, config.device, draw, grammars, speculator)
+        rows = device_rows = DeviceRows(*size, config.device)
+        runnable = captured = CapturedModel(model, storage, kernels.triton, device_rows, most_of(config), taps)
+    else:
+        rows = Rows(*size)
+        runnable = build_runnable(kernels, model, storage, config, taps)
+    guessing = None if network is None else network.make(rows)
+    local = LocalExecutor(
+        runnable,
+        storage,
+        rows,
+        config.device,
+        sampler,
+        build_speculator(config, rows, sampler, guessing),
+        None if guessing is None else guessing.features,
+    )
+    if captured is not None:
         return DeviceExecutor(local, captured, device_rows)
-    runnable: RunnableModel = EagerModel(model, storage)
-    if kernels.native is not None:
-        runnable = RecordedModel(model, storage, kernels.native, **most)
-    rows = Rows(*size)
-    speculator = build_speculator(config, rows)
-    return LocalExecutor(runnable, storage, rows, config.device, draw, grammars, speculator)
+    local.try_out()
+    return local
 
 
-def build_speculator(config: ResolvedConfig, rows: Rows) -> Speculator | None:
+def build_speculator(
+    config: ResolvedConfig, rows: Rows, sampler: Sampler, guessing: Guessing | None
+) -> Speculator | None:
     """Who guesses tokens; None where nobody does."""
-    method = config.speculation.method
+    speculation = config.speculation
+    method = speculation.method
     if method == "off" or (method == "auto" and config.device != "cpu"):
         return None
-    return Speculator(
-        LookaheadProposer() if method == "lookahead" else ReferenceProposer(),
-        rows,
-        time.perf_counter,
-        most=MOST_NODES if method == "lookahead" else _MOST_GUESSES,
-        fixed=config.speculation.num_speculative_tokens,
-    )
+    ways: list[Way] = []
+    if method in ("auto", "reference"):
+        reference = ReferenceProposer(branches=speculation.branches, shared=speculation.shared)
+        ways.append(Way("reference", reference, most=_MOST_GUESSES))
+    if method == "lookahead":
+        ways.append(Way("lookahead", LookaheadProposer(), most=MOST_NODES, as_a_whole=True))
+    speculator = Speculator(ways, rows, time.perf_counter, fixed=speculation.num_speculative_tokens)
+    if guessing is not None:
+        proposer = NetworkProposer(
+            guessing.network,
+            rows,
+            guessing.filled,
+            sampler,
+            time.perf_counter,
+            speculator.lengths.drafting,
+            max_tokens=config.max_num_batched_tokens,
+            max_model_len=guessing.max_model_len,
+            branches=speculation.branches,
+        )
+        depth = min(guessing.most, max(_MOST_DRAFTED, speculation.num_speculative_tokens or 0))
+        most = min(MOST_NODES, depth * speculation.branches)
+        ways.append(Way(guessing.method, proposer, most=most))
+    return speculator

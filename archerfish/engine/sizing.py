@@ -57,7 +57,7 @@ def measured_size(
         params = SamplingParams(**{name: recommended[name] for name in _DRAWN_BY if name in recommended})
         steps = rehearsed_steps(config, len(memory.layout.windows), params)
         with refusing(memory, config, weights):
-            taken = _rehearse(stage, steps, config.threads) - _cache_bytes(memory, config, steps)
+            taken = _rehearse(stage, steps, config.threads) - steps.num_blocks * memory.block_bytes(config)
         # Captured steps have memory of their own, as much as those that are launched kernel by kernel.
         activations = 2 * taken
         logger.info("the largest step was tried, and takes %.2f GB", taken / 1e9)
@@ -91,12 +91,6 @@ def _rehearse(stage: Stage, steps: Rehearsed, num_cores: int) -> int:
     taken = measure_peak(run, stage.reader)
     torch.cuda.empty_cache()
     return taken
-
-
-def _cache_bytes(memory: Memory, config: ResolvedConfig, steps: Rehearsed) -> int:
-    return steps.num_blocks * memory.layout.block_bytes(
-        config.block_size, memory.bytes_per_kv_value or memory.bytes_per_value
-    )
 
 
 def _key(memory: Memory, config: ResolvedConfig, where: str) -> str:

@@ -16,8 +16,8 @@ from archerfish.execution.buckets import bucket
 from archerfish.execution.device_rows import DeviceRows
 from archerfish.execution.device_step import StepRoom, StepSize
 from archerfish.execution.inputs import Outline, no_chunks
-from archerfish.execution.passed import Passed
 from archerfish.execution.rows import Rows
+from archerfish.execution.runnable import Most, Passed
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
 from archerfish.ops.signatures import DrawRows
@@ -87,22 +87,18 @@ class CapturedModel:
         storage: KVStorage,
         ops: TritonOps,
         rows: DeviceRows,
-        *,
-        max_rows: int,
-        max_num_seqs: int,
-        max_picked: int | None = None,
+        most: Most,
+        taps: tuple[int, ...] = (),
     ) -> None:
-        """A token is drawn after `max_picked` tokens of a step, by default one for each sequence."""
+        """Taps are the layers whose input is told of."""
         self.arch: Arch = model.arch
         self._model = model
         self._ops = ops
         self._device = storage.device
-        self._program = _record(model, storage, ops)
+        self._program = _record(model, storage, ops, taps)
         ops.await_compiler()
-        self._room = StepRoom(
-            self.arch, StepSize(bucket(max_rows), bucket(max_picked or max_num_seqs)), rows, storage.device
-        )
-        self._most_picked = bucket(max_num_seqs)
+        self._room = StepRoom(self.arch, StepSize(bucket(most.rows), bucket(most.picked)), rows, storage.device)
+        self._most_picked = bucket(most.chunks)
         self._graphs: dict[Shape, _Graph | _Trial | None] = {}
         """None for shapes that were run once; trials for large ones of which it is not known whether capturing pays."""
         self._pool: Any = None
@@ -112,7 +108,9 @@ class CapturedModel:
         assert rows is self._room.rows
         passed = self._run(outline, None).passed
         assert passed is not None
-        return Passed(passed.hidden[: int(outline.query_ends[-1])], passed.logits[: len(outline.sampling)])
+        num_tokens = int(outline.query_ends[-1])
+        taps = tuple(tap[:num_tokens] for tap in passed.taps)
+        return Passed(passed.hidden[:num_tokens], passed.logits[: len(outline.sampling)], taps)
 
     def draw(self, outline: Outline, asked: DrawRows) -> Tensor:
         """A step whose tokens are drawn and kept on the device: [2, picked] int32 of them and the bits of their peaks.
@@ -185,9 +183,9 @@ class CapturedModel:
             "chunks": room.attention(told.lines, has_large=shape.has_large),
             **{f"slots{group}": slots[group] for group in range(num_groups)},
         }
-        hidden, logits = self._ops.run(self._program, inputs)
+        hidden, logits, *taps = self._ops.run(self._program, inputs)
         if shape.kind is None:
-            return Ran(passed=Passed(hidden, logits))
+            return Ran(passed=Passed(hidden, logits, tuple(taps)))
         drawn = torch.empty(size.num_picked, dtype=torch.int64, device=self._device)
         peaks = torch.empty(size.num_picked, dtype=torch.float32, device=self._device)
         scratch = Scratch.room_for(len(logits), logits.shape[1], logits.device)
@@ -208,20 +206,14 @@ def _shape(outline: Outline, asked: DrawRows | None, most_picked: int, *, has_la
     return Shape(size, is_decode, has_large, outline.trees is not None, None if asked is None else kind_of(asked))
 
 
-def _record(model: Decoder, storage: KVStorage, ops: TritonOps) -> Program:
+def _record(model: Decoder, storage: KVStorage, ops: TritonOps, taps: tuple[int, ...]) -> Program:
     tokens, positions, picked = (torch.empty(RECORDED_ROWS, dtype=torch.int32, device="meta") for _ in range(3))
     chunks = no_chunks(len(storage.layout.windows))
     inputs = {"tokens": tokens, "positions": positions, "picked": picked, "chunks": chunks}
     inputs |= {f"slots{group}": slots for group, slots in enumerate(chunks.slots)}
-
-    def attend(layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
-        if k is not None and v is not None:
-            storage.write(layer, k, v, chunks)
-        spec = model.arch.layers[layer].attention
-        return storage.attend(layer, q, chunks, spec.scale, spec.window, spec.softcap)
-
     recording = Recording(inputs)
+    heard: dict[int, Tensor] = {}
     with ops.recording(recording), torch.inference_mode():
-        hidden = model(tokens, positions, attend)
+        hidden = model(tokens, positions, storage.attending(model.arch, chunks), heard.__setitem__)
         logits = model.scored(ops.widen(model.head(ops.select(hidden, picked))))
-    return ops.finish(recording, [hidden, logits])
+    return ops.finish(recording, [hidden, logits, *(heard[layer] for layer in taps)])

@@ -3,25 +3,23 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from archerfish.arch.arch import Arch
 from archerfish.execution.executor import Finished
+from archerfish.execution.features import FeatureStore
 from archerfish.execution.inputs import Outline
 from archerfish.execution.memory import LOGIT_ROWS_AT_ONCE
-from archerfish.execution.passed import Passed
 from archerfish.execution.rows import Rows
+from archerfish.execution.runnable import RunnableModel
 from archerfish.execution.speculative import Speculator
 from archerfish.kvcache.storage import KVStorage
-from archerfish.ops.signatures import Draw, DrawRows
+from archerfish.ops.signatures import DrawRows
 from archerfish.request import TokenLogprobs
-from archerfish.sampling.grammar import Grammars
-from archerfish.sampling.sampler import Draw as Drawn
-from archerfish.sampling.sampler import Sampler, token_logprobs
+from archerfish.sampling.sampler import Draw, Sampler, token_logprobs
 from archerfish.scheduling.plan import Chunk, Plan, StepResult
 from archerfish.speculation.draft import Draft
 from archerfish.speculation.verification import coupled
@@ -30,20 +28,9 @@ PromptListener = Callable[[Tensor, Tensor], None]
 """Called with logits [rows, vocabulary], good until it returns, and the tokens [rows] that the prompt goes on with."""
 
 
-class RunnableModel(Protocol):
-    """A decoder with its cache, however it is run."""
-
-    @property
-    def arch(self) -> Arch: ...
-
-    def run(self, outline: Outline, rows: Rows) -> Passed:
-        """One forward pass. Keys and values of the step's tokens are stored on the way."""
-
-    def logits(self, states: Tensor) -> Tensor:
-        """[rows, hidden] -> [rows, vocabulary], float32."""
-
-    def close(self) -> None:
-        """Let go of threads. Called once, after the last step."""
+TRIED_SIZES = (1, 2, 4, 8)
+"""Tokens of steps that are tried before there is anything to do."""
+NUM_TRIES = 3
 
 
 class LocalExecutor:
@@ -57,17 +44,19 @@ class LocalExecutor:
         storage: KVStorage,
         rows: Rows,
         device: str,
-        draw: Draw,
-        grammars: Grammars | None = None,
+        sampler: Sampler,
         speculator: Speculator | None = None,
+        features: FeatureStore | None = None,
     ) -> None:
         self._model = model
         self._storage = storage
         self._device = device
         self._rows = rows
-        self._sampler = Sampler(len(rows.tokens), draw, grammars)
+        self._sampler = sampler
         self.speculator = speculator
         """Who guesses tokens, if somebody does."""
+        self.features = features
+        """Where what the model made of tokens is kept, for whoever guesses by it."""
         self._num_prompt_logprobs: dict[int, int] = {}
         """Rows that want log-probabilities of their prompt, and how many."""
         self.prompt_listener: PromptListener | None = None
@@ -80,6 +69,25 @@ class LocalExecutor:
         if not plan.chunks:
             return Finished(StepResult([]))
         return Finished(self.speculate(plan))
+
+    @torch.inference_mode()
+    def try_out(self) -> None:
+        """Before the first plan: see how long steps with guesses take, so that nobody has to find out by losing time.
+
+        What it leaves behind in the cache is overwritten by whoever gets the block.
+        """
+        speculator = self.speculator
+        if speculator is None:
+            return
+        for count in TRIED_SIZES:
+            outline = Outline.of([Chunk(0, 0, 1, samples=True)], np.array([count - 1]))
+            rows = np.zeros(count, np.int64)
+            for _ in range(NUM_TRIES):
+                started = time.perf_counter()
+                _, logits = self._run(outline)
+                self._sampler.draw(logits, rows, outline.drawn_positions, torch.from_numpy(self._rows.tokens))
+                speculator.lengths.times.record(count, time.perf_counter() - started)
+        speculator.try_out()
 
     def run(self, plan: Plan) -> StepResult:
         """Launched and waited for."""
@@ -110,7 +118,7 @@ class LocalExecutor:
     @torch.inference_mode()
     def check(self, plan: Plan, outline: Outline, drafts: list[Draft]) -> StepResult:
         """The step with guesses after some of its chunks: those stand that are what would have been drawn anyway."""
-        hidden, logits = self._model.run(outline, self._rows)
+        hidden, logits = self._run(outline)
         prompt_logprobs = self._prompt_logprobs(plan, outline, hidden)
         embeddings = self._embeddings(plan, outline, hidden)
         rows, positions = outline.rows[outline.sampling], outline.drawn_positions
@@ -137,6 +145,13 @@ class LocalExecutor:
         self.speculator.settle(plan, drafts, drawn, stood)
         return result
 
+    def _run(self, outline: Outline) -> tuple[Tensor, Tensor]:
+        """Hidden states and logits."""
+        passed = self._model.run(outline, self._rows)
+        if self.features is not None:
+            self.features.heard(outline, passed)
+        return passed.hidden, passed.logits
+
     def _takes_tree(self, chunk: Chunk) -> bool:
         """Guesses side by side hang on a single token, and a row has no place for several pasts."""
         return chunk.length == 1 and not self._sampler.reads_history(chunk.row)
@@ -146,9 +161,11 @@ class LocalExecutor:
         if moves:
             rows, sources, targets = (np.array(values) for values in zip(*moves, strict=True))
             self._storage.move(self._rows.tables, rows, sources, targets)
+            if self.features is not None:
+                self.features.move(rows, sources, targets)
 
     def _take(
-        self, result: StepResult, place: int, chunk: Chunk, tokens: list[int], draw: Drawn, told: list[int]
+        self, result: StepResult, place: int, chunk: Chunk, tokens: list[int], draw: Draw, told: list[int]
     ) -> None:
         """What the row goes on with, and what is told of it; `told` is where each token was drawn."""
         end = chunk.start + chunk.length
@@ -164,7 +181,7 @@ class LocalExecutor:
     @torch.inference_mode()
     def compute(self, plan: Plan, outline: Outline) -> StepResult:
         """The step, once its plan was taken in."""
-        hidden, logits = self._model.run(outline, self._rows)
+        hidden, logits = self._run(outline)
         prompt_logprobs = self._prompt_logprobs(plan, outline, hidden)
         embeddings = self._embeddings(plan, outline, hidden)
         sampling = outline.sampling
@@ -201,8 +218,6 @@ class LocalExecutor:
         """What is new since the last step."""
         for start in plan.starts:
             self._rows.start(start)
-            if self.speculator is not None:
-                self.speculator.start(start)
             written = start.tokens[start.num_prompt_tokens :]
             self._sampler.set_row(
                 start.row, start.params, start.seed, start.num_prompt_tokens, start.stop_token_ids, written
@@ -217,6 +232,10 @@ class LocalExecutor:
             if chunk.new_blocks:
                 self._rows.append_blocks(chunk)
         self._storage.copy(plan.copies)
+        if self.features is not None:
+            self.features.copy(plan.copies)
+        if self.speculator is not None:
+            self.speculator.take_in(plan)
 
     def _prompt_logprobs(self, plan: Plan, outline: Outline, hidden: Tensor) -> dict[int, list[TokenLogprobs]]:
         """For chunks whose row asked: log-probabilities of the prompt tokens that follow the chunk's own."""

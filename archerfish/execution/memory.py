@@ -64,6 +64,15 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """Bytes that a network takes which guesses beside the model."""
+
+    weights: int = 0
+    per_block: int = 0
+    """What it keeps in every block of the cache."""
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """What is to be fitted where. `available` is what the device has free before weights are loaded."""
 
@@ -77,6 +86,7 @@ class Memory:
     bytes_per_weight: float | None = None
     bytes_per_activation: int | None = None
     measured: Measured | None = None
+    beside: Beside = Beside()
 
     def size_cache(self, config: ResolvedConfig) -> CacheSize:
         """As many blocks as the budget holds, but no more than max_num_seqs requests of full length could use."""
@@ -93,7 +103,7 @@ class Memory:
     def weights(self) -> int:
         if self.measured is not None:
             return self.measured.weights
-        return int(weight_bytes(self.arch, self.bytes_per_weight or self.bytes_per_value))
+        return int(weight_bytes(self.arch, self.bytes_per_weight or self.bytes_per_value)) + self.beside.weights
 
     def activations(self, config: ResolvedConfig) -> int:
         """Most memory a step's intermediate values take. Of steps of another size than was measured, by proportion."""
@@ -128,7 +138,7 @@ class Memory:
 
     def one_request(self, config: ResolvedConfig) -> int:
         """Bytes of the KV cache that a single request of full length holds."""
-        return self._blocks_per_request(config) * self._block_bytes(config)
+        return self._blocks_per_request(config) * self.block_bytes(config)
 
     def _size(self, config: ResolvedConfig) -> CacheSize | None:
         """None if not even one request of full length fits, or a given size exceeds the memory."""
@@ -137,8 +147,8 @@ class Memory:
         if budget is None:
             budget = int(self.available * config.gpu_memory_utilization) - rest
         per_request = self._blocks_per_request(config)
-        num_blocks = min(budget // self._block_bytes(config), config.max_num_seqs * per_request)
-        num_bytes = num_blocks * self._block_bytes(config)
+        num_blocks = min(budget // self.block_bytes(config), config.max_num_seqs * per_request)
+        num_bytes = num_blocks * self.block_bytes(config)
         if num_blocks < per_request or rest + num_bytes > self.available:
             return None
         return CacheSize(num_blocks, num_bytes, config.max_model_len, per_request)
@@ -147,8 +157,10 @@ class Memory:
         windows, step_tokens = self.layout.windows, config.max_num_batched_tokens
         return blocks_held(config.max_model_len, windows, config.block_size, step_tokens)
 
-    def _block_bytes(self, config: ResolvedConfig) -> int:
-        return self.layout.block_bytes(config.block_size, self.bytes_per_kv_value or self.bytes_per_value)
+    def block_bytes(self, config: ResolvedConfig) -> int:
+        """Of the cache, whoever keeps something in it."""
+        own = self.layout.block_bytes(config.block_size, self.bytes_per_kv_value or self.bytes_per_value)
+        return own + self.beside.per_block
 
     # -- what to say when it does not fit -------------------------------------------------------------------------
 

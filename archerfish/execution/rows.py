@@ -1,6 +1,7 @@
 """What an executor remembers of each row between steps: its tokens and its block tables."""
 
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 
@@ -28,6 +29,12 @@ class Rows:
         for table, blocks in zip(self.tables, start.blocks, strict=True):
             # A place that a window has passed is never read: any block will do.
             table[row, : len(blocks)] = [0 if block is None else block for block in blocks]
+
+    def beside(self, group: int, shift: int = 0) -> "Rows":
+        """The same rows as a network beside the model sees them: blocks of one KV group, and tokens some places on."""
+        seen = copy(self)
+        seen.tables, seen.tokens = [self.tables[group]], self.tokens[:, shift:]
+        return seen
 
     def write_tokens(self, rows: Ints, positions: Ints, tokens: Sequence[int]) -> None:
         self.tokens[rows, positions] = tokens

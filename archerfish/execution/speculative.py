@@ -1,118 +1,281 @@
-"""Guesses for the sequences of a step: has them made, takes as many as pay, and tells which stood.
+"""Guesses for the sequences of a step: who makes them, how many are taken, and what becomes of them.
 
 Knows plans and rows; not how guesses are made, nor how tokens are drawn.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
+from archerfish.execution.drafting import NetworkProposer
 from archerfish.execution.rows import Rows
-from archerfish.ops.arrays import Ints
 from archerfish.scheduling.plan import Chunk, Plan, SequenceStart
 from archerfish.speculation.draft import NO_DRAFT, Draft
-from archerfish.speculation.lengths import Lengths, Step
+from archerfish.speculation.lengths import Lengths, Offer, Step
 from archerfish.speculation.proposer import Ask, Proposer
 from archerfish.speculation.rests import Rests
+from archerfish.speculation.trust import Trust
 
 Clock = Callable[[], float]
+TakesTree = Callable[[Chunk], bool]
+
+_FIRST_ANSWER = 64.0
+"""Tokens that an answer has, before any was seen."""
+_LENGTH_MEMORY = 0.9
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Way:
+    """One way of guessing, and how it went so far."""
+
+    name: str
+    proposer: Proposer
+    most: int
+    """Guesses for one sequence in one step."""
+    as_a_whole: bool = False
+    """A draft is checked whole or not at all: its parts have other uses than to stand."""
+    trust: Trust = field(default_factory=Trust)
+    rests: Rests = field(default_factory=Rests)
+
+    @property
+    def network(self) -> NetworkProposer | None:
+        """Who takes time for each guess, so that it is chosen before how many are made."""
+        return self.proposer if isinstance(self.proposer, NetworkProposer) else None
+
+
+class _Offered(NamedTuple):
+    """What one way has for one chunk."""
+
+    way: Way
+    place: int
+    """Of the chunk in its plan."""
+    offer: Offer
+    draft: Draft
+    """NO_DRAFT where it is yet to be made."""
 
 
 class Speculator:
-    def __init__(self, proposer: Proposer, rows: Rows, clock: Clock, *, most: int, fixed: int | None = None) -> None:
-        """`fixed` guesses are checked wherever there are so many; without it, as many as pay, up to `most`."""
-        self._most = most
-        self.proposer = proposer
-        """May be exchanged between two requests, by whoever measures."""
-        self._lengths = Lengths()
-        self._rests = Rests()
-        self._rows = rows
-        self._clock = clock
+    def __init__(self, ways: Sequence[Way], rows: Rows, clock: Clock, *, fixed: int | None = None) -> None:
+        """`fixed` guesses are checked wherever there are so many; without it, as many as pay."""
+        self.ways: Sequence[Way] = ways
+        """In the order in which they are asked. May be exchanged between two requests, by whoever measures."""
         self.fixed = fixed
         """Likewise."""
-        self._told: dict[int, int] = {}
-        """Of each row, how many tokens the proposer knows."""
+        self.lengths = Lengths()
+        self._rows = rows
+        self._clock = clock
         self._starts: dict[int, SequenceStart] = {}
-        """Of rows that the proposer has not been asked about: it is told of them only then."""
+        self._told: dict[tuple[str, int], int] = {}
+        """Of each way and row, how many tokens it knows. It is told of a row only when it is first asked."""
+        self._used: list[Way | None] = []
+        """For each chunk of the last step."""
+        self._ended: float | None = None
+        """When the last step did, if it was one with guesses."""
+        self._mean_answer = _FIRST_ANSWER
         self.seconds = 0.0
         """That the last guessing took."""
 
     def most(self, num_drawn: int) -> int:
         """How many guesses each of so many sequences should have room for: none where none could pay."""
         if self.fixed is not None:
-            return self.fixed
-        return self._most if self._rests.begin() and self._lengths.may_pay(num_drawn) else 0
+            return max(min(self.fixed * _width(way), way.most) for way in self.ways)
+        awake = [way for way in self.ways if way.rests.begin()]
+        if not awake or not self.lengths.may_pay(num_drawn, max(way.trust.surest for way in awake)):
+            for way in awake:
+                way.trust.pass_by(way.trust.rows)
+            return 0
+        return max(way.most for way in awake)
 
-    def start(self, start: SequenceStart) -> None:
-        """A sequence takes up a row."""
+    def take_in(self, plan: Plan) -> None:
+        """What is new since the last step."""
+        for start in plan.starts:
+            self._start(start)
+        for way in self.ways:
+            if way.network is not None:
+                way.network.take_in(plan)
+
+    def try_out(self) -> None:
+        """Before there is anything to do: see how long it takes to guess."""
+        for way in self.ways:
+            if way.network is not None:
+                way.network.try_out()
+
+    def _start(self, start: SequenceStart) -> None:
+        before = self._starts.get(start.row)
+        if before is not None:
+            known = max((self._told.get((way.name, start.row), 0) for way in self.ways), default=0)
+            length = known - before.num_prompt_tokens
+            if length > 0:
+                self._mean_answer += (1 - _LENGTH_MEMORY) * (length - self._mean_answer)
         self._starts[start.row] = start
-        self._lengths.start(start.row)
-        self._rests.start(start.row)
+        for way in self.ways:
+            self._told.pop((way.name, start.row), None)
+            way.trust.start(start.row)
+            way.rests.start(start.row)
 
     def is_asked(self, plan: Plan) -> bool:
         """Whether a plan has room for guesses."""
-        return any(chunk.num_guesses for chunk in plan.chunks)
+        if any(chunk.num_guesses for chunk in plan.chunks):
+            return True
+        self._ended = None
+        return False
 
-    def guess(self, plan: Plan, takes_tree: Callable[[Chunk], bool]) -> list[Draft] | None:
+    def guess(self, plan: Plan, takes_tree: TakesTree) -> list[Draft] | None:
         """For each chunk of a plan; None where nothing is guessed. The guesses are then on the rows."""
         started = self._clock()
-        roomy = [place for place, chunk in enumerate(plan.chunks) if chunk.num_guesses]
-        places = [place for place in roomy if self._is_awake(plan.chunks[place].row)]
-        asks = [self._ask(plan.chunks[place]) for place in places]
-        found = self.proposer.propose(asks) if asks else []
-        for number, (place, draft) in enumerate(zip(places, found, strict=True)):
-            if not draft.is_chain and not takes_tree(plan.chunks[place]):
-                found[number] = draft.first_line()
+        if self._ended is not None:
+            self.lengths.waited(started - self._ended)
+        places = [place for place, chunk in enumerate(plan.chunks) if chunk.num_guesses]
+        offered = self._best([one for way in self.ways for one in self._offers(way, plan, places, takes_tree)])
         drafts = [NO_DRAFT] * len(plan.chunks)
-        for place, draft, count in zip(places, found, self._counts(plan, asks, found), strict=True):
-            drafts[place] = draft.first(count)
+        self._used = [None] * len(plan.chunks)
+        for one, draft in zip(offered, self._drafts(plan, offered, takes_tree), strict=True):
+            if len(draft):
+                drafts[one.place] = draft
+                self._used[one.place] = one.way
         for chunk, draft in zip(plan.chunks, drafts, strict=True):
             if len(draft):
                 end = chunk.start + chunk.length
-                self._rows.write_tokens(_row(chunk), np.arange(end, end + len(draft)), draft.tokens)
-        for ask, place in zip(asks, places, strict=True):
-            if not len(drafts[place]):
-                self._rests.went(ask.row, gained=False)
-        self._rests.settle(plan.chunks[place].row for place in roomy)
+                self._rows.write_tokens(np.array([chunk.row]), np.arange(end, end + len(draft)), draft.tokens)
         self.seconds = self._clock() - started
-        return drafts if any(map(len, drafts)) else None
+        found = any(map(len, drafts))
+        if not found:
+            self._settle_rests(plan)
+        return drafts if found else None
 
     def settle(self, plan: Plan, drafts: list[Draft], drawn: list[list[int]], stood: list[int]) -> None:
         """What was drawn after each chunk's last token and after each of its guesses, and how many of these stood."""
-        for chunk, draft, tokens, num_stood in zip(plan.chunks, drafts, drawn, stood, strict=True):
-            if len(draft):
-                self.proposer.saw(chunk.row, draft, tokens)
-                self._lengths.checked(chunk.row, len(draft), num_stood)
-                self._rests.went(chunk.row, gained=num_stood > 0)
-        self._rests.settle(chunk.row for chunk in plan.chunks if chunk.num_guesses)
+        for place, (chunk, way) in enumerate(zip(plan.chunks, self._used, strict=True)):
+            if way is not None:
+                way.proposer.saw(chunk.row, drafts[place], drawn[place])
+                way.trust.checked(chunk.row, max(drafts[place].depths), stood[place])
+                way.rests.went(chunk.row, gained=stood[place] > 0)
+        self._settle_rests(plan)
 
     def took(self, num_tokens: int, seconds: float) -> None:
         """A step of so many tokens was made, guessing aside."""
-        self._lengths.times.record(num_tokens, seconds)
+        self.lengths.times.record(num_tokens, seconds)
+        self._ended = self._clock()
 
-    def _is_awake(self, row: int) -> bool:
-        return self.fixed is not None or self._rests.is_awake(row)
+    def _settle_rests(self, plan: Plan) -> None:
+        rows = [chunk.row for chunk in plan.chunks if chunk.num_guesses]
+        for way in self.ways:
+            way.rests.settle(rows)
 
-    def _ask(self, chunk: Chunk) -> Ask:
+    # -- what could be checked -----------------------------------------------------------------------------------------
+
+    def _offers(self, way: Way, plan: Plan, places: list[int], takes_tree: TakesTree) -> list[_Offered]:
+        if self.fixed is None:
+            places = [place for place in places if way.rests.is_awake(plan.chunks[place].row)]
+        asks = [self._ask(way, plan.chunks[place]) for place in places]
+        if way.network is not None:
+            return [
+                _Offered(way, place, self._promised(way, way.network, ask), NO_DRAFT)
+                for place, ask in zip(places, asks, strict=True)
+            ]
+        found = []
+        for place, ask, made in zip(places, asks, way.proposer.propose(asks) if asks else (), strict=True):
+            draft = made if made.is_chain or takes_tree(plan.chunks[place]) else made.first_line()
+            if len(draft):
+                found.append(_Offered(way, place, self._known(way, ask, draft), draft))
+            else:
+                way.rests.went(ask.row, gained=False)
+        return found
+
+    def _ask(self, way: Way, chunk: Chunk) -> Ask:
         row, end = chunk.row, chunk.start + chunk.length
-        if (start := self._starts.pop(row, None)) is not None:
-            self.proposer.start(row, start.tokens, start.num_prompt_tokens, start.tenant)
-            self._told[row] = len(start.tokens)
-        if self._told[row] < end:
-            self.proposer.extend(row, self._rows.tokens[row, self._told[row] : end].tolist())
-            self._told[row] = end
-        return Ask(row, chunk.num_guesses if self.fixed is None else min(self.fixed, chunk.num_guesses))
+        told = self._told.get((way.name, row))
+        if told is None:
+            start = self._starts[row]
+            way.proposer.start(row, start.tokens, start.num_prompt_tokens, start.tenant)
+            told = len(start.tokens)
+        if told < end:
+            way.proposer.extend(row, self._rows.tokens[row, told:end].tolist())
+        self._told[way.name, row] = end
+        most = min(chunk.num_guesses, way.most)
+        if self.fixed is not None:
+            most = min(most, self.fixed * _width(way))
+        return Ask(row, most, end)
 
-    def _counts(self, plan: Plan, asks: list[Ask], found: list[Draft]) -> list[int]:
-        most = [len(draft) for draft in found]
-        if self.fixed is not None or not any(most):
-            return most
+    def _known(self, way: Way, ask: Ask, draft: Draft) -> Offer:
+        trust = way.trust.of(ask.row)
+        if way.as_a_whole:
+            return Offer((_sum_of_powers(trust, max(draft.depths)),), width=len(draft))
+        return Offer(draft.chances or tuple(trust**depth for depth in draft.depths))
+
+    def _promised(self, way: Way, network: NetworkProposer, ask: Ask) -> Offer:
+        trust, width = way.trust.of(ask.row), _width(way)
+        depth = min(ask.most // width, network.room(ask.end))
+        chances = tuple(trust**one for one in range(1, depth + 1))
+        unread = network.num_unread(ask.row, ask.end)
+        # Reading a whole prompt is paid back over the answer, in steps that bring more than a token each.
+        num_steps = self._num_left(ask) / (1 + _sum_of_powers(trust, 2))
+        return Offer(chances, 1 + (unread - 1) / max(1.0, num_steps), width)
+
+    def _num_left(self, ask: Ask) -> float:
+        """Tokens that are probably still to come: as many as answers have, but for what was asked for."""
+        start = self._starts[ask.row]
+        limit = start.params.max_tokens
+        left = self._mean_answer if limit is None else limit - (ask.end - start.num_prompt_tokens)
+        return min(left, self._mean_answer)
+
+    def _best(self, offered: list[_Offered]) -> list[_Offered]:
+        """One for each chunk: of several ways the one that saves most by itself."""
+        if len(self.ways) == 1:
+            return offered
+        best: dict[int, _Offered] = {}
+        for one in offered:
+            other = best.get(one.place)
+            if other is None or self.lengths.gain(one.offer) > self.lengths.gain(other.offer):
+                best[one.place] = one
+        return list(best.values())
+
+    # -- what is checked -----------------------------------------------------------------------------------------------
+
+    def _drafts(self, plan: Plan, offered: list[_Offered], takes_tree: TakesTree) -> list[Draft]:
+        counts = self._counts(plan, offered)
+        drafts = [
+            one.draft if one.way.as_a_whole and count else one.draft.first(count)
+            for one, count in zip(offered, counts, strict=True)
+        ]
+        asks: dict[str, list[tuple[int, Ask]]] = {}
+        for number, (one, count) in enumerate(zip(offered, counts, strict=True)):
+            chunk = plan.chunks[one.place]
+            if one.way.network is not None and count:
+                ask = Ask(chunk.row, count, chunk.start + chunk.length)
+                asks.setdefault(one.way.name, []).append((number, ask))
+            elif not count:
+                one.way.rests.went(chunk.row, gained=False)
+        for of_way in asks.values():
+            way = offered[of_way[0][0]].way
+            for (number, _), draft in zip(of_way, way.proposer.propose([ask for _, ask in of_way]), strict=True):
+                is_taken = draft.is_chain or takes_tree(plan.chunks[offered[number].place])
+                drafts[number] = draft if is_taken else draft.first_line()
+        return drafts
+
+    def _counts(self, plan: Plan, offered: list[_Offered]) -> list[int]:
+        """How many steps along each offer are taken."""
+        if self.fixed is not None or not offered:
+            return [len(one.offer.chances) for one in offered]
         step = Step(plan.num_tokens, sum(chunk.samples for chunk in plan.chunks))
-        rows = [ask.row for ask in asks]
-        chosen = self._lengths.choose(step, rows, most)
-        self._lengths.pass_by([row for row, count in zip(rows, chosen, strict=True) if not count])
-        return chosen
+        counts = self.lengths.choose(step, [one.offer for one in offered]).counts
+        passed: dict[str, list[int]] = {}
+        for one, count in zip(offered, counts, strict=True):
+            if not count:
+                passed.setdefault(one.way.name, []).append(plan.chunks[one.place].row)
+        for way in self.ways:
+            if way.name in passed:
+                way.trust.pass_by(passed[way.name])
+        return counts
 
 
-def _row(chunk: Chunk) -> Ints:
-    return np.array([chunk.row])
+def _width(way: Way) -> int:
+    """Guesses that stand side by side at each place."""
+    return way.network.branches if way.network is not None else 1
+
+
+def _sum_of_powers(trust: float, count: int) -> float:
+    """Guesses of a chain that will stand."""
+    return float(sum(trust**depth for depth in range(1, count + 1)))

@@ -1,16 +1,19 @@
 """The tensors of the KV cache. Knows blocks and layers, not sequences."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from archerfish.arch.arch import Arch
 from archerfish.kvcache.layout import KVLayout
 from archerfish.kvcache.tables import BlockCopy
 from archerfish.ops.arrays import Ints, IntTable
 from archerfish.ops.signatures import Chunks, LayerCache, Ops
+
+AttendFunction = Callable[[int, Tensor, Tensor | None, Tensor | None], Tensor]
 
 
 class KVStorage:
@@ -42,6 +45,17 @@ class KVStorage:
     ) -> Tensor:
         place = self.layout.places[layer]
         return self._ops.attend(q, self._of_slot(place.slot), chunks, place.group, scale, window, softcap)
+
+    def attending(self, arch: Arch, chunks: Chunks) -> AttendFunction:
+        """What a pass over these chunks is given: keys and values are stored, then looked at."""
+
+        def attend(layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+            if k is not None and v is not None:
+                self.write(layer, k, v, chunks)
+            spec = arch.layers[layer].attention
+            return self.attend(layer, q, chunks, spec.scale, spec.window, spec.softcap)
+
+        return attend
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Copy whole blocks, all layers of their group at once."""

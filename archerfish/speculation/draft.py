@@ -1,7 +1,7 @@
 """Guessed tokens that hang on a sequence's last one, as a tree. Knows neither who guessed nor what becomes of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 ROOT = -1
 """The parent of guesses that follow the sequence's last token."""
@@ -16,6 +16,8 @@ class Draft:
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     """Which guess each hangs on, always an earlier one, or ROOT. Siblings stand in the order of trust in them."""
+    chances: tuple[float, ...] = field(default=(), compare=False)
+    """That each stands with all it hangs on, as far as whoever guessed can tell. They never rise."""
 
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.parents) <= MOST_NODES, "every guess hangs on something, and they are few"
@@ -49,11 +51,14 @@ class Draft:
         line: list[int] = []
         while found := self.children(line[-1] if line else ROOT):
             line.append(found[0])
-        return Draft.chain([self.tokens[node] for node in line])
+        chances = tuple(self.chances[node] for node in line) if self.chances else ()
+        return Draft(tuple(self.tokens[node] for node in line), tuple(range(ROOT, len(line) - 1)), chances)
 
     def first(self, count: int) -> "Draft":
         """Without those that come last."""
-        return self if count >= len(self) else Draft(self.tokens[:count], self.parents[:count])
+        if count >= len(self):
+            return self
+        return Draft(self.tokens[:count], self.parents[:count], self.chances[:count])
 
     @property
     def depths(self) -> list[int]:

@@ -1,7 +1,11 @@
 """How many guesses of each row are worth checking: what they will probably save against what they will cost.
 
-A guess is worth its chance to stand times what a token costs without guesses; it costs what one token more adds to the
-step. Both are learned from the past, so what is chosen says nothing about the draw to come.
+A guess is worth its chance to stand times what a token costs; it costs what one token more adds to the step, and what
+it takes to make it. All of that is learned from the past, so what is chosen says nothing about the draw to come.
+
+What a token costs is what it costs with the guesses that are chosen: tokens come cheaper then, and another guess is
+worth less. The number that makes tokens cheapest is found step by step, each starting from the pace of the one before
+(Dinkelbach's way to maximize a ratio).
 """
 
 from collections.abc import Sequence
@@ -9,35 +13,14 @@ from typing import NamedTuple
 
 from archerfish.speculation.times import StepTimes
 
-_FIRST_TRUST = 0.5
-"""In guesses of which none was checked yet."""
-_PRIOR = 3.0
-"""Checks that trust in a row begins with, as if they had gone as those of all rows."""
-_MEMORY = 0.9
-"""Of a row's checks, each time new ones come."""
-_LONG_MEMORY = 0.995
-"""Of all rows' checks; and of a row's, with every step that passes it by: nobody is mistrusted for ever."""
 _PATIENCE = 256
 """Steps after which it is tried again whether guesses pay: times that say no may have been an accident."""
 _MARGIN = 1.1
 """What a guess must save of what it costs: estimates are not exact."""
-
-
-class _Record:
-    """How guesses went: checks, and those that stood. A guess is checked if all before it stood."""
-
-    __slots__ = ("checked", "stood")
-
-    def __init__(self) -> None:
-        self.checked = 0.0
-        self.stood = 0.0
-
-    def fade(self, share: float) -> None:
-        self.checked *= share
-        self.stood *= share
-
-    def trust(self, prior: float) -> float:
-        return (self.stood + _PRIOR * prior) / (self.checked + _PRIOR)
+_SMOOTHING = 0.1
+"""Weight of a new measurement of what lies between steps."""
+_ODD = 4.0
+"""Times that are so much longer than usual say that the engine had nothing to do."""
 
 
 class Step(NamedTuple):
@@ -48,81 +31,125 @@ class Step(NamedTuple):
     """Sequences that it draws a token for."""
 
 
+class Offer(NamedTuple):
+    """Guesses that there are for a row, or could be made."""
+
+    chances: Sequence[float]
+    """That each stands, with all it hangs on; they never rise."""
+    num_unread: float = 0.0
+    """Tokens to be read before guesses can be made, or a part of them. 0: guesses are there, and cost nothing."""
+    width: int = 1
+    """Tokens that each of them adds to the step."""
+
+
+class Choice(NamedTuple):
+    counts: list[int]
+    """Of each offer."""
+    expected: float
+    """Guesses that will stand."""
+
+
 class Lengths:
     """Chooses, and learns from what became of it."""
 
     def __init__(self) -> None:
         self.times = StepTimes()
-        self._all = _Record()
-        self._rows: dict[int, _Record] = {}
+        """Of the model's steps."""
+        self.drafting = StepTimes()
+        """Of passes of the network that guesses, where there is one."""
+        self._between: float | None = None
+        """Seconds from one step's end to the next one's start."""
+        self._pace = 1.0
+        """What a token costs with guesses, as a part of what it costs without."""
         self._num_refused = 0
         """Steps in which no guess could have paid, since one was last tried all the same."""
 
-    def start(self, row: int) -> None:
-        """Another sequence takes up the row."""
-        self._rows.pop(row, None)
+    def waited(self, seconds: float) -> None:
+        """So much time lay between two steps."""
+        if self._between is None or seconds < self._between / _ODD:
+            self._between = seconds
+        elif seconds < self._between * _ODD:
+            self._between += _SMOOTHING * (seconds - self._between)
 
-    def checked(self, row: int, num_guesses: int, num_stood: int) -> None:
-        """So many of a row's guesses stood, one after the other."""
-        num_checked = min(num_guesses, num_stood + 1)
-        record = self._rows.setdefault(row, _Record())
-        for one, memory in ((record, _MEMORY), (self._all, _LONG_MEMORY)):
-            one.fade(memory)
-            one.checked += num_checked
-            one.stood += num_stood
+    def token_seconds(self, num_drawn: int) -> float:
+        """What a token costs without guesses."""
+        return ((self._between or 0.0) + self.times.of(num_drawn)) / num_drawn
 
-    def trust(self, row: int) -> float:
-        """The chance that a guess for the row stands, if the one before it did."""
-        general = self._all.trust(_FIRST_TRUST)
-        record = self._rows.get(row)
-        return general if record is None else record.trust(general)
-
-    def may_pay(self, num_drawn: int) -> bool:
-        """Whether a guess could pay in a step that draws for so many sequences, even one that surely stands."""
+    def may_pay(self, num_drawn: int, surest: float) -> bool:
+        """Whether a guess could pay in a step that draws for so many sequences, if it stands as the surest do."""
         if not self.times or not num_drawn:
             return True
-        surest = max((record.trust(_FIRST_TRUST) for record in self._rows.values()), default=1.0)
-        worth = surest * self.times.of(num_drawn) / num_drawn
-        if worth > _MARGIN * (self.times.of(num_drawn + 1) - self.times.of(num_drawn)):
+        added = self.times.of(num_drawn + 1) - self.times.of(num_drawn)
+        if surest * self.token_seconds(num_drawn) > _MARGIN * added:
             return True
-        self.pass_by(list(self._rows))
         self._num_refused += 1
         if self._num_refused >= _PATIENCE:
             self._num_refused = 0
             self.times.forget_beyond(num_drawn)
         return False
 
-    def choose(self, step: Step, rows: Sequence[int], most: Sequence[int]) -> list[int]:
-        """How many of each row's guesses to check, given how many there are."""
+    def gain(self, offer: Offer) -> float:
+        """What an offer brings by itself, in tokens, before they are checked: to tell which of several is best."""
+        if not offer.num_unread or not self.drafting or not self.times:
+            return sum(offer.chances)
+        first, further = self.drafting.of(offer.num_unread), self.drafting.of(1)
+        token = self.token_seconds(1) * self._pace
+        gained = best = -first / token
+        for depth, chance in enumerate(offer.chances):
+            gained += chance - (further / token if depth else 0.0)
+            best = max(best, gained)
+        return best
+
+    def choose(self, step: Step, offers: Sequence[Offer]) -> Choice:
+        """How many of each offer to check."""
         if not self.times or not step.num_drawn:
-            return [min(1, count) for count in most]
-        # Likeliest first; a row's own guesses are in order by themselves, since chances only fall along a draft.
-        chances = sorted(
-            (
-                (trust**depth, -depth, place)
-                for place, (row, count) in enumerate(zip(rows, most, strict=True))
-                for trust in (self.trust(row),)
-                for depth in range(1, count + 1)
-            ),
+            counts = [min(1, len(offer.chances)) for offer in offers]
+            return Choice(counts, 0.0)
+        # Likeliest first; an offer's own are in order by themselves, since chances only fall along it.
+        ranked = sorted(
+            [
+                (chance, -depth, place)
+                for place, offer in enumerate(offers)
+                for depth, chance in enumerate(offer.chances, 1)
+            ],
             reverse=True,
         )
-        worth = self.times.of(step.num_drawn) / step.num_drawn
+        plain = self.token_seconds(step.num_drawn)
+        worth = plain * self._pace
+        drafting = _Drafting(self.drafting, offers)
         before = self.times.of(step.num_tokens)
-        best, chosen, expected = 0.0, 0, 0.0
-        for count, (chance, *_) in enumerate(chances, 1):
+        best, best_count, best_expected, best_cost = 0.0, 0, 0.0, 0.0
+        expected, num_tokens = 0.0, step.num_tokens
+        for count, (chance, depth, place) in enumerate(ranked, 1):
             expected += chance
-            saved = expected * worth - _MARGIN * (self.times.of(step.num_tokens + count) - before)
+            num_tokens += offers[place].width
+            cost = self.times.of(num_tokens) - before + drafting.add(place, -depth)
+            saved = expected * worth - _MARGIN * cost
             if saved > best:
-                best, chosen = saved, count
-        lengths = [0] * len(rows)
-        for _, _, place in chances[:chosen]:
-            lengths[place] += 1
-        return lengths
+                best, best_count, best_expected, best_cost = saved, count, expected, cost
+        counts = [0] * len(offers)
+        for _, _, place in ranked[:best_count]:
+            counts[place] += 1
+        with_guesses = (plain * step.num_drawn + _MARGIN * best_cost) / (step.num_drawn + best_expected)
+        self._pace = with_guesses / plain
+        return Choice(counts, best_expected)
 
-    def pass_by(self, rows: Sequence[int]) -> None:
-        """A step went by in which nothing of these rows was checked."""
-        self._all.fade(_LONG_MEMORY)
-        for row in rows:
-            record = self._rows.get(row)
-            if record is not None:
-                record.fade(_LONG_MEMORY)
+
+class _Drafting:
+    """What it takes to make guesses, as more and more of them are wanted."""
+
+    def __init__(self, times: StepTimes, offers: Sequence[Offer]) -> None:
+        self._times = times
+        self._offers = offers
+        self._rows_at: dict[int, float] = {}
+        """By depth, how many tokens the pass reads."""
+        self._seconds = 0.0
+
+    def add(self, place: int, depth: int) -> float:
+        """One guess more, at this depth of an offer. Seconds of all."""
+        unread = self._offers[place].num_unread
+        if unread and self._times:
+            before = self._rows_at.get(depth, 0)
+            after = self._rows_at[depth] = before + (unread if depth == 1 else 1)
+            self._seconds += self._times.of(after) - (self._times.of(before) if before else 0.0)
+        return self._seconds

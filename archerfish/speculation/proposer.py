@@ -13,6 +13,8 @@ class Ask(NamedTuple):
     """Of the executor: where the sequence sits."""
     most: int
     """Tokens that may be guessed."""
+    end: int = 0
+    """How many tokens the sequence has: where the first guess goes."""
 
 
 class Proposer(Protocol):

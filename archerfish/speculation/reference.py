@@ -158,13 +158,15 @@ class _Growth:
     def grow(self, match: Match, most: int) -> Draft:
         tokens: list[int] = []
         parents: list[int] = []
+        chances: list[float] = []
         self._look(ROOT, match.state, match.length, 1.0)
         while self._open and len(tokens) < most:
             unlikely, _, parent, token, state, length = heappop(self._open)
             tokens.append(token)
             parents.append(parent)
+            chances.append(-unlikely)
             self._look(len(tokens) - 1, state, length, -unlikely)
-        return Draft(tuple(tokens), tuple(parents))
+        return Draft(tuple(tokens), tuple(parents), tuple(chances))
 
     def _look(self, parent: int, state: int, length: int, chance: float) -> None:
         """What followed a string, the most frequent first, then the latest. What a text ends with follows itself."""

@@ -44,8 +44,8 @@ class StepTimes:
             del self._seconds[size], self._num_recorded[size]
         self._curve = None
 
-    def of(self, num_tokens: int) -> float:
-        """Seconds of a step with so many tokens. Something must have been recorded."""
+    def of(self, num_tokens: float) -> float:
+        """Seconds of a step with so many tokens, or parts of them. Something must have been recorded."""
         sizes, seconds = self._curve or self._made()
         place = bisect.bisect_left(sizes, num_tokens)
         if place < len(sizes) and sizes[place] == num_tokens:

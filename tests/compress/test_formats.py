@@ -9,7 +9,7 @@ from archerfish.bench.ladder.naive import WholeSequence
 from archerfish.compress import formats
 from archerfish.compress.formats import _cut, _logits, _opened, measure_formats
 from archerfish.config.settings import EngineConfig
-from archerfish.engine.build import load_decoder
+from archerfish.engine.models import load_decoder
 from archerfish.errors import ConfigError
 from tests.ops.cpu.native import needs_native
 

@@ -11,6 +11,7 @@ import torch
 from archerfish import LLM, RequestOutput, SamplingParams
 from archerfish.errors import ConfigError
 from archerfish.execution.local import LocalExecutor
+from archerfish.execution.speculative import Way
 from archerfish.request import Structured
 from archerfish.speculation.draft import ROOT, Draft
 from archerfish.speculation.proposer import Ask
@@ -87,7 +88,7 @@ class Doubter(Oracle):
 def guessed_by(llm: LLM, oracle: Oracle) -> LLM:
     executor = llm.assembly.executor
     assert isinstance(executor, LocalExecutor) and executor.speculator is not None
-    executor.speculator.proposer = oracle
+    executor.speculator.ways = [Way("oracle", oracle, most=32)]
     return llm
 
 
@@ -198,9 +199,13 @@ def test_windows_pass_over_guesses(kernels: str, tmp_path: Path) -> None:
     ("given", "message"),
     [
         ({"method": "magic"}, "method 'magic' is none of auto, off, reference"),
-        ({"methods": "off"}, "no key 'methods'; it knows method, num_speculative_tokens"),
+        ({"methods": "off"}, "no key 'methods'; it knows method, model, "),
         ({"method": "reference", "num_speculative_tokens": 0}, "must be a number from 1 to 63"),
         ({"num_speculative_tokens": 4}, "needs a method that guesses, not auto"),
+        ({"method": "draft_model", "quantization": "int3"}, "quantization 'int3' is none of none, int8"),
+        ({"method": "reference", "model": "minnow"}, "model needs auto or draft_model or eagle or medusa, not reference"),
+        ({"method": "draft_model", "shared": True}, "shared needs reference or auto, not draft_model"),
+        ({"method": "draft_model", "branches": 8, "num_speculative_tokens": 8}, "times branches is more than 63"),
     ],
 )
 def test_what_makes_no_sense_is_refused(given: dict[str, Any], message: str) -> None:

@@ -8,8 +8,8 @@ import torch
 from archerfish.arch import Arch, AttentionSpec, LayerSpec, MlpSpec, NormSpec, RopeSpec
 from archerfish.execution.inputs import Outline
 from archerfish.execution.local import RunnableModel
-from archerfish.execution.passed import Passed
 from archerfish.execution.rows import Rows
+from archerfish.execution.runnable import Passed
 from archerfish.request import SamplingParams
 from archerfish.scheduling.plan import Chunk, SequenceStart
 
@@ -70,4 +70,4 @@ def passes(model: RunnableModel, rows: Rows, plans: list[list[tuple[int, int, in
         )
     with torch.inference_mode():
         passed = (model.run(Outline.of([Chunk(*chunk, ()) for chunk in plan]), rows) for plan in plans)
-        return [Passed(hidden.clone(), logits.clone()) for hidden, logits in passed]
+        return [Passed(one.hidden.clone(), one.logits.clone()) for one in passed]

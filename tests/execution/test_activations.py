@@ -20,6 +20,7 @@ from archerfish.models.decoder import Decoder
 from archerfish.ops import Target, choose_ops
 from archerfish.ops.reference.drawing import draw
 from archerfish.request import SamplingParams
+from archerfish.sampling.sampler import Sampler
 from archerfish.scheduling.plan import Chunk, Plan, SequenceStart
 from tests.checkpoints import CONFIG
 from tests.execution.archs import EXPERTS, FULL
@@ -50,7 +51,7 @@ def peak_bytes(arch, sizes, params):
         storage,
         Rows(len(sizes), MAX_MODEL_LEN, len(storage.layout.windows), storage.block_size),
         "cpu",
-        draw,
+        Sampler(len(sizes), draw),
     )
     free = iter(range(num_blocks))
     plan = Plan(0, [], [], [])

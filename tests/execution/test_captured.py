@@ -13,6 +13,7 @@ from archerfish.execution.captured import CapturedModel
 from archerfish.execution.device_rows import DeviceRows
 from archerfish.execution.eager import EagerModel
 from archerfish.execution.local import RunnableModel
+from archerfish.execution.runnable import Most
 from archerfish.kvcache.layout import kv_layout
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
@@ -73,7 +74,7 @@ def rows_of(of: Arch) -> DeviceRows:
 
 
 def captured(model: Decoder, triton: TritonOps, rows: DeviceRows) -> CapturedModel:
-    return CapturedModel(model, storage(model, triton), triton, rows, max_rows=LENGTH, max_num_seqs=2)
+    return CapturedModel(model, storage(model, triton), triton, rows, Most(LENGTH, 2, 2))
 
 
 def opened() -> TritonOps:
@@ -169,7 +170,7 @@ def storage_and_model(of: Arch) -> tuple[KVStorage, CapturedModel, DeviceRows]:
     triton, rows = opened(), rows_of(of)
     model = decoder(of, triton)
     stored = storage(model, triton)
-    return stored, CapturedModel(model, stored, triton, rows, max_rows=LENGTH, max_num_seqs=2), rows
+    return stored, CapturedModel(model, stored, triton, rows, Most(LENGTH, 2, 2)), rows
 
 
 def same_bits(found: torch.Tensor, wanted: torch.Tensor) -> None:

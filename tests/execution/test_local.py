@@ -17,6 +17,7 @@ from archerfish.models.decoder import Decoder
 from archerfish.ops import Target, choose_ops
 from archerfish.ops.reference.drawing import draw
 from archerfish.request import SamplingParams
+from archerfish.sampling.sampler import Sampler
 from archerfish.scheduling.plan import Chunk, Plan, SequenceStart
 from tests.execution.archs import ALL, FULL, MIXED, VOCABULARY
 
@@ -77,7 +78,7 @@ class Driver:
             storage,
             Rows(NUM_ROWS, MAX_MODEL_LEN, len(storage.layout.windows), storage.block_size),
             "cpu",
-            draw,
+            Sampler(NUM_ROWS, draw),
         )
         self.num_groups = len(layout.windows)
         self.free = np.random.default_rng(0).permutation(num_blocks).tolist()

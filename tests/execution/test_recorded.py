@@ -8,6 +8,7 @@ from archerfish.execution.eager import EagerModel
 from archerfish.execution.memory import LOGIT_ROWS_AT_ONCE
 from archerfish.execution.recorded import RecordedModel
 from archerfish.execution.rows import Rows
+from archerfish.execution.runnable import Most
 from archerfish.kvcache.layout import kv_layout
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
@@ -40,7 +41,7 @@ def runnable(of: Arch, native: NativeOps, dtype: torch.dtype, *, recorded: bool)
     model, storage = loaded(of, native, dtype)
     if not recorded:
         return EagerModel(model, storage)
-    return RecordedModel(model, storage, native, max_rows=LENGTH, max_num_seqs=2)
+    return RecordedModel(model, storage, native, Most(LENGTH, 2, 2))
 
 
 def rows_of(of: Arch) -> Rows:
@@ -86,6 +87,6 @@ def test_a_line_that_was_moved_to_its_place_goes_on_as_if_it_had_been_there(name
     native = open_native(TARGET)
     assert native is not None
     decoder, storage = loaded(ARCHS[name], native, dtype)
-    model = RecordedModel(decoder, storage, native, max_rows=LENGTH, max_num_seqs=2)
+    model = RecordedModel(decoder, storage, native, Most(LENGTH, 2, 2))
     check_continuation(model, storage, rows_of(ARCHS[name]), bushy(12), same_bits)
     model.close()

@@ -6,85 +6,132 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from archerfish.speculation.lengths import Lengths, Step
+from archerfish.speculation.lengths import Lengths, Offer, Step
+
+MARGIN = 1.1
 
 
-def lengths_of(seconds: list[float], trusts: list[float]) -> Lengths:
-    """That has seen steps of 1, 2, ... tokens, and guesses of rows 0, 1, ... that stood so often."""
+def lengths_of(seconds: list[float], drafting: float | None = None) -> Lengths:
+    """That has seen steps of 1, 2, ... tokens, and passes of a network that take so long for any number of them."""
     lengths = Lengths()
     for num_tokens, one in enumerate(seconds, 1):
         lengths.times.record(num_tokens, one)
-    for row, trust in enumerate(trusts):
-        for turn in range(40):
-            lengths.checked(row, 1, int((turn + 1) * trust) - int(turn * trust))
+    if drafting is not None:
+        for num_tokens in range(1, 17):
+            lengths.drafting.record(num_tokens, drafting)
     return lengths
 
 
-def saved(lengths: Lengths, step: Step, chosen: tuple[int, ...]) -> float:
-    """Seconds that a choice saves, with what estimates are trusted by."""
-    expected = sum(lengths.trust(row) ** depth for row, count in enumerate(chosen) for depth in range(1, count + 1))
-    worth = lengths.times.of(step.num_drawn) / step.num_drawn
+def offers_of(trusts: list[float], most: list[int], num_unread: float = 0.0) -> list[Offer]:
+    return [
+        Offer(tuple(trust**depth for depth in range(1, count + 1)), num_unread)
+        for trust, count in zip(trusts, most, strict=False)
+    ]
+
+
+def settled(lengths: Lengths, step: Step, offers: list[Offer]) -> list[int]:
+    """What is chosen when nothing changes from step to step."""
+    for _ in range(12):
+        choice = lengths.choose(step, offers)
+    return choice.counts
+
+
+def token_seconds(lengths: Lengths, step: Step, offers: list[Offer], chosen: tuple[int, ...], drafting: float) -> float:
+    """What a token costs with a choice, as estimates are trusted."""
+    expected = sum(sum(offer.chances[:count]) for offer, count in zip(offers, chosen, strict=True))
     added = lengths.times.of(step.num_tokens + sum(chosen)) - lengths.times.of(step.num_tokens)
-    return expected * worth - 1.1 * added
+    added += drafting * max(chosen)
+    plain = lengths.times.of(step.num_drawn)
+    return (plain + MARGIN * added) / (step.num_drawn + expected)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=80)
 @given(
     trusts=st.lists(st.sampled_from([0.05, 0.3, 0.6, 0.9, 1.0]), min_size=1, max_size=3),
     slope=st.sampled_from([0.0, 0.02, 0.1, 0.5, 1.0]),
     knee=st.integers(1, 8),
-    most=st.lists(st.integers(0, 4), min_size=3, max_size=3),
+    most=st.lists(st.integers(1, 4), min_size=3, max_size=3),
 )
-def test_no_other_choice_saves_more(trusts: list[float], slope: float, knee: int, most: list[int]) -> None:
-    seconds = [1.0 + slope * max(0, num_tokens - knee) for num_tokens in range(1, 17)]
-    lengths = lengths_of(seconds, trusts)
-    step = Step(len(trusts), len(trusts))
-    rows = list(range(len(trusts)))
-    chosen = lengths.choose(step, rows, most[: len(trusts)])
-    best = max(saved(lengths, step, one) for one in product(*(range(count + 1) for count in most[: len(trusts)])))
-    assert saved(lengths, step, tuple(chosen)) == pytest.approx(max(best, 0.0), abs=1e-9)
+def test_no_other_choice_makes_tokens_cheaper(trusts: list[float], slope: float, knee: int, most: list[int]) -> None:
+    lengths = lengths_of([1.0 + slope * max(0, num_tokens - knee) for num_tokens in range(1, 17)])
+    offers, step = offers_of(trusts, most), Step(len(trusts), len(trusts))
+    chosen = tuple(settled(lengths, step, offers))
+    every = product(*(range(len(offer.chances) + 1) for offer in offers))
+    best = min(token_seconds(lengths, step, offers, one, 0.0) for one in every)
+    assert token_seconds(lengths, step, offers, chosen, 0.0) == pytest.approx(best, rel=1e-9)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    trust=st.sampled_from([0.2, 0.5, 0.7, 0.85, 0.95]),
+    slope=st.sampled_from([0.0, 0.05, 0.3]),
+    drafting=st.sampled_from([0.01, 0.1, 0.3, 1.0]),
+)
+def test_what_it_takes_to_guess_counts(trust: float, slope: float, drafting: float) -> None:
+    lengths = lengths_of([1.0 + slope * count for count in range(16)], drafting)
+    [offer], step = offers_of([trust], [8], num_unread=1.0), Step(1, 1)
+    [chosen] = settled(lengths, step, [offer])
+    costs = [token_seconds(lengths, step, [offer], (count,), drafting) for count in range(9)]
+    assert costs[chosen] == pytest.approx(min(costs), rel=1e-9)
+
+
+def test_a_network_that_takes_longer_than_it_saves_is_not_asked() -> None:
+    lengths = lengths_of([1.0] * 16, drafting=2.0)
+    assert lengths.choose(Step(1, 1), offers_of([0.9], [8], num_unread=1.0)).counts == [0]
+    assert lengths.choose(Step(1, 1), offers_of([0.9], [8])).counts == [8], (
+        "guesses that are there already cost nothing"
+    )
+
+
+def test_what_is_checked_as_a_whole_costs_all_its_tokens() -> None:
+    lengths = lengths_of([1.0 + 0.1 * count for count in range(16)])
+    assert lengths.choose(Step(1, 1), [Offer((0.9,), width=2)]).counts == [1]
+    assert lengths.choose(Step(1, 1), [Offer((0.9,), width=12)]).counts == [0]
+
+
+def test_time_between_steps_is_saved_too() -> None:
+    lengths = lengths_of([1.0, 2.0])
+    offers = offers_of([0.6], [1])
+    assert lengths.choose(Step(1, 1), offers).counts == [0]
+    lengths.waited(1.0)
+    assert lengths.token_seconds(1) == 2.0
+    assert lengths.choose(Step(1, 1), offers).counts == [1]
+    lengths.waited(60.0)
+    assert lengths.token_seconds(1) == 2.0, "nobody asked for anything in the meantime"
 
 
 def test_where_tokens_cost_as_much_as_steps_nothing_is_checked() -> None:
-    lengths = lengths_of([0.1 * num_tokens for num_tokens in range(1, 17)], [0.9])
-    assert lengths.choose(Step(1, 1), [0], [8]) == [0]
-    assert not lengths.may_pay(1)
+    lengths = lengths_of([0.1 * num_tokens for num_tokens in range(1, 17)])
+    assert lengths.choose(Step(1, 1), offers_of([0.9], [8])).counts == [0]
+    assert not lengths.may_pay(1, 0.9)
 
 
 def test_where_tokens_cost_nothing_all_are() -> None:
-    lengths = lengths_of([1.0] * 16, [0.5])
-    assert lengths.choose(Step(1, 1), [0], [8]) == [8]
-    assert lengths.may_pay(1)
+    lengths = lengths_of([1.0] * 16)
+    assert lengths.choose(Step(1, 1), offers_of([0.5], [8])).counts == [8]
+    assert lengths.may_pay(1, 0.5)
 
 
-def test_a_row_is_trusted_by_how_its_own_guesses_went() -> None:
-    lengths = lengths_of([1.0], [0.9, 0.1])
-    assert lengths.trust(0) > 0.8 and lengths.trust(1) < 0.3
-    assert lengths.trust(1) < lengths.trust(7) < lengths.trust(0), "of others nothing but the mean is known"
-    lengths.start(0)
-    assert lengths.trust(0) == lengths.trust(7), "another sequence has the row"
-
-
-def test_nobody_is_mistrusted_for_ever() -> None:
-    lengths = lengths_of([1.0, 1.3], [0.0])
-    assert lengths.choose(Step(1, 1), [0], [1]) == [0]
-    before = lengths.trust(0)
-    for _ in range(2000):
-        lengths.pass_by([0])
-    assert lengths.trust(0) > before
-    assert lengths.choose(Step(1, 1), [0], [1]) == [1]
+def test_the_better_of_two_offers_is_told_by_what_it_brings() -> None:
+    lengths = lengths_of([1.0, 1.1], drafting=0.2)
+    copied, drafted = offers_of([0.5], [4])[0], offers_of([0.9], [8], num_unread=1.0)[0]
+    assert lengths.gain(drafted) > lengths.gain(copied)
+    assert lengths.gain(offers_of([0.95], [32])[0]) > lengths.gain(drafted)
+    assert lengths.gain(drafted._replace(num_unread=16.0)) == lengths.gain(drafted), (
+        "a pass takes as long for any number"
+    )
 
 
 def test_before_anything_was_measured_one_guess_is_tried() -> None:
-    assert Lengths().choose(Step(2, 2), [0, 1], [5, 0]) == [1, 0]
+    assert Lengths().choose(Step(2, 2), [Offer((0.5,) * 5), Offer(())]).counts == [1, 0]
 
 
 def test_what_never_paid_is_tried_again_now_and_then() -> None:
-    lengths = lengths_of([1.0, 2.5], [1.0])
-    answers = [lengths.may_pay(1) for _ in range(300)]
+    lengths = lengths_of([1.0, 2.5])
+    answers = [lengths.may_pay(1, 1.0) for _ in range(300)]
     assert answers.index(True) == 256, "what was measured is forgotten"
     lengths.times.record(2, 2.5)
-    assert not lengths.may_pay(1)
+    assert not lengths.may_pay(1, 1.0)
     for _ in range(300):
         lengths.times.record(2, 1.1)
-    assert lengths.may_pay(1)
+    assert lengths.may_pay(1, 1.0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from archerfish.arch.cost import num_parameters, num_router_parameters
-from archerfish.engine.build import _bytes_per_weight
+from archerfish.engine.models import mean_weight_bytes
 from archerfish.models.decoder import Decoder, Experts
 from archerfish.models.families import Fields, find_family
 from archerfish.ops import Target, choose_ops, implementations
@@ -96,7 +96,7 @@ def test_routers_are_not_rounded(weight_format: WeightFormat) -> None:
 def test_a_model_takes_the_bytes_that_were_counted(weight_format: WeightFormat) -> None:
     model = packed_model(weight_format)
     arch = model.arch
-    counted = _bytes_per_weight(arch, weight_format, 2) * num_parameters(arch)
+    counted = mean_weight_bytes(arch, weight_format, 2) * num_parameters(arch)
     # Beyond that: norms in float32, scales of int8, routers and words filled up to whole panels of 64.
     norms = 2 * 5 * 128
     filled = (64 - 6) * num_router_parameters(arch) // 6 * 4 + 2 * (-300 % 64) * 128 * 2

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from archerfish.config.settings import EngineConfig
-from archerfish.engine.build import examine, load_decoder
+from archerfish.engine.build import examine
 from archerfish.engine.llm import LLM
+from archerfish.engine.models import load_decoder
 from archerfish.errors import ModelNotFound
 from archerfish.models.decoder import Decoder
 from archerfish.weights.load import _NOISE_LENGTH

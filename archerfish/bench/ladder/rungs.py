@@ -10,7 +10,8 @@ from archerfish.bench.ladder.naive import Answer, ContiguousCache, write_recompu
 from archerfish.bench.offline.measure import OfflineBench, WorkloadRun
 from archerfish.bench.offline.workloads import Job, OfflineWorkload
 from archerfish.config.settings import EngineConfig, Quantization
-from archerfish.engine.build import Assembly, build, examine, load_decoder
+from archerfish.engine.build import Assembly, build, examine
+from archerfish.engine.models import load_decoder
 from archerfish.errors import ConfigError
 from archerfish.ops import Target, why_not_native
 

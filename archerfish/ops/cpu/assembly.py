@@ -25,7 +25,7 @@ class StepRoom:
         max_chunks: int,
         max_picked: int,
     ) -> None:
-        """tokens [rows, longest] and for each KV group a table [rows, blocks], all int32."""
+        """tokens [rows, longest], which may be a part of wider rows, and for each KV group a table [rows, blocks]."""
         num_groups, blocks_per_row = len(tables), tables[0].shape[1]
         self._chunks = np.zeros((max_chunks, CHUNK_FIELDS), np.int64)
         self._alive: list[Any] = [tokens, tables]
@@ -40,7 +40,7 @@ class StepRoom:
         self.assembly = Assembly(
             chunks=self._chunks.ctypes.data,
             row_tokens=_address(tokens),
-            tokens_per_row=tokens.shape[1],
+            tokens_per_row=tokens.strides[0] // tokens.itemsize,
             row_tables=pointers(*map(_address, tables)),
             blocks_per_row=blocks_per_row,
             num_groups=num_groups,
@@ -70,5 +70,5 @@ class StepRoom:
 
 
 def _address(array: IntTable) -> int:
-    assert array.dtype == np.int32 and array.flags.c_contiguous
+    assert array.dtype == np.int32 and array.strides[1] == array.itemsize
     return array.ctypes.data

@@ -11,8 +11,8 @@ from archerfish.bench.ladder.naive import ContiguousCache, write_recomputing, wr
 from archerfish.bench.ladder.rungs import RUNGS, Ascent, Cannot, Climb, Rung
 from archerfish.bench.offline.workloads import OfflineWorkload, shared_prefix_workload
 from archerfish.config.settings import EngineConfig
-from archerfish.engine.build import load_decoder
 from archerfish.engine.llm import LLM
+from archerfish.engine.models import load_decoder
 from archerfish.request import SamplingParams
 from tests.checkpoints import CONFIG
 
