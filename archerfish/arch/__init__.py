@@ -9,6 +9,18 @@ from archerfish.arch.arch import (
     MlpSpec,
     NormSpec,
 )
+from archerfish.arch.heads import EagleSpec, MedusaSpec
 from archerfish.arch.rope import RopeSpec
 
-__all__ = ["Activation", "Arch", "AttentionSpec", "ExpertsSpec", "LayerSpec", "MlpSpec", "NormSpec", "RopeSpec"]
+__all__ = [
+    "Activation",
+    "Arch",
+    "AttentionSpec",
+    "EagleSpec",
+    "ExpertsSpec",
+    "LayerSpec",
+    "MedusaSpec",
+    "MlpSpec",
+    "NormSpec",
+    "RopeSpec",
+]

@@ -54,6 +54,11 @@ class Decoder(nn.Module):
         out: Tensor = self.norm(x)
         return out
 
+    @property
+    def vocabulary(self) -> tuple[nn.Module, ...]:
+        """What has a row for each token."""
+        return (self.embedding, self.head)
+
     def embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """[T], [T] -> [T, hidden], as the first layer takes it."""
         x: Tensor = self.embedding(tokens)
@@ -91,7 +96,7 @@ class Layer(nn.Module):
         self.attention = Attention(arch, index, ops)
         self.attention_out_norm = norm(spec.norm_outputs)
         self.mlp_norm = norm(spec.norm_inputs and not spec.shared_input_norm)
-        self.mlp = _feed_forward(arch, spec, ops)
+        self.mlp = feed_forward(arch, spec, ops)
         self.mlp_out_norm = norm(spec.norm_outputs)
 
     def forward(self, x: Tensor, angles: dict[RopeSpec, Angles], attend: AttendFunction) -> Tensor:
@@ -124,8 +129,11 @@ class Attention(nn.Module):
                 self.k_norm = Norm(arch.norm, spec.head_dim if spec.qk_norm == "head" else spec.kv_width, ops)
 
     def forward(self, x: Tensor, angles: dict[RopeSpec, Angles], attend: AttendFunction) -> Tensor:
+        return self.attended(self.qkv(x), angles, attend)
+
+    def attended(self, qkv: Tensor, angles: dict[RopeSpec, Angles], attend: AttendFunction) -> Tensor:
+        """Queries, keys and values side by side, however they were made -> [T, hidden]."""
         spec = self.spec
-        qkv = self.qkv(x)
         q = self._positioned(qkv[:, : spec.q_width], self.q_norm, spec.num_heads, angles)
         k = v = None
         if spec.kv_source is None:
@@ -192,7 +200,7 @@ class Rotations(nn.Module):
         return {spec: self.embed(positions, getattr(self, f"table{index}")) for index, spec in enumerate(self.specs)}
 
 
-def _feed_forward(arch: Arch, spec: LayerSpec, ops: Ops) -> nn.Module:
+def feed_forward(arch: Arch, spec: LayerSpec, ops: Ops) -> nn.Module:
     if isinstance(spec.feed_forward, ExpertsSpec):
         return Experts(arch.hidden_size, spec.feed_forward, ops)
     return Mlp(arch.hidden_size, spec.feed_forward, ops)

@@ -40,3 +40,14 @@ class Norm(nn.Module):
         if self.bias is not None:
             return self.layer_norm(x, self.weight, self.bias, self.spec.eps)
         return self.rms_norm(x, self.weight, self.spec.eps, self.spec.weight_offset)
+
+
+class Borrowed:
+    """A part that another module holds: used, but neither trained, packed nor saved with whoever borrows it."""
+
+    def __init__(self, part: nn.Module) -> None:
+        self.part = part
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out: Tensor = self.part(x)
+        return out
