@@ -44,5 +44,6 @@ def command(**settings: Any) -> None:
     first, last = trained.score.depths[0], trained.score.depths[-1]
     click.echo(
         f"{trained.directory}: {first.agreement:.1%} of first guesses stand greedy, {first.acceptance:.1%} at "
-        f"temperature 1; a step that checks {options.depths} gives {last.greedy_tokens:.2f} and {last.sampled_tokens:.2f} tokens"
+        f"temperature 1; a step that checks {options.depths} gives {last.greedy_tokens:.2f} and "
+        f"{last.sampled_tokens:.2f} tokens"
     )

@@ -4,11 +4,15 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import torch
+
 from archerfish.compress.drafters.batches import Batches
 from archerfish.compress.drafters.card import Facts, write_card
 from archerfish.compress.drafters.draft_model import draft_model
 from archerfish.compress.drafters.drafter import Drafter
+from archerfish.compress.drafters.eagle import eagle_drafter
 from archerfish.compress.drafters.measure import Score, measure
+from archerfish.compress.drafters.medusa import medusa_drafter
 from archerfish.compress.drafters.options import DrafterOptions
 from archerfish.compress.drafters.samples import Samples, write_samples
 from archerfish.compress.drafters.state import State
@@ -18,6 +22,8 @@ from archerfish.config.settings import EngineConfig
 from archerfish.engine.build import Blueprint, examine, load_decoder
 from archerfish.errors import ConfigError
 from archerfish.models.decoder import Decoder
+from archerfish.ops import Target as OpsTarget
+from archerfish.ops import choose_ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +48,12 @@ def train_drafter(config: EngineConfig, options: DrafterOptions, clock: Clock = 
     training = Training(drafter, target, batches, options, clock)
     if not training.run(state, started):
         return None
+    _round(drafter)
     score = measure(drafter, target, batches.held_out(), options.depths)
     num_parameters = sum(one.numel() for one in drafter.module.parameters() if one.requires_grad)
     assert training.num_steps is not None
     facts = Facts(
-        target=config.model or blueprint.directory.name,
+        target=_name(config, blueprint),
         num_parameters=num_parameters,
         num_training=samples.num_training,
         num_held_out=samples.num_held_out,
@@ -60,6 +67,13 @@ def train_drafter(config: EngineConfig, options: DrafterOptions, clock: Clock = 
     return Trained(state.directory, score)
 
 
+@torch.no_grad()
+def _round(drafter: Drafter) -> None:
+    """To the numbers that will be written: what is measured is what is served."""
+    for parameter in drafter.module.parameters():
+        parameter.copy_(parameter.bfloat16())
+
+
 def _check(blueprint: Blueprint, options: DrafterOptions) -> None:
     longest, vocab_size = blueprint.config.max_model_len, blueprint.arch.vocab_size
     if options.length > longest:
@@ -71,4 +85,16 @@ def _check(blueprint: Blueprint, options: DrafterOptions) -> None:
 def _drafter(
     decoder: Decoder, blueprint: Blueprint, samples: Samples, config: EngineConfig, options: DrafterOptions
 ) -> Drafter:
-    return draft_model(blueprint, config, options)
+    if options.method == "draft_model":
+        return draft_model(blueprint, config, options)
+    vocab_size = blueprint.arch.vocab_size
+    has_all = options.vocabulary is None or options.vocabulary == vocab_size
+    target_ids = None if has_all else samples.frequent(options.vocabulary or vocab_size, vocab_size)
+    ops = choose_ops(OpsTarget(device=blueprint.config.device, dtype="float32")).ops
+    make = eagle_drafter if options.method == "eagle" else medusa_drafter
+    return make(decoder, target_ids, options, ops, _name(config, blueprint))
+
+
+def _name(config: EngineConfig, blueprint: Blueprint) -> str:
+    """What the model was called, or is called in the box."""
+    return config.model or blueprint.directory.name

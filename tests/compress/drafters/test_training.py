@@ -23,6 +23,11 @@ def walker(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     return EngineConfig(model=str(directory), device="cpu", threads=1)
 
 
+EAGLE = {"method": "eagle", "intermediate_size": 16}
+MEDUSA = {"method": "medusa", "layers": 2}
+FEWER_TOKENS = [{**EAGLE, "vocabulary": 10}, {**MEDUSA, "vocabulary": 10}]
+
+
 def _weights(directory: Path) -> dict[str, torch.Tensor]:
     [file] = directory.glob("*.safetensors")
     return load_file(file)
@@ -35,8 +40,9 @@ def _assert_same(one: Path, other: Path) -> None:
         assert torch.equal(value, after[name]), name
 
 
-def test_a_predictable_model_is_learned(walker: EngineConfig, tmp_path: Path) -> None:
-    trained = train_drafter(walker, options(tmp_path / "out", **DRAFT_MODEL, steps=150))
+@pytest.mark.parametrize("method", [DRAFT_MODEL, EAGLE, MEDUSA], ids=lambda given: str(given["method"]))
+def test_a_predictable_model_is_learned(walker: EngineConfig, tmp_path: Path, method: dict[str, object]) -> None:
+    trained = train_drafter(walker, options(tmp_path / "out", **method, steps=200))
     assert trained is not None
     for score in trained.score.depths:
         assert score.acceptance > 0.9 and score.agreement > 0.9
@@ -44,13 +50,14 @@ def test_a_predictable_model_is_learned(walker: EngineConfig, tmp_path: Path) ->
     assert not (tmp_path / "out" / "state").exists()
 
 
-def test_stopping_and_going_on_changes_no_bit(walker: EngineConfig, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", [DRAFT_MODEL, *FEWER_TOKENS], ids=lambda given: str(given["method"]))
+def test_stopping_and_going_on_changes_no_bit(walker: EngineConfig, tmp_path: Path, method: dict[str, object]) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train_drafter(walker, options(whole, **DRAFT_MODEL, steps=11))
+    train_drafter(walker, options(whole, **method, steps=11))
     for _ in range(2):
-        assert train_drafter(walker, options(parts, **DRAFT_MODEL, steps=11, max_steps=4)) is None
+        assert train_drafter(walker, options(parts, **method, steps=11, max_steps=4)) is None
         assert (parts / "state" / "progress.pt").exists()
-    assert train_drafter(walker, options(parts, **DRAFT_MODEL, steps=11)) is not None
+    assert train_drafter(walker, options(parts, **method, steps=11)) is not None
     _assert_same(whole, parts)
 
 
@@ -133,7 +140,7 @@ def test_a_directory_with_something_else_is_left_alone(walker: EngineConfig, tmp
     ("given", "says"),
     [
         ({**DRAFT_MODEL, "length": 65}, "--length 65 is more than the model's context: make it 64 or less"),
-        ({"method": "medusa", "vocabulary": 25}, "--vocabulary 25 is more than the model has"),
+        ({"method": "medusa", "vocabulary": 13}, "--vocabulary 13 is more than the model has"),
         ({**DRAFT_MODEL, "hidden_size": 24}, "--hidden-size 24 must be a multiple of 16"),
     ],
 )

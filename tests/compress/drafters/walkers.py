@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from archerfish.compress.drafters.options import DrafterOptions
 
-VOCAB_SIZE = 24
+VOCAB_SIZE = 12
 CONFIG = {
     "model_type": "llama",
     "vocab_size": VOCAB_SIZE,
@@ -26,7 +26,7 @@ CONFIG = {
     "bos_token_id": 0,
 }
 STEP = 7
-"""How far it walks: from t to t + 7, or about one time in ten to t + 8."""
+"""How far it walks: from t to t + 7, and once in some thousand steps to t + 8."""
 
 
 def write_walker(directory: Path) -> Path:
@@ -49,7 +49,7 @@ def _tensors() -> dict[str, torch.Tensor]:
     # Directions at right angles: no token is mistaken for another.
     table = torch.linalg.qr(torch.randn(hidden, hidden, generator=generator)).Q[:VOCAB_SIZE].contiguous()
     made["model.embed_tokens.weight"] = table
-    walk = torch.roll(table, STEP, 0) + 0.8 * torch.roll(table, STEP + 1, 0)
+    walk = torch.roll(table, STEP, 0) + 0.3 * torch.roll(table, STEP + 1, 0)
     made["lm_head.weight"] = walk * 2
     for layer in range(CONFIG["num_hidden_layers"]):
         there = f"model.layers.{layer}."
