@@ -1,11 +1,11 @@
 """Brings a checkpoint, or random numbers, into a decoder's parameters, each tensor straight to its place."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from archerfish.errors import CheckpointError
 from archerfish.models.decoder import Decoder
@@ -40,20 +40,35 @@ def load_weights(
     """
     places = list(family.places(model.arch))
     with Checkpoint(directory, family.renames) as checkpoint:
-        _check_names(checkpoint, places, family, tied=model.arch.tie_embeddings)
+        tied = [r"(.*\.)?lm_head\.weight"] if model.arch.tie_embeddings else []
+        check_names(directory, places, set(checkpoint.tensors), [*family.ignored, *tied])
+        _check_formats(checkpoint, places)
         parameters = dict(model.named_parameters())
-        _check_shapes(checkpoint, places, parameters)
-        done = 0
-        with torch.no_grad():
-            for name, parts in _by_target(places).items():
-                target = _room(parameters[name], device)
-                for place in parts:
-                    part = _part(target, place)
-                    part.copy_(_stored(checkpoint, place))
-                    done += part.nbytes
-                    progress(done)
-                if keep is not None:
-                    keep(name, target)
+        shapes = {name: stored.shape for name, stored in checkpoint.tensors.items()}
+        check_shapes(directory, places, shapes, parameters)
+        fill(parameters, places, checkpoint.read, progress, keep, device)
+
+
+def fill(
+    parameters: Mapping[str, Tensor],
+    places: Iterable[Placement],
+    read: Callable[[str], Tensor],
+    progress: Progress = lambda _: None,
+    keep: Keep | None = None,
+    device: str = "cpu",
+) -> None:
+    """Every parameter that has a place, with what is read by the names of its sources."""
+    done = 0
+    with torch.no_grad():
+        for name, parts in _by_target(places).items():
+            target = room(parameters[name], device)
+            for place in parts:
+                part = _part(target, place)
+                part.copy_(_stored(read, place))
+                done += part.nbytes
+                progress(done)
+            if keep is not None:
+                keep(name, target)
 
 
 def random_weights(model: Decoder, seed: int, keep: Keep | None = None, device: str = "cpu") -> None:
@@ -68,7 +83,7 @@ def random_weights(model: Decoder, seed: int, keep: Keep | None = None, device: 
     noise, first = noise.repeat(2), 0
     with torch.no_grad():
         for name, parameter in list(model.named_parameters()):
-            target = _room(parameter, device)
+            target = room(parameter, device)
             if target.dim() > 1:
                 # Going on where the last one ended makes no two layers alike.
                 period = noise[first : first + _NOISE_LENGTH]
@@ -87,14 +102,14 @@ def _unit(model: Decoder, name: str) -> float:
     return 1.0 - module.spec.weight_offset if isinstance(module, Norm) and field == "weight" else 0.0
 
 
-def _room(parameter: Tensor, device: str) -> Tensor:
+def room(parameter: Tensor, device: str) -> Tensor:
     """The parameter itself, or memory for its numbers where it has none."""
     if parameter.is_meta:
         return torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
     return parameter.data
 
 
-def _by_target(places: list[Placement]) -> dict[str, list[Placement]]:
+def _by_target(places: Iterable[Placement]) -> dict[str, list[Placement]]:
     found: dict[str, list[Placement]] = {}
     for place in places:
         found.setdefault(place.target, []).append(place)
@@ -110,8 +125,8 @@ def _lay_out(period: Tensor, scale: float, target: Tensor) -> None:
     torch.mul(period[:num_left], scale, out=left)
 
 
-def _stored(checkpoint: Checkpoint, place: Placement) -> Tensor:
-    tensor = checkpoint.read(place.source)
+def _stored(read: Callable[[str], Tensor], place: Placement) -> Tensor:
+    tensor = read(place.source)
     return tensor if place.transform is None else place.transform(tensor)
 
 
@@ -121,13 +136,12 @@ def _part(parameter: Tensor, place: Placement) -> Tensor:
     return parameter if place.rows is None else parameter[place.rows]
 
 
-def _check_names(checkpoint: Checkpoint, places: list[Placement], family: Family, *, tied: bool) -> None:
+def check_names(directory: Path, places: Iterable[Placement], found: set[str], ignored: Iterable[str]) -> None:
+    """Every tensor has a place and every place its tensor; `ignored` are regular expressions of others."""
     wanted = {place.source for place in places}
-    missing = sorted(wanted - set(checkpoint.tensors))
-    ignored = [*family.ignored, *([r"(.*\.)?lm_head\.weight"] if tied else [])]
-    unexpected = sorted(
-        name for name in set(checkpoint.tensors) - wanted if not any(re.fullmatch(pattern, name) for pattern in ignored)
-    )
+    patterns = list(ignored)
+    missing = sorted(wanted - found)
+    unexpected = sorted(name for name in found - wanted if not any(re.fullmatch(one, name) for one in patterns))
     problems = [
         f"{len(names)} {what}: {_some(names)}"
         for what, names in (("missing", missing), ("unexpected", unexpected))
@@ -135,29 +149,38 @@ def _check_names(checkpoint: Checkpoint, places: list[Placement], family: Family
     ]
     if problems:
         raise CheckpointError(
-            f"{checkpoint.directory} does not hold the weights config.json describes; tensors {'; '.join(problems)}"
+            f"{directory} does not hold the weights config.json describes; tensors {'; '.join(problems)}"
         )
 
 
-def _check_shapes(checkpoint: Checkpoint, places: list[Placement], parameters: dict[str, nn.Parameter]) -> None:
-    wrong = []
+def _check_formats(checkpoint: Checkpoint, places: Iterable[Placement]) -> None:
     for place in places:
         stored = checkpoint.tensors[place.source]
         if not is_float(stored):
             raise CheckpointError(
                 f"{place.source} is stored as {stored.dtype}; quantized checkpoints are not supported yet"
             )
+
+
+def check_shapes(
+    directory: Path,
+    places: Iterable[Placement],
+    shapes: Mapping[str, tuple[int, ...]],
+    parameters: Mapping[str, Tensor],
+) -> None:
+    wrong = []
+    for place in places:
         # A tensor without storage gives the shape after the transform at no cost.
-        shape = torch.empty(stored.shape, device="meta")
+        shape = torch.empty(shapes[place.source], device="meta")
         expected = _part(parameters[place.target], place).shape
         try:
             fits = (shape if place.transform is None else place.transform(shape)).shape == expected
         except (RuntimeError, IndexError):
             fits = False
         if not fits:
-            wrong.append(f"{place.source} is {list(stored.shape)}, where {list(expected)} belongs")
+            wrong.append(f"{place.source} is {list(shapes[place.source])}, where {list(expected)} belongs")
     if wrong:
-        raise CheckpointError(f"{checkpoint.directory}: {len(wrong)} tensors of the wrong shape: {_some(wrong)}")
+        raise CheckpointError(f"{directory}: {len(wrong)} tensors of the wrong shape: {_some(wrong)}")
 
 
 def _some(names: list[str]) -> str:

@@ -48,7 +48,9 @@ _missing: Any = object()
 class Fields:
     """A config.json being read."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, values: Mapping[str, Any], *, can_override: bool = True) -> None:
+        """Of a config that no flag lays anything over, the advice is another."""
+        self._can_override = can_override
         # A null reads like a field that is left out; only `assume` tells the two apart.
         self._values = {name: value for name, value in values.items() if value is not None}
         self._nulls = set(values) - set(self._values)
@@ -124,9 +126,10 @@ class Fields:
         unknown = sorted(set(self._values) - self._read - _WITHOUT_EFFECT)
         if unknown:
             override = json.dumps(dict.fromkeys(unknown))
+            way_out = f"pass --hf-overrides '{override}'" if self._can_override else "take them out of the file"
             raise UnsupportedModel(
                 f"config.json has fields that are not understood for this model type: {', '.join(unknown)}; "
-                f"if they do not change the model's arithmetic, pass --hf-overrides '{override}'"
+                f"if they do not change the model's arithmetic, {way_out}"
             )
 
     def _bad(self, name: str, value: object, wanted: str) -> UnsupportedModel:
