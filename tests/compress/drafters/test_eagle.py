@@ -35,7 +35,7 @@ def _one_after_the_other(head: Eagle, tokens: Tensor, taps: Tensor, start: int) 
     cache: list[tuple[Tensor, Tensor]] = []
 
     def attend(layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
-        assert k is not None and v is not None
+        assert layer == 0 and k is not None and v is not None
         cache.append((k, v))
         keys, values = (torch.cat([pair[which] for pair in cache]) for which in (0, 1))
         return plain_attention(q, keys, values, head.spec.layer.attention)

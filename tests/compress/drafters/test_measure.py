@@ -41,7 +41,7 @@ def test_figures_are_those_of_the_definitions(monkeypatch: pytest.MonkeyPatch, l
     monkeypatch.setattr(judging, "_MOST_LOGITS", logits_at_once)
     wanted, guessing, batch = _model(0), _model(0), _batch()
     for parameter, noise in zip(guessing.parameters(), _model(1).parameters(), strict=True):
-        parameter.data += noise.data / 2
+        parameter.data += noise.data / 8
     found = measure(DraftModel(guessing, {}, Path()), Target(wanted, ()), [batch], DEPTHS)
     with torch.no_grad():
         p, q = (model.logits(read_rows(model, batch.tokens)).softmax(-1) for model in (wanted, guessing))
