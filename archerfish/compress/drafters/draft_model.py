@@ -2,8 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor
 from archerfish.compress.drafters.options import DrafterOptions
 from archerfish.compress.drafters.target import Reading, read_rows
 from archerfish.config.settings import EngineConfig
-from archerfish.engine.build import Blueprint, load_decoder
+from archerfish.engine.build import Blueprint, examine, load_decoder
 from archerfish.errors import ConfigError
 from archerfish.models.decoder import Decoder
 from archerfish.models.families import Fields, find_family
@@ -40,9 +39,9 @@ class DraftModel:
         self._config = config
         self._tokenizer_directory = tokenizer_directory
 
-    def states(self, reading: Reading, num_depths: int) -> Iterator[Tensor]:
+    def states(self, reading: Reading, num_depths: int) -> list[Tensor]:
         states = read_rows(self.module, reading.tokens)
-        return (states[:, depth + 1 :] for depth in range(num_depths))
+        return [states[:, depth + 1 :] for depth in range(num_depths)]
 
     def logits(self, depth: int, states: Tensor) -> Tensor:
         del depth
@@ -57,7 +56,8 @@ class DraftModel:
             tensors[place.source] = tensor.to("cpu", torch.bfloat16).contiguous().clone()
         notes = {"format": "pt", "archerfish": json.dumps(about)}
         save_file(tensors, directory / "model.safetensors", metadata=notes)
-        text = json.dumps({**self._config, "torch_dtype": "bfloat16"}, indent=2) + "\n"
+        named = {name: value for name, value in self._config.items() if name != "dtype"}
+        text = json.dumps({**named, "torch_dtype": "bfloat16"}, indent=2) + "\n"
         (directory / "config.json").write_text(text, encoding="utf-8")
         for name in _TOKENIZER_FILES:
             if (self._tokenizer_directory / name).is_file():
@@ -71,24 +71,18 @@ def draft_model(blueprint: Blueprint, config: EngineConfig, options: DrafterOpti
         decoder = _new_decoder(made, blueprint, options)
     else:
         made = read_config(locate(options.start), {})
-        decoder = load_decoder(_of_start(config, blueprint, options.start))
+        decoder = _started(config, options.start, options.length)
         _check_start(decoder, made, blueprint, options.start)
     decoder.requires_grad_(True)
     return DraftModel(decoder, made, blueprint.directory)
 
 
-def _of_start(config: EngineConfig, blueprint: Blueprint, start: str) -> EngineConfig:
-    length = min(blueprint.config.max_model_len, int(read_config(locate(start), {}).get("max_position_embeddings", 0)))
-    return replace(
-        config,
-        model=start,
-        revision=None,
-        hf_overrides={},
-        load_format="auto",
-        dtype="float32",
-        device="cuda" if blueprint.config.device == "cuda" else "cpu",
-        max_model_len=length or None,
-    )
+def _started(config: EngineConfig, start: str, length: int) -> Decoder:
+    own = EngineConfig(model=start, dtype="float32", device=config.device, threads=config.threads)
+    longest = examine(own).config.max_model_len
+    if length > longest:
+        raise ConfigError(f"--length {length} is more than the context of --start {start}: make it {longest} or less")
+    return load_decoder(own)
 
 
 def _check_start(decoder: Decoder, made: Mapping[str, Any], blueprint: Blueprint, start: str) -> None:

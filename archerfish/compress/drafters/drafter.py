@@ -1,6 +1,7 @@
 """What all that guesses looks like to whoever trains it, and how its guesses are judged. Knows no kind of it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,7 +38,7 @@ class Drafter(Protocol):
     def target_ids(self) -> Tensor | None:
         """The target's ids of the tokens it can guess; None where it can guess all."""
 
-    def states(self, reading: Reading, num_depths: int) -> Iterator[Tensor]:
+    def states(self, reading: Reading, num_depths: int) -> list[Tensor]:
         """For each depth [rows, length - 1 - depth, width]: of every start from the first token on."""
 
     def logits(self, depth: int, states: Tensor) -> Tensor:
@@ -47,11 +48,13 @@ class Drafter(Protocol):
         """As whoever serves it reads it."""
 
 
-def judged(drafter: Drafter, target: Target, reading: Reading, num_depths: int) -> Iterator[Judgement]:
+def judged(drafter: Drafter, target: Target, reading: Reading, num_depths: int) -> list[Judgement]:
     """For each depth of all its guesses, [rows, starts]."""
     with half_precision(reading.tokens.device):
-        for depth, states in enumerate(drafter.states(reading, num_depths)):
-            yield _judged(drafter, target, depth, states, reading.states[:, depth + 1 :])
+        return [
+            _judged(drafter, target, depth, states, reading.states[:, depth + 1 :])
+            for depth, states in enumerate(drafter.states(reading, num_depths))
+        ]
 
 
 def _judged(drafter: Drafter, target: Target, depth: int, states: Tensor, target_states: Tensor) -> Judgement:
@@ -67,5 +70,7 @@ def _judged(drafter: Drafter, target: Target, depth: int, states: Tensor, target
     if len(pieces) == 1:
         found = [piece(*pieces[0])]
     else:
-        found = [Judgement(*checkpoint(piece, *one, use_reentrant=False)) for one in pieces]
+        # Nothing here is random: to keep the generator's state would make the host wait.
+        again = partial(checkpoint, piece, use_reentrant=False, preserve_rng_state=False)
+        found = [Judgement(*again(*one)) for one in pieces]
     return Judgement(*(torch.cat(parts).view(num_rows, num_starts) for parts in zip(*found, strict=True)))

@@ -1,6 +1,6 @@
 """EAGLE-3 heads in training: unrolled over several depths, each fed with what the one before gave."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,19 +39,21 @@ class EagleDrafter:
     def target_ids(self) -> Tensor | None:
         return self.module.target_ids
 
-    def states(self, reading: Reading, num_depths: int) -> Iterator[Tensor]:
+    def states(self, reading: Reading, num_depths: int) -> list[Tensor]:
         """At each depth all places are run at once, as if guessing had begun so many places before each."""
         assert reading.taps is not None
         tokens = reading.tokens[:, 1:]
         positions = row_positions(tokens)
         states = self.module.joined(reading.taps[:, :-1].flatten(0, 1))
+        found: list[Tensor] = []
         lines = LineAttention(self.module.spec.layer.attention, len(tokens))
         for depth in range(num_depths):
             states = self.module(tokens.flatten(), positions, states, lines.at(depth))
             rows = states.view(*tokens.shape, -1)
-            yield rows[:, depth:]
+            found.append(rows[:, depth:])
             # Places before the depth have no line that began early enough; what they compute reaches no loss.
             states = F.pad(rows[:, :-1], (0, 0, 1, 0)).flatten(0, 1)
+        return found
 
     def logits(self, depth: int, states: Tensor) -> Tensor:
         del depth

@@ -1,6 +1,6 @@
 """Medusa's heads in training: each learns the target's distributions one place further ahead."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,11 @@ class MedusaDrafter:
     def target_ids(self) -> Tensor | None:
         return self.module.target_ids
 
-    def states(self, reading: Reading, num_depths: int) -> Iterator[Tensor]:
+    def states(self, reading: Reading, num_depths: int) -> list[Tensor]:
         assert num_depths == self.trained_depths
         states = reading.states[:, :-1]
         found = self.module(states.flatten(0, 1))
-        return (one.view(states.shape)[:, : states.shape[1] - depth] for depth, one in enumerate(found))
+        return [one.view(states.shape)[:, : states.shape[1] - depth] for depth, one in enumerate(found)]
 
     def logits(self, depth: int, states: Tensor) -> Tensor:
         return self.module.logits(depth, states)

@@ -71,7 +71,9 @@ def train_drafter(config: EngineConfig, options: DrafterOptions, clock: Clock = 
 def _round(drafter: Drafter) -> None:
     """To the numbers that will be written: what is measured is what is served."""
     for parameter in drafter.module.parameters():
-        parameter.copy_(parameter.bfloat16())
+        # What is borrowed of the target is not written.
+        if parameter.requires_grad:
+            parameter.copy_(parameter.bfloat16())
 
 
 def _check(blueprint: Blueprint, options: DrafterOptions) -> None:

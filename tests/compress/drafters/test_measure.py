@@ -69,3 +69,19 @@ def test_a_model_guesses_itself() -> None:
     for depth, score in enumerate(found.depths, 1):
         assert score.agreement == 1 and score.acceptance == pytest.approx(1)
         assert score.greedy_tokens == 1 + depth and score.sampled_tokens == pytest.approx(1 + depth)
+
+
+def test_pieces_have_the_gradients_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, target = _model(3), Target(_model(4), ())
+    reading = target.read(_batch().tokens)
+    gradients = []
+    for logits_at_once in (1 << 27, 3 * VOCAB_SIZE):
+        monkeypatch.setattr(judging, "_MOST_LOGITS", logits_at_once)
+        model.zero_grad()
+        for found in judging.judged(DraftModel(model, {}, Path()), target, reading, 1):
+            (found.acceptance.sum() + found.divergence.sum()).backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
+    whole, pieces = gradients
+    assert whole and len(whole) == len(pieces)
+    assert all(torch.allclose(one, other, rtol=1e-3, atol=1e-5) for one, other in zip(whole, pieces, strict=True))
+    assert any(one.abs().max() > 0.01 for one in whole)
