@@ -52,7 +52,7 @@ class Training:
         on_gpu = target.decoder.norm.weight.is_cuda
         self._optimizer = torch.optim.AdamW(self._parameters.values(), lr=0.0, betas=_BETAS, fused=on_gpu)
         self._clock, self._last_saved = clock, clock()
-        self._step = 0
+        self._step, self._is_whole = 0, True
         self.num_steps = None if options.minutes is not None else options.steps or DEFAULT_STEPS
 
     def run(self, state: State, started: float) -> bool:
@@ -71,7 +71,9 @@ class Training:
             if self.num_steps is not None:
                 self._advance("training", state, self.num_steps, stop)
         except KeyboardInterrupt:
-            state.save(self._progress())
+            # A second Ctrl-C tears a step that hangs: what was saved before it stays.
+            if self._is_whole:
+                state.save(self._progress())
             raise
         state.save(self._progress())
         return self._step == self.num_steps
@@ -97,7 +99,9 @@ class Training:
             while self._step < until:
                 # A Ctrl-C in the middle of a step would leave some weights before it and some behind.
                 with uninterrupted():
+                    self._is_whole = False
                     told = self._learn()
+                    self._is_whole = True
                 if self._step % _TOLD_EVERY == 0:
                     bar.update(self._step, f"loss {told.loss.item():.4f}, acceptance {told.acceptance.item():.1%}")
                 if self._clock() - self._last_saved >= SECONDS_BETWEEN_SAVES:

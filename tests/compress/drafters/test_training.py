@@ -1,6 +1,7 @@
 """Whole trainings of a tiny model: what is learned, that stopping changes nothing, what the card says."""
 
 import re
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,33 +75,50 @@ def test_stopping_and_going_on_changes_no_bit(walker: EngineConfig, tmp_path: Pa
     _assert_same(whole, parts)
 
 
-@pytest.mark.parametrize(
-    ("error", "seconds_between_saves"), [(RuntimeError("the power went out"), 0.0), (KeyboardInterrupt(), 60.0)]
-)
-def test_an_error_costs_what_was_not_saved_and_an_interrupt_nothing(
-    walker: EngineConfig,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    error: BaseException,
-    seconds_between_saves: float,
+def test_an_error_costs_what_was_not_saved(
+    walker: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train_drafter(walker, options(whole, **DRAFT_MODEL, steps=8))
-    monkeypatch.setattr(training, "SECONDS_BETWEEN_SAVES", seconds_between_saves)
+    monkeypatch.setattr(training, "SECONDS_BETWEEN_SAVES", 0.0)
     judged, calls = training.judged, 0
 
     def failing(*arguments: object) -> object:
         nonlocal calls
         calls += 1
         if calls == 5:
-            raise error
+            raise RuntimeError("the power went out")
         return judged(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(training, "judged", failing)
-    with pytest.raises(type(error)):
+    with pytest.raises(RuntimeError, match="power"):
         train_drafter(walker, options(parts, **DRAFT_MODEL, steps=8))
     assert train_drafter(walker, options(parts, **DRAFT_MODEL, steps=8)) is not None
     assert calls == 5 + 4
+    _assert_same(whole, parts)
+
+
+@pytest.mark.parametrize(("num_presses", "num_kept"), [(1, 3), (2, 0)])
+def test_one_interrupt_waits_for_the_step_and_two_tear_it(
+    walker: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_presses: int, num_kept: int
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train_drafter(walker, options(whole, **DRAFT_MODEL, steps=8))
+    judged, calls = training.judged, 0
+
+    def pressing(*arguments: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            for _ in range(num_presses):
+                signal.raise_signal(signal.SIGINT)
+        return judged(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(training, "judged", pressing)
+    with pytest.raises(KeyboardInterrupt):
+        train_drafter(walker, options(parts, **DRAFT_MODEL, steps=8))
+    assert train_drafter(walker, options(parts, **DRAFT_MODEL, steps=8)) is not None
+    assert calls == 3 + 8 - num_kept
     _assert_same(whole, parts)
 
 
