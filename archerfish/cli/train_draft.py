@@ -1,0 +1,49 @@
+"""`archerfish train-draft`: a drafter for a model, trained on what the model writes."""
+
+import os
+from dataclasses import fields
+from typing import Any
+
+import click
+
+from archerfish.cli.field_options import NUMBERS_NOTE, SectionedCommand, field_options, take_given
+from archerfish.compress.drafters.options import DrafterOptions
+from archerfish.config.load import load_config, read_flags
+from archerfish.config.settings import EngineConfig, flag_name
+from archerfish.console import enable_logging
+from archerfish.errors import ConfigError
+
+_SETTINGS = ("model", "revision", "load_format", "hf_overrides", "device", "threads")
+"""What decides about the model that is guessed; how it is served does not matter here."""
+_OTHER_SETTINGS = tuple(field.name for field in fields(EngineConfig) if field.name not in _SETTINGS)
+_NEEDED = ("method", "output")
+
+
+@click.command("train-draft", cls=SectionedCommand, epilog=NUMBERS_NOTE)
+@field_options(DrafterOptions, section="Training", prefix="drafter_")
+@field_options(EngineConfig, section="Model", prefix="config_", left_out=_OTHER_SETTINGS)
+def command(**settings: Any) -> None:
+    """Train what guesses a model's tokens, on the model's own texts.
+
+    The model writes texts, and a drafter learns its distributions over them: what is made small is the share of guesses
+    that would be refused. Can be stopped with Ctrl-C at any time; the same command goes on.
+    """
+    given = read_flags(DrafterOptions, take_given(settings, "drafter_"))
+    for name in _NEEDED:
+        if name not in given:
+            raise ConfigError(f"train-draft needs {flag_name(name)}")
+    options = DrafterOptions(**given)
+    config = load_config(EngineConfig, take_given(settings, "config_"), None, os.environ)
+    enable_logging()
+    from archerfish.compress.drafters.train import train_drafter
+
+    trained = train_drafter(config, options)
+    if trained is None:
+        click.echo(f"stopped before its end; the same command goes on from {options.output}")
+        return
+    first, last = trained.score.depths[0], trained.score.depths[-1]
+    click.echo(
+        f"{trained.directory}: {first.agreement:.1%} of first guesses stand greedy, {first.acceptance:.1%} at "
+        f"temperature 1; a step that checks {options.depths} gives {last.greedy_tokens:.2f} and "
+        f"{last.sampled_tokens:.2f} tokens"
+    )

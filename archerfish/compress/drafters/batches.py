@@ -1,0 +1,59 @@
+"""Batches of samples on the device: which come when is a function of seed and step alone. Knows no model."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from archerfish.compress.drafters.samples import Samples
+
+
+class Batch(NamedTuple):
+    tokens: Tensor
+    """[rows, length] int64."""
+    counts: Tensor
+    """[rows, length] float32: 1 where the next token is one of the text, and not the first that the model drew."""
+
+
+class Batches:
+    """Training batches by their step, so that whoever goes on need not know what came before."""
+
+    def __init__(self, samples: Samples, num_rows: int, seed: int, device: str) -> None:
+        self._samples = samples
+        self._num_rows = num_rows
+        self._seed = seed
+        self._tokens = samples.tokens.to(device)
+        self._lengths, self._given = samples.lengths.to(device), samples.given.to(device)
+        self._order: tuple[int, Tensor] | None = None
+
+    def of_step(self, step: int) -> Batch:
+        """Every sample comes once before any comes again, each time in another order."""
+        first = step * self._num_rows
+        rows = [self._row(first + place) for place in range(self._num_rows)]
+        return self._batch(torch.tensor(rows))
+
+    @property
+    def num_held_out(self) -> int:
+        """Batches of them."""
+        return -(-self._samples.num_held_out // self._num_rows)
+
+    def held_out(self) -> Iterator[Batch]:
+        rows = torch.arange(self._samples.num_training, len(self._tokens))
+        return (self._batch(some) for some in torch.split(rows, self._num_rows))
+
+    def _row(self, number: int) -> int:
+        turn, place = divmod(number, self._samples.num_training)
+        if self._order is None or self._order[0] != turn:
+            # Drawn on the host, whose numbers are the same everywhere.
+            generator = torch.Generator().manual_seed(self._seed + turn)
+            self._order = turn, torch.randperm(self._samples.num_training, generator=generator)
+        return int(self._order[1][place])
+
+    def _batch(self, rows: Tensor) -> Batch:
+        longest = int(self._samples.lengths[rows].max())
+        rows = rows.to(self._tokens.device)
+        places = torch.arange(longest, device=rows.device)
+        # Of what would follow a text's last token nobody guesses anything: there the model has ended it.
+        own = (places >= self._given[rows, None]) & (places < self._lengths[rows, None] - 1)
+        return Batch(self._tokens[rows, :longest].long(), own.float())

@@ -1,0 +1,149 @@
+"""A smaller model of the same vocabulary that guesses by running ahead: made, trained and written as a Llama."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from archerfish.compress.drafters.options import DrafterOptions
+from archerfish.compress.drafters.target import Reading, read_rows
+from archerfish.config.settings import EngineConfig
+from archerfish.engine.build import Blueprint, examine, load_decoder
+from archerfish.errors import ConfigError
+from archerfish.models.decoder import Decoder
+from archerfish.models.families import Fields, find_family
+from archerfish.ops import Target as OpsTarget
+from archerfish.ops import choose_ops
+from archerfish.weights.locate import locate, read_config
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
+_NAMED_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_ROUND = 32
+"""Feed-forward widths that are worked out are multiples of it: kernels have tiles for those."""
+
+
+class DraftModel:
+    """Every depth is the same to it: it reads the guesses before as it reads any text."""
+
+    taps: tuple[int, ...] = ()
+    trained_depths = 1
+    target_ids = None
+
+    def __init__(self, decoder: Decoder, config: Mapping[str, Any], tokenizer_directory: Path) -> None:
+        self.module = decoder
+        self._config = config
+        self._tokenizer_directory = tokenizer_directory
+
+    def states(self, reading: Reading, num_depths: int) -> list[Tensor]:
+        states = read_rows(self.module, reading.tokens)
+        return [states[:, depth + 1 :] for depth in range(num_depths)]
+
+    def logits(self, depth: int, states: Tensor) -> Tensor:
+        del depth
+        return self.module.logits(states)
+
+    def save(self, directory: Path, about: Mapping[str, Any]) -> None:
+        parameters = dict(self.module.named_parameters())
+        tensors = {}
+        for place in find_family(self._config).places(self.module.arch):
+            tensor = parameters[place.target].detach()
+            tensor = tensor if place.rows is None else tensor[place.rows]
+            tensors[place.source] = tensor.to("cpu", torch.bfloat16).contiguous().clone()
+        notes = {"format": "pt", "archerfish": json.dumps(about)}
+        save_file(tensors, directory / "model.safetensors", metadata=notes)
+        named = {name: value for name, value in self._config.items() if name != "dtype"}
+        text = json.dumps({**named, "torch_dtype": "bfloat16"}, indent=2) + "\n"
+        (directory / "config.json").write_text(text, encoding="utf-8")
+        for name in _TOKENIZER_FILES:
+            if (self._tokenizer_directory / name).is_file():
+                shutil.copyfile(self._tokenizer_directory / name, directory / name)
+
+
+def draft_model(blueprint: Blueprint, config: EngineConfig, options: DrafterOptions) -> DraftModel:
+    """A new one, or the one to start from, ready to be trained on the device that the target is on."""
+    if options.start is None:
+        made = _new_config(blueprint, config, options)
+        decoder = _new_decoder(made, blueprint, options)
+    else:
+        made = read_config(locate(options.start), {})
+        decoder = _started(config, options.start, options.length)
+        _check_start(decoder, made, blueprint, options.start)
+    decoder.requires_grad_(True)
+    return DraftModel(decoder, made, blueprint.directory)
+
+
+def _started(config: EngineConfig, start: str, length: int) -> Decoder:
+    own = EngineConfig(model=start, dtype="float32", device=config.device, threads=config.threads)
+    longest = examine(own).config.max_model_len
+    if length > longest:
+        raise ConfigError(f"--length {length} is more than the context of --start {start}: make it {longest} or less")
+    return load_decoder(own)
+
+
+def _check_start(decoder: Decoder, made: Mapping[str, Any], blueprint: Blueprint, start: str) -> None:
+    wanted, found = blueprint.arch.vocab_size, decoder.arch.vocab_size
+    if wanted != found:
+        raise ConfigError(
+            f"--start {start} has {found} tokens, and the model to guess {wanted}: give one of the same vocabulary"
+        )
+    places = find_family(made).places(decoder.arch)
+    if any(place.transform is not None or place.expert is not None for place in places):
+        raise ConfigError(f"--start {start} is a {decoder.arch.family}, which cannot be written again: give a Llama")
+
+
+def _new_config(blueprint: Blueprint, config: EngineConfig, options: DrafterOptions) -> dict[str, Any]:
+    """A Llama's, in the target's proportions where nothing else is said."""
+    arch = blueprint.arch
+    spec = arch.layers[0].attention
+    hidden = options.hidden_size or _rounded(arch.hidden_size / 2, spec.head_dim)
+    if hidden % spec.head_dim:
+        raise ConfigError(
+            f"--hidden-size {hidden} must be a multiple of {spec.head_dim}, the size of the model's heads"
+        )
+    num_heads = hidden // spec.head_dim
+    named = read_config(blueprint.directory, config.hf_overrides)
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": arch.vocab_size,
+        "hidden_size": hidden,
+        "intermediate_size": options.intermediate_size or _rounded(hidden * 8 / 3, _ROUND),
+        "num_hidden_layers": options.layers or 2,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_heads if num_heads % spec.num_kv_heads else min(num_heads, spec.num_kv_heads),
+        "head_dim": spec.head_dim,
+        "max_position_embeddings": blueprint.config.max_model_len,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0 if spec.rope is None else spec.rope.theta,
+        "tie_word_embeddings": True,
+        **{name: named[name] for name in _NAMED_TOKENS if named.get(name) is not None},
+    }
+
+
+def _rounded(width: float, step: int) -> int:
+    return max(step, round(width / step) * step)
+
+
+def _new_decoder(made: Mapping[str, Any], blueprint: Blueprint, options: DrafterOptions) -> Decoder:
+    """Small normal numbers, smaller where they add to the stream between layers."""
+    arch = find_family(made).read(Fields(made))
+    device = blueprint.config.device
+    ops = choose_ops(OpsTarget(device=device, dtype="float32")).ops
+    decoder = Decoder(arch, ops, arch.max_positions)
+    # Drawn on the host, whose numbers are the same everywhere.
+    generator = torch.Generator().manual_seed(options.seed)
+    with torch.no_grad():
+        for name, parameter in decoder.named_parameters():
+            if parameter.dim() < 2:
+                parameter.fill_(1.0)
+                continue
+            spread = 0.02 if name == "embedding.weight" else parameter.shape[1] ** -0.5
+            if name.endswith(("output.weight", "down.weight")):
+                spread *= (2 * len(arch.layers)) ** -0.5
+            parameter.normal_(0.0, spread, generator=generator)
+    return decoder.to(device)

@@ -1,0 +1,76 @@
+"""What all that guesses looks like to whoever trains it, and how its guesses are judged. Knows no kind of it."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from archerfish.compress.drafters.loss import Judgement, judge
+from archerfish.compress.drafters.target import Reading, Target, half_precision
+
+_MOST_LOGITS = 1 << 27
+"""Numbers of logits that are there at once: half a gigabyte. What is beyond is computed again for its gradients."""
+
+
+class Drafter(Protocol):
+    """Guesses after a start: the target has read a text up to and including the start's token and drawn the next one.
+
+    The guess of depth d is the token d + 2 places after the start, given the ones before it.
+    """
+
+    @property
+    def module(self) -> nn.Module:
+        """Its own parameters, in float32. What it borrows of the target takes no gradients."""
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Layers of the target that it hears the stream of."""
+
+    @property
+    def trained_depths(self) -> int:
+        """How many depths there is something to learn at."""
+
+    @property
+    def target_ids(self) -> Tensor | None:
+        """The target's ids of the tokens it can guess; None where it can guess all."""
+
+    def states(self, reading: Reading, num_depths: int) -> list[Tensor]:
+        """For each depth [rows, length - 1 - depth, width]: of every start from the first token on."""
+
+    def logits(self, depth: int, states: Tensor) -> Tensor:
+        """[rows, width] -> [rows, tokens it can guess], in float32."""
+
+    def save(self, directory: Path, about: Mapping[str, Any]) -> None:
+        """As whoever serves it reads it."""
+
+
+def judged(drafter: Drafter, target: Target, reading: Reading, num_depths: int) -> list[Judgement]:
+    """For each depth of all its guesses, [rows, starts]."""
+    with half_precision(reading.tokens.device):
+        return [
+            _judged(drafter, target, depth, states, reading.states[:, depth + 1 :])
+            for depth, states in enumerate(drafter.states(reading, num_depths))
+        ]
+
+
+def _judged(drafter: Drafter, target: Target, depth: int, states: Tensor, target_states: Tensor) -> Judgement:
+    num_rows, num_starts = states.shape[:2]
+    assert target_states.shape[:2] == states.shape[:2]
+
+    def piece(own: Tensor, wanted: Tensor) -> Judgement:
+        return judge(target.logits(wanted), drafter.logits(depth, own), drafter.target_ids)
+
+    at_once = max(1, _MOST_LOGITS // target.decoder.arch.vocab_size)
+    every = states.flatten(0, 1), target_states.flatten(0, 1)
+    pieces = list(zip(*(torch.split(one, at_once) for one in every), strict=True))
+    if len(pieces) == 1:
+        found = [piece(*pieces[0])]
+    else:
+        # Nothing here is random: to keep the generator's state would make the host wait.
+        again = partial(checkpoint, piece, use_reentrant=False, preserve_rng_state=False)
+        found = [Judgement(*again(*one)) for one in pieces]
+    return Judgement(*(torch.cat(parts).view(num_rows, num_starts) for parts in zip(*found, strict=True)))

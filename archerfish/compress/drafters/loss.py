@@ -1,0 +1,39 @@
+"""How good guesses are, from logits: the share of them that stand, and what is learned from. Knows no model."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Judgement(NamedTuple):
+    """Of each guess, in float32."""
+
+    acceptance: Tensor
+    """[rows] the sum over tokens of min(p, q): how often a drawn guess stands, if both draw at temperature 1."""
+    agreement: Tensor
+    """[rows] 1 where both have the same likeliest token: a greedy guess stands."""
+    divergence: Tensor
+    """[rows] Kullback-Leibler, over the tokens that can be guessed."""
+
+
+def judge(wanted: Tensor, guessed: Tensor, target_ids: Tensor | None) -> Judgement:
+    """Of the target's logits [rows, vocabulary] and a drafter's [rows, its own vocabulary], both in float32.
+
+    `target_ids` are the target's ids of the drafter's tokens; None where they are the same. What a drafter cannot
+    guess has q = 0, so it adds nothing to the sum of minima.
+    """
+    log_p = wanted.log_softmax(-1)
+    log_q = guessed.log_softmax(-1)
+    best, likeliest = wanted.argmax(-1), guessed.argmax(-1)
+    if target_ids is not None:
+        log_p, likeliest = log_p[:, target_ids], target_ids[likeliest]
+    p = log_p.exp()
+    # A token that is impossible for the target adds nothing, whatever the drafter thinks of it.
+    divergence = torch.where(p > 0, p * (log_p - log_q), 0.0).sum(-1)
+    return Judgement(torch.minimum(p, log_q.exp()).sum(-1), (best == likeliest).float(), divergence)
+
+
+def loss_of(found: Judgement, divergence_share: float) -> Tensor:
+    """[rows] what is made small: guesses refused, and as a share of it the divergence."""
+    return (1 - divergence_share) * (1 - found.acceptance) + divergence_share * found.divergence

@@ -1,0 +1,47 @@
+"""Reads the prompts that a model is to answer from a file. Knows no tokenizer."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from archerfish.errors import ConfigError
+
+Prompt = str | list[Mapping[str, Any]]
+"""A text to go on with, or the messages of a conversation to answer."""
+
+_FORM = 'write {"prompt": "text"} or {"messages": [{"role": "user", "content": "text"}]}'
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """At least two, or a ConfigError that says where there is something else."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"--prompts: cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--prompts: {path} is not UTF-8 text (byte {error.start}); convert it first") from error
+    # Not splitlines, which also splits at characters that may stand within a prompt.
+    numbered = [(number, line.removesuffix("\r")) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    found: list[Prompt] = [line for _, line in numbered]
+    if path.suffix == ".jsonl":
+        found = [_parse(line, f"line {number} of {path}") for number, line in numbered]
+    if len(set(map(repr, found))) < 2:
+        raise ConfigError(f"--prompts: {path} has no two prompts, one to learn from and one to measure with; add some")
+    return found
+
+
+def _parse(line: str, where: str) -> Prompt:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where} is not valid JSON: {error}") from error
+    if not isinstance(record, dict) or len(record) != 1 or not set(record) <= {"prompt", "messages"}:
+        raise ConfigError(f"{where} must have a prompt or messages, and nothing else; {_FORM}")
+    prompt = record.get("prompt")
+    if isinstance(prompt, str) and prompt:
+        return prompt
+    messages = record.get("messages")
+    if isinstance(messages, list) and messages and all(isinstance(message, dict) for message in messages):
+        return messages
+    raise ConfigError(f"{where} has an empty prompt or one of the wrong kind; {_FORM}")

@@ -1,0 +1,89 @@
+"""What a training keeps in its output directory to go on later: its options, its samples, its progress."""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from archerfish.compress.drafters.options import DrafterOptions
+from archerfish.compress.drafters.samples import Samples
+from archerfish.config.settings import EngineConfig, flag_name
+from archerfish.errors import ConfigError
+
+_FOLDER = "state"
+_FREE = ("output", "max_steps")
+"""Options that may be others when a training goes on."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a training is, with everything that the next step depends on."""
+
+    step: int
+    num_steps: int | None
+    """None until it is known how long a step takes."""
+    parameters: Mapping[str, Any]
+    optimizer: Mapping[str, Any]
+
+
+class State:
+    def __init__(self, config: EngineConfig, options: DrafterOptions) -> None:
+        """Of the output directory, which is made; a ConfigError if it holds anything else."""
+        self.directory = Path(options.output)
+        self._folder = self.directory / _FOLDER
+        chosen = {name: value for name, value in asdict(options).items() if name not in _FREE}
+        chosen |= {"model": config.model, "revision": config.revision, "hf_overrides": dict(config.hf_overrides)}
+        try:
+            self._open(chosen)
+        except OSError as error:
+            raise ConfigError(f"--output {self.directory} cannot be used: {error.strerror}") from error
+
+    def samples(self, write: Callable[[], Samples]) -> Samples:
+        """As they were written, now or then."""
+        file = self._folder / "samples.safetensors"
+        if not file.exists():
+            write().save(file)
+        return Samples.load(file)
+
+    def load(self, device: str) -> Progress | None:
+        file = self._folder / "progress.pt"
+        if not file.exists():
+            return None
+        return Progress(**torch.load(file, map_location=device, weights_only=True))
+
+    def save(self, progress: Progress) -> None:
+        """Whole, or not at all."""
+        new = self._folder / "progress.new"
+        fields = ("step", "num_steps", "parameters", "optimizer")
+        torch.save({name: getattr(progress, name) for name in fields}, new)
+        new.replace(self._folder / "progress.pt")
+
+    def remove(self) -> None:
+        shutil.rmtree(self._folder)
+
+    def _open(self, chosen: Mapping[str, Any]) -> None:
+        file = self._folder / "options.json"
+        if file.exists():
+            self._check(json.loads(file.read_text("utf-8")), chosen)
+            return
+        if self.directory.exists() and any(self.directory.iterdir()):
+            raise ConfigError(
+                f"--output {self.directory} is not empty, and what is in it is no training to go on with: "
+                "give another directory, or empty it"
+            )
+        self._folder.mkdir(parents=True)
+        new = file.with_suffix(".new")
+        new.write_text(json.dumps(chosen), encoding="utf-8")
+        new.replace(file)
+
+    def _check(self, before: Mapping[str, Any], chosen: Mapping[str, Any]) -> None:
+        for name, value in chosen.items():
+            if before.get(name) != value:
+                raise ConfigError(
+                    f"{self.directory} holds a training that began with {flag_name(name)} {before.get(name)}, "
+                    f"not {value}: go on with that, or give another --output"
+                )

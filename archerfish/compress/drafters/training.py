@@ -1,0 +1,164 @@
+"""The steps of a training: from batch to batch, with progress told and kept. Knows no kind of drafter."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from archerfish.compress.drafters.batches import Batches
+from archerfish.compress.drafters.drafter import Drafter, judged
+from archerfish.compress.drafters.loss import loss_of
+from archerfish.compress.drafters.options import DEFAULT_STEPS, DrafterOptions
+from archerfish.compress.drafters.state import Progress, State
+from archerfish.compress.drafters.target import Target
+from archerfish.console import ProgressBar
+from archerfish.engine.interrupts import uninterrupted
+
+Clock = Callable[[], float]
+
+SECONDS_BETWEEN_SAVES = 60.0
+_TOLD_EVERY = 10
+"""Steps: to tell of one, the host waits for the device."""
+_UNTIMED, _TIMED = 10, 30
+"""Steps: the first ones pay for what is made once."""
+_WARM_UP = 100
+_DEPTH_DECAY = 0.8
+"""What a guess weighs against the one before it: it is wanted only where that one stands."""
+_DIVERGENCE_UNTIL = 0.25
+"""Share of the steps over which the divergence gives way."""
+_MOST_NORM = 1.0
+_BETAS = (0.9, 0.95)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Of one step."""
+
+    loss: Tensor
+    acceptance: Tensor
+    """Of first guesses."""
+
+
+class Training:
+    def __init__(
+        self, drafter: Drafter, target: Target, batches: Batches, options: DrafterOptions, clock: Clock
+    ) -> None:
+        self._drafter, self._target, self._batches, self._options = drafter, target, batches, options
+        self._parameters = {
+            name: parameter for name, parameter in drafter.module.named_parameters() if parameter.requires_grad
+        }
+        on_gpu = target.decoder.norm.weight.is_cuda
+        self._optimizer = torch.optim.AdamW(self._parameters.values(), lr=0.0, betas=_BETAS, fused=on_gpu)
+        self._clock, self._last_saved = clock, clock()
+        self._step, self._is_whole = 0, True
+        self.num_steps = None if options.minutes is not None else options.steps or DEFAULT_STEPS
+
+    def run(self, state: State, started: float) -> bool:
+        """Whether it came to its end; if not, the state has what it takes to go on.
+
+        `started` is when the minutes that were given began, by the clock.
+        """
+        saved = state.load(str(self._target.decoder.norm.weight.device))
+        if saved is not None:
+            self._restore(saved)
+        most = self._options.max_steps
+        stop = None if most is None else self._step + most
+        try:
+            if self.num_steps is None:
+                self._time_steps(state, started, stop)
+            if self.num_steps is not None:
+                self._advance("training", state, self.num_steps, stop)
+        except KeyboardInterrupt:
+            # A second Ctrl-C tears a step that hangs: what was saved before it stays.
+            if self._is_whole:
+                state.save(self._progress())
+            raise
+        state.save(self._progress())
+        return self._step == self.num_steps
+
+    def _time_steps(self, state: State, started: float, stop: int | None) -> None:
+        """The first ones, which tell how many there can be in the time that was given."""
+        assert self._options.minutes is not None
+        title, first = "timing steps", self._step
+        self._advance(title, state, first + _UNTIMED, stop)
+        begun = self._synchronized()
+        self._advance(title, state, first + _UNTIMED + _TIMED, stop)
+        if self._step < first + _UNTIMED + _TIMED:
+            return
+        now = self._synchronized()
+        seconds = (now - begun) / _TIMED
+        # Measuring takes some of the time, too.
+        left = self._options.minutes * 60 - (now - started) - self._batches.num_held_out * seconds
+        self.num_steps = self._step + max(1, int(left / seconds))
+
+    def _advance(self, title: str, state: State, until: int, stop: int | None) -> None:
+        until = until if stop is None else min(until, stop)
+        with ProgressBar(title, until) as bar:
+            while self._step < until:
+                # A Ctrl-C in the middle of a step would leave some weights before it and some behind.
+                with uninterrupted():
+                    self._is_whole = False
+                    told = self._learn()
+                    self._is_whole = True
+                if self._step % _TOLD_EVERY == 0:
+                    bar.update(self._step, f"loss {told.loss.item():.4f}, acceptance {told.acceptance.item():.1%}")
+                if self._clock() - self._last_saved >= SECONDS_BETWEEN_SAVES:
+                    self._last_saved = self._clock()
+                    state.save(self._progress())
+
+    def _learn(self) -> Told:
+        """One step."""
+        batch = self._batches.of_step(self._step)
+        reading = self._target.read(batch.tokens)
+        share = self._divergence_share()
+        depths = self._drafter.trained_depths
+        weights = [_DEPTH_DECAY**depth for depth in range(depths)]
+        losses, acceptance = [], torch.zeros(())
+        for depth, found in enumerate(judged(self._drafter, self._target, reading, depths)):
+            counts = batch.counts[:, depth + 1 :]
+            num_guesses = counts.sum().clamp(min=1)
+            losses.append((loss_of(found, share) * counts).sum() / num_guesses * (weights[depth] / sum(weights)))
+            if depth == 0:
+                acceptance = (found.acceptance.detach() * counts).sum() / num_guesses
+        loss = torch.stack(losses).sum()
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(self._parameters.values(), _MOST_NORM)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._options.learning_rate * self._pace()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self._step += 1
+        return Told(loss.detach(), acceptance)
+
+    @property
+    def _done(self) -> float:
+        """Share of the steps; none as long as nobody knows how many there will be."""
+        return 0.0 if self.num_steps is None else self._step / self.num_steps
+
+    def _pace(self) -> float:
+        """Multiplier of the learning rate: up in a line, down in half a cosine."""
+        warm_up = _WARM_UP if self.num_steps is None else max(1, min(_WARM_UP, self.num_steps // 10))
+        return min(1.0, (self._step + 1) / warm_up) * (1 + math.cos(math.pi * self._done)) / 2
+
+    def _divergence_share(self) -> float:
+        least = self._options.divergence
+        return least + (1 - least) * max(0.0, 1 - self._done / _DIVERGENCE_UNTIL)
+
+    def _synchronized(self) -> float:
+        """The time when all that the device was asked to do is done."""
+        if self._target.decoder.norm.weight.is_cuda:
+            torch.cuda.synchronize()
+        return self._clock()
+
+    def _progress(self) -> Progress:
+        parameters = {name: parameter.detach() for name, parameter in self._parameters.items()}
+        return Progress(self._step, self.num_steps, parameters, self._optimizer.state_dict())
+
+    def _restore(self, progress: Progress) -> None:
+        self._step, self.num_steps = progress.step, progress.num_steps
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                parameter.copy_(progress.parameters[name])
+        self._optimizer.load_state_dict(dict(progress.optimizer))
