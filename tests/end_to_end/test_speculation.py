@@ -203,7 +203,10 @@ def test_windows_pass_over_guesses(kernels: str, tmp_path: Path) -> None:
         ({"method": "reference", "num_speculative_tokens": 0}, "must be a number from 1 to 63"),
         ({"num_speculative_tokens": 4}, "needs a method that guesses, not auto"),
         ({"method": "draft_model", "quantization": "int3"}, "quantization 'int3' is none of none, int8"),
-        ({"method": "reference", "model": "minnow"}, "model needs auto or draft_model or eagle or medusa, not reference"),
+        (
+            {"method": "reference", "model": "minnow"},
+            "model needs auto or draft_model or eagle or medusa, not reference",
+        ),
         ({"method": "draft_model", "shared": True}, "shared needs reference or auto, not draft_model"),
         ({"method": "draft_model", "branches": 8, "num_speculative_tokens": 8}, "times branches is more than 63"),
     ],

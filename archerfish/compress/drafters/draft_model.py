@@ -13,7 +13,8 @@ from torch import Tensor
 from archerfish.compress.drafters.options import DrafterOptions
 from archerfish.compress.drafters.target import Reading, read_rows
 from archerfish.config.settings import EngineConfig
-from archerfish.engine.build import Blueprint, examine, load_decoder
+from archerfish.engine.build import Blueprint, examine
+from archerfish.engine.models import load_decoder
 from archerfish.errors import ConfigError
 from archerfish.models.decoder import Decoder
 from archerfish.models.families import Fields, find_family

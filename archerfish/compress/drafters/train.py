@@ -19,7 +19,8 @@ from archerfish.compress.drafters.state import State
 from archerfish.compress.drafters.target import Target
 from archerfish.compress.drafters.training import Clock, Training
 from archerfish.config.settings import EngineConfig
-from archerfish.engine.build import Blueprint, examine, load_decoder
+from archerfish.engine.build import Blueprint, examine
+from archerfish.engine.models import load_decoder
 from archerfish.errors import ConfigError
 from archerfish.models.decoder import Decoder
 from archerfish.ops import Target as OpsTarget

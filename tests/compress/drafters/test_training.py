@@ -19,7 +19,7 @@ from archerfish.compress.drafters.samples import write_samples
 from archerfish.compress.drafters.target import Target
 from archerfish.compress.drafters.train import train_drafter
 from archerfish.config.settings import EngineConfig
-from archerfish.engine.build import load_decoder
+from archerfish.engine.models import load_decoder
 from archerfish.errors import ConfigError
 from archerfish.models.eagle import Eagle
 from archerfish.models.medusa import Medusa
