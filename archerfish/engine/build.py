@@ -208,7 +208,7 @@ def _tokenizer_directory(config: EngineConfig, checkpoint: _Checkpoint) -> Path 
 def _intake(checkpoint: _Checkpoint, config: ResolvedConfig, tokenizer: Tokenizer | None) -> Intake:
     arch = checkpoint.arch
     longest = None if arch.can_extend_positions else arch.max_positions
-    return Intake(tokenizer, arch.vocab_size, config.max_model_len, time.monotonic, longest)
+    return Intake(tokenizer, arch.vocab_size, config.max_model_len, time.monotonic, longest, config.guessing_methods)
 
 
 def _weight_format(config: ResolvedConfig) -> WeightFormat:

@@ -19,6 +19,7 @@ from archerfish.execution.recorded import RecordedModel
 from archerfish.execution.rehearsal import CudaMemory
 from archerfish.execution.rows import Rows
 from archerfish.execution.speculative import Speculator
+from archerfish.execution.verifying import Rules
 from archerfish.kept import Kept
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
@@ -38,6 +39,7 @@ from archerfish.sampling.grammar import Grammars
 from archerfish.speculation.draft import MOST_NODES
 from archerfish.speculation.lookahead import LookaheadProposer
 from archerfish.speculation.reference import ReferenceProposer
+from archerfish.speculation.verification import Typical
 
 if TYPE_CHECKING:
     from archerfish.ops.triton.operations import TritonOps
@@ -145,7 +147,7 @@ def build_executor(
     size = (config.max_num_seqs, config.max_model_len, len(storage.layout.windows), storage.block_size)
     most = {"max_rows": config.max_num_batched_tokens, "max_num_seqs": config.max_num_seqs}
     most |= {"max_picked": config.max_drawn}
-    draw = kernels.ops.draw
+    draw, rules = kernels.ops.draw, build_rules(config)
     if kernels.triton is not None:
         # Triton takes its time, and may not be there.
         from archerfish.execution.captured import CapturedModel
@@ -155,21 +157,32 @@ def build_executor(
         device_rows = DeviceRows(*size, config.device)
         captured = CapturedModel(model, storage, kernels.triton, device_rows, **most)
         speculator = build_speculator(config, device_rows)
-        local = LocalExecutor(captured, storage, device_rows, config.device, draw, grammars, speculator)
+        local = LocalExecutor(captured, storage, device_rows, config.device, draw, grammars, speculator, rules)
         return DeviceExecutor(local, captured, device_rows)
     runnable: RunnableModel = EagerModel(model, storage)
     if kernels.native is not None:
         runnable = RecordedModel(model, storage, kernels.native, **most)
     rows = Rows(*size)
     speculator = build_speculator(config, rows)
-    return LocalExecutor(runnable, storage, rows, config.device, draw, grammars, speculator)
+    return LocalExecutor(runnable, storage, rows, config.device, draw, grammars, speculator, rules)
+
+
+def build_rules(config: ResolvedConfig) -> Rules:
+    """Which guesses stand, where a request does not say."""
+    asked = config.speculation
+    if asked.verification == "typical":
+        logger.warning(
+            "verification typical is lossy: guesses stand where they are likely enough, and answers are not those of "
+            'the model alone; "coupled" and "rejection" change nothing'
+        )
+    return Rules(asked.verification, Typical(asked.typical_epsilon, asked.typical_delta))
 
 
 def build_speculator(config: ResolvedConfig, rows: Rows) -> Speculator | None:
     """Who guesses tokens; None where nobody does."""
-    method = config.speculation.method
-    if method == "off" or (method == "auto" and config.device != "cpu"):
+    if not config.guesses:
         return None
+    method = config.speculation.method
     return Speculator(
         LookaheadProposer() if method == "lookahead" else ReferenceProposer(),
         rows,

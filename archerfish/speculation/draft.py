@@ -1,12 +1,21 @@
 """Guessed tokens that hang on a sequence's last one, as a tree. Knows neither who guessed nor what becomes of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from archerfish.request import MOST_GUESSES
 
 ROOT = -1
 """The parent of guesses that follow the sequence's last token."""
-MOST_NODES = 63
+MOST_NODES = MOST_GUESSES
 """With the sequence's last token they are 64: a bit of a word for each."""
+
+
+class Distributions(Protocol):
+    """[guesses, vocabulary] float64: a tensor. Only picked from here, so that drafts are there without torch."""
+
+    def __getitem__(self, guesses: list[int], /) -> "Distributions": ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +25,8 @@ class Draft:
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     """Which guess each hangs on, always an earlier one, or ROOT. Siblings stand in the order of trust in them."""
+    proposals: Distributions | None = field(default=None, compare=False)
+    """What each guess was drawn from, as verification.rejection wants it; None where each is certain."""
 
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.parents) <= MOST_NODES, "every guess hangs on something, and they are few"
@@ -49,11 +60,17 @@ class Draft:
         line: list[int] = []
         while found := self.children(line[-1] if line else ROOT):
             line.append(found[0])
-        return Draft.chain([self.tokens[node] for node in line])
+        chain = Draft.chain([self.tokens[node] for node in line])
+        return Draft(chain.tokens, chain.parents, self._proposals_of(line))
 
     def first(self, count: int) -> "Draft":
         """Without those that come last."""
-        return self if count >= len(self) else Draft(self.tokens[:count], self.parents[:count])
+        if count >= len(self):
+            return self
+        return Draft(self.tokens[:count], self.parents[:count], self._proposals_of(list(range(count))))
+
+    def _proposals_of(self, guesses: list[int]) -> Distributions | None:
+        return None if self.proposals is None else self.proposals[guesses]
 
     @property
     def depths(self) -> list[int]:
