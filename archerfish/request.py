@@ -328,3 +328,7 @@ class TokenEvent(NamedTuple):
     error: str | None = None
     prompt_embedding: list[float] | None = None
     """With the first token, for requests that asked."""
+    num_guesses: int = 0
+    """Tokens that were guessed in this step, and checked."""
+    num_stood: int = 0
+    """Those of them that stood, even past the sequence's end."""
