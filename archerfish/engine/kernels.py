@@ -173,7 +173,7 @@ def build_rules(config: ResolvedConfig) -> Rules:
     if asked.verification == "typical":
         logger.warning(
             "verification typical is lossy: guesses stand where they are likely enough, and answers are not those of "
-            'the model alone; "coupled" and "rejection" change nothing'
+            'the model alone; "coupled" keeps their very tokens, "rejection" their distribution'
         )
     return Rules(asked.verification, Typical(asked.typical_epsilon, asked.typical_delta))
 
