@@ -4,6 +4,7 @@ Draws are the model's own, with the same noise at the same places: where both th
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -38,10 +39,12 @@ class NetworkProposer:
         max_tokens: int,
         max_model_len: int,
         branches: int = 1,
+        is_judged_by_proposals: Callable[[int], bool] = lambda row: False,
     ) -> None:
         """A pass reads `max_tokens`, of sequences up to `max_model_len`; how long it took is told to `times`.
 
-        With branches, so many tokens are guessed at each place, of which the first goes on.
+        With branches, so many tokens are guessed at each place, of which the first goes on. For rows that are judged by
+        it, drafts tell what their guesses were drawn from.
         """
         self._network = network
         self._rows = rows
@@ -52,6 +55,7 @@ class NetworkProposer:
         self._max_model_len = max_model_len
         self.branches = branches
         """So many guesses stand side by side at each place."""
+        self._is_judged = is_judged_by_proposals
         self._times = times
         self._done: dict[int, int] = {}
         """Of each row, how many places the network has read."""
@@ -88,6 +92,7 @@ class NetworkProposer:
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         lines: list[list[list[int]]] = [[] for _ in asks]
+        proposals: list[list[Tensor]] = [[] for _ in asks]
         active = [place for place, ask in enumerate(asks) if ask.most]
         if not active:
             return [Draft((), ())] * len(asks)
@@ -97,6 +102,12 @@ class NetworkProposer:
         while True:
             guessed = {number: tuple(one[0] for one in lines[place]) for number, place in enumerate(active) if depth}
             candidates = self._candidates(logits, rows[active], ends[active] + depth, guessed)
+            for number, place in enumerate(active):
+                if self._is_judged(asks[place].row):
+                    at = (ends[place : place + 1] + depth, torch.from_numpy(self._rows.tokens))
+                    own = {0: guessed[number]} if depth else {}
+                    of_row = logits[number : number + 1]
+                    proposals[place].append(self._sampler.probabilities(of_row, asks[place].row, *at, own))
             for place, tokens in zip(active, candidates, strict=True):
                 lines[place].append(tokens)
             depth += 1
@@ -112,7 +123,7 @@ class NetworkProposer:
             logits = self._network.go_on(_single(of_active, last - self._network.lag), kept)
         for ask, line in zip(asks, lines, strict=True):
             self._num_read_guesses[ask.row] = max(0, len(line) - 1)
-        return [_comb(line) for line in lines]
+        return [_comb(line, some) for line, some in zip(lines, proposals, strict=True)]
 
     def saw(self, row: int, draft: Draft, drawn: Sequence[int]) -> None:
         """What was read of guesses that stood need not be read again."""
@@ -196,8 +207,10 @@ def _single(rows: Ints, places: Ints) -> Outline:
     return Outline(np.stack([rows, places, ones, ones], 1), places + 1, every + 1, every, every)
 
 
-def _comb(line: list[list[int]]) -> Draft:
+def _comb(line: list[list[int]], proposals: list[Tensor]) -> Draft:
     """A chain of the first candidates, and beside each of them the others, on which nothing hangs."""
+    if proposals:
+        return replace(Draft.chain([first for first, *_ in line]), proposals=torch.cat(proposals))
     tokens, parents = [candidates[0] for candidates in line], list(range(ROOT, len(line) - 1))
     for rank in range(1, len(line[0]) if line else 0):
         for depth, candidates in enumerate(line):

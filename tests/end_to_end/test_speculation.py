@@ -2,14 +2,16 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from re import fullmatch
 from typing import Any
 
 import pytest
 import torch
 
-from archerfish import LLM, RequestOutput, SamplingParams
-from archerfish.errors import ConfigError
+from archerfish import LLM, RequestOutput, SamplingParams, Speculation
+from archerfish.errors import ConfigError, InvalidParameter
 from archerfish.execution.local import LocalExecutor
 from archerfish.execution.speculative import Way
 from archerfish.request import Structured
@@ -88,7 +90,7 @@ class Doubter(Oracle):
 def guessed_by(llm: LLM, oracle: Oracle) -> LLM:
     executor = llm.assembly.executor
     assert isinstance(executor, LocalExecutor) and executor.speculator is not None
-    executor.speculator.ways = [Way("oracle", oracle, most=32)]
+    executor.speculator.ways, executor.speculator.method = [Way("oracle", oracle, most=32)], "oracle"
     return llm
 
 
@@ -165,6 +167,61 @@ def test_a_model_that_looks_ahead_writes_the_same(
             assert told(llm.generate(PROMPTS[:6], PARAMS[name], progress=False)) == told(plain(name)[:6]), name
 
 
+@pytest.mark.parametrize("rule", ["rejection", "typical"])
+def test_by_any_rule_the_likeliest_tokens_are_what_they_are(
+    rule: str, plain: Callable[[str], list[RequestOutput]]
+) -> None:
+    """With temperature 0 every rule leaves a single token at each place."""
+    oracle = Oracle()
+    fixed = {"method": "reference", "num_speculative_tokens": 5, "verification": rule}
+    with guessed_by(LLM(speculative_config=fixed, check_invariants=True), oracle) as llm:
+        for name in ("greedy", "penalties", "edits", "stop texts", "the prompt's own"):
+            oracle.learn(plain(name))
+            assert told(llm.generate(PROMPTS, PARAMS[name], progress=False)) == told(plain(name)), name
+        assert llm.assembly.engine.counts.num_stood > 100
+
+
+def test_answers_by_rejection_keep_to_their_form() -> None:
+    fixed = {"method": "reference", "num_speculative_tokens": 5}
+    rejection = Speculation(verification="rejection")
+    with LLM(speculative_config=fixed, check_invariants=True) as llm:
+        params = [replace(PARAMS["a form"], seed=seed, max_tokens=200, speculation=rejection) for seed in range(8)]
+        for output in llm.generate(PROMPTS[:8], params, progress=False):
+            assert fullmatch("(ab|cde|f g){3,12}", output.outputs[0].text), output.outputs[0]
+        assert llm.assembly.engine.counts.num_stood > 0
+
+
+def test_a_request_chooses_for_itself(plain: Callable[[str], list[RequestOutput]]) -> None:
+    """Who says off gets no guess, who names a number at most so many, and the tokens of all are what they are."""
+    oracle = Oracle()
+    oracle.learn(plain("seeded"))
+    fixed = {"method": "reference", "num_speculative_tokens": 6}
+    choices = [Speculation(method="off"), Speculation(num_speculative_tokens=2), None]
+    params = [replace(PARAMS["seeded"], speculation=choices[place % 3]) for place in range(len(PROMPTS))]
+    with guessed_by(LLM(speculative_config=fixed, check_invariants=True), oracle) as llm:
+        outputs = llm.generate(PROMPTS, params, progress=False)
+    assert told(outputs) == told(plain("seeded"))
+    for place, output in enumerate(outputs):
+        found = output.metrics
+        assert bool(found.num_drafts) == (place % 3 > 0)
+        if place % 3 == 1:
+            assert found.num_draft_tokens <= 2 * found.num_drafts
+    assert any(one.metrics.num_draft_tokens > 2 * one.metrics.num_drafts for one in outputs[2::3])
+
+
+def test_a_method_that_is_not_there_is_refused_by_those_that_are() -> None:
+    for config, known in ((OFF, "off, auto;"), ({"method": "reference"}, "off, auto, reference, lookahead;")):
+        with LLM(speculative_config=config) as llm, pytest.raises(InvalidParameter, match=f"this engine has {known}"):
+            llm.generate(["a"], SamplingParams(speculation=Speculation(method="eagle")), progress=False)
+
+
+def test_what_is_lossy_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    for rule in ("coupled", "rejection", "typical"):
+        caplog.clear()
+        with LLM(speculative_config={"verification": rule}):
+            assert (rule in caplog.text and "lossy" in caplog.text) == (rule == "typical")
+
+
 def test_who_is_thrown_out_goes_on_with_the_same_tokens(plain: Callable[[str], list[RequestOutput]]) -> None:
     oracle = Oracle()
     fixed = {"method": "reference", "num_speculative_tokens": 4}
@@ -209,6 +266,10 @@ def test_windows_pass_over_guesses(kernels: str, tmp_path: Path) -> None:
         ),
         ({"method": "draft_model", "shared": True}, "shared needs reference or auto, not draft_model"),
         ({"method": "draft_model", "branches": 8, "num_speculative_tokens": 8}, "times branches is more than 63"),
+        ({"verification": "hopeful"}, "verification 'hopeful' is none of coupled, rejection, typical"),
+        ({"method": "off", "verification": "rejection"}, "verification rejection needs a method that guesses, not off"),
+        ({"verification": "typical", "typical_epsilon": 1}, "typical_epsilon 1 must be a number above 0 and below 1"),
+        ({"verification": "typical", "typical_delta": "x"}, "typical_delta 'x' must be a number above 0"),
     ],
 )
 def test_what_makes_no_sense_is_refused(given: dict[str, Any], message: str) -> None:
