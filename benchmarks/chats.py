@@ -1,4 +1,4 @@
-"""Questions in the style of Spec-Bench: conversation, translation, summaries, questions, sums, and answers from texts."""
+"""Questions in the style of Spec-Bench: conversation, translation, summaries, questions, sums, answers from texts."""
 
 import json
 from pathlib import Path
