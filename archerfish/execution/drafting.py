@@ -210,6 +210,7 @@ def _single(rows: Ints, places: Ints) -> Outline:
 def _comb(line: list[list[int]], proposals: list[Tensor]) -> Draft:
     """A chain of the first candidates, and beside each of them the others, on which nothing hangs."""
     if proposals:
+        # Later siblings share their noise with the first: they were not drawn from what is left of the distribution.
         return replace(Draft.chain([first for first, *_ in line]), proposals=torch.cat(proposals))
     tokens, parents = [candidates[0] for candidates in line], list(range(ROOT, len(line) - 1))
     for rank in range(1, len(line[0]) if line else 0):

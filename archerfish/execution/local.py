@@ -152,12 +152,8 @@ class LocalExecutor:
         return passed.hidden, passed.logits
 
     def _takes_tree(self, chunk: Chunk) -> bool:
-        """Guesses side by side hang on a single token, and a row has no place for several pasts.
-
-        Where it matters what they were drawn from, later siblings would have to be drawn anew.
-        """
-        row = chunk.row
-        return chunk.length == 1 and not self._sampler.reads_history(row) and not self._verifier.rejects(row)
+        """Guesses side by side hang on a single token, and a row has no place for several pasts."""
+        return chunk.length == 1 and not self._sampler.reads_history(chunk.row)
 
     def _move(self, moves: list["_Move"]) -> None:
         """Keys and values of guesses that stood, and stood aside, to their own places."""

@@ -15,8 +15,8 @@ from archerfish.execution import verifying
 from archerfish.execution.eager import EagerModel
 from archerfish.execution.local import LocalExecutor
 from archerfish.execution.rows import Rows
-from archerfish.execution.speculative import Speculator
-from archerfish.execution.verifying import Rules
+from archerfish.execution.speculative import Speculator, Way
+from archerfish.execution.verifying import Rules, Verifier
 from archerfish.kvcache.layout import kv_layout
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
@@ -26,6 +26,7 @@ from archerfish.ops.reference.probabilities import probabilities
 from archerfish.request import SamplingParams, Speculation, Structured
 from archerfish.sampling.compiled import CompiledForms
 from archerfish.sampling.grammar import Grammars
+from archerfish.sampling.sampler import Sampler
 from archerfish.scheduling.plan import Chunk, Plan, SequenceStart, StepResult
 from archerfish.speculation.draft import NO_DRAFT, ROOT, Draft
 from archerfish.speculation.proposer import Ask
@@ -112,9 +113,11 @@ class Bench:
         storage = KVStorage(kv_layout(model.arch), NUM_ROWS, BLOCK_SIZE, torch.float32, "cpu", OPS)
         rows = Rows(NUM_ROWS, BLOCK_SIZE, 1, BLOCK_SIZE)
         self.proposer = Proposer()
-        speculator = Speculator(self.proposer, rows, lambda: 0.0, most=8, fixed=8)
+        speculator = Speculator([Way("scripted", self.proposer, most=8)], "scripted", rows, lambda: 0.0, 8)
+        sampler = Sampler(NUM_ROWS, draw, grammars)
+        verifier = Verifier(sampler, rules)
         runnable = EagerModel(model, storage)
-        self.executor = LocalExecutor(runnable, storage, rows, "cpu", draw, grammars, speculator, rules)
+        self.executor = LocalExecutor(runnable, storage, rows, "cpu", sampler, speculator, None, verifier)
         self._filled: set[int] = set()
 
     def answer(self, params: SamplingParams, seeds: Sequence[int], num_guesses: int) -> StepResult:
