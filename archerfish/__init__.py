@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from archerfish.engine.llm import LLM
     from archerfish.engine.outputs import CompletionOutput, RequestOutput
     from archerfish.errors import ArcherfishError
-    from archerfish.request import SamplingParams, Structured
+    from archerfish.request import SamplingParams, Speculation, Structured
 
 _HOME = {
     "LLM": "archerfish.engine.llm",
@@ -27,10 +27,20 @@ _HOME = {
     "RequestOutput": "archerfish.engine.outputs",
     "ArcherfishError": "archerfish.errors",
     "SamplingParams": "archerfish.request",
+    "Speculation": "archerfish.request",
     "Structured": "archerfish.request",
 }
 
-__all__ = ["LLM", "ArcherfishError", "CompletionOutput", "RequestOutput", "SamplingParams", "Structured", "__version__"]
+__all__ = [
+    "LLM",
+    "ArcherfishError",
+    "CompletionOutput",
+    "RequestOutput",
+    "SamplingParams",
+    "Speculation",
+    "Structured",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,12 +3,17 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum, IntEnum
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from archerfish.errors import InvalidParameter
 
 GREEDY_BELOW = 1e-5
 """A temperature under this is greedy: dividing by it would only overflow."""
+
+Verification = Literal["coupled", "rejection", "typical"]
+"""Which guessed tokens stand. Coupled keeps the very tokens, rejection their distribution; typical is lossy."""
+MOST_GUESSES = 63
+"""For one sequence in one step."""
 
 _LARGEST_SEED = 2**64 - 1
 _LARGEST_COUNT = 2**31 - 1
@@ -79,6 +84,35 @@ class Structured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """How a request's tokens are guessed. What is None is as the service has it."""
+
+    method: str | None = None
+    """Who guesses for this request, of those that the engine has; off guesses nothing."""
+    num_speculative_tokens: int | None = None
+    """Most guesses that are checked in a step."""
+    verification: Verification | None = None
+    """Which guesses stand: coupled keeps the very tokens, rejection their distribution; typical is lossy."""
+
+    def __post_init__(self) -> None:
+        if self.method is not None and (not isinstance(self.method, str) or not self.method):
+            raise InvalidParameter("speculation.method", self.method, "it must be the name of a method")
+        if self.num_speculative_tokens is not None:
+            _check_int("speculation.num_speculative_tokens", self.num_speculative_tokens, 1, MOST_GUESSES)
+        if self.verification is not None and self.verification not in get_args(Verification):
+            known = ", ".join(get_args(Verification))
+            raise InvalidParameter("speculation.verification", self.verification, f"it must be one of {known}")
+        given = [name for name in ("num_speculative_tokens", "verification") if getattr(self, name) is not None]
+        if self.method == "off" and given:
+            raise InvalidParameter(f"speculation.{given[0]}", getattr(self, given[0]), "with method = off leave it out")
+
+    @property
+    def most_guesses(self) -> int | None:
+        """In a step; None as many as the service likes."""
+        return 0 if self.method == "off" else self.num_speculative_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How tokens are chosen and when to stop. Checked when made: an instance is always valid."""
 
@@ -126,6 +160,8 @@ class SamplingParams:
     """Give the mean of the last layer's states over the prompt, too: what embeddings are made of."""
     structured: Structured | None = None
     """What the answer must look like: a JSON schema, a regular expression, one of several texts, a grammar."""
+    speculation: Speculation | None = None
+    """How tokens are guessed for this request, where it is not to be as the service has it."""
 
     def __post_init__(self) -> None:
         self._normalize()
@@ -182,6 +218,8 @@ class SamplingParams:
             _check_float("logit_bias", value, -_LARGEST_BIAS, _LARGEST_BIAS)
         if self.structured is not None and not isinstance(self.structured, Structured):
             raise InvalidParameter("structured", self.structured, "it must be a Structured")
+        if self.speculation is not None and not isinstance(self.speculation, Speculation):
+            raise InvalidParameter("speculation", self.speculation, "it must be a Speculation")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidParameter("allowed_token_ids", (), "leave it out, or allow at least one token")
 
@@ -290,3 +328,7 @@ class TokenEvent(NamedTuple):
     error: str | None = None
     prompt_embedding: list[float] | None = None
     """With the first token, for requests that asked."""
+    num_guesses: int = 0
+    """Tokens that were guessed in this step, and checked."""
+    num_stood: int = 0
+    """Those of them that stood, even past the sequence's end."""

@@ -4,23 +4,25 @@ One engine guesses and does not, by turns, for each few requests anew, and of ea
 the machine does befalls both, and only ever adds.
 """
 
+import argparse
 import json
 import random
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from chats import chat_prompts
 from workbench import show
 
 from archerfish import LLM, SamplingParams
 from archerfish.execution.local import LocalExecutor
+from archerfish.execution.speculative import Way
 from archerfish.speculation.draft import Draft
 from archerfish.speculation.proposer import Ask
 
 BATCHES = (1, 4, 16, 64)
-FIXED = (1, 2, 3, 5, 8, 12, 16, 24, 32)
+FIXED = {"reference": (2, 4, 8, 16, 32), "draft_model": (1, 2, 3, 4, 5, 6, 8)}
 NUM_REPEATS = 5
 NUM_ANSWERS = 24
 """Of a run, at least: one by one, or as many at once as the batch has."""
@@ -30,24 +32,12 @@ CHECKED = (1, 2, 3, 4, 6, 8, 12, 16)
 _NAMES = ("Tom", "Anna", "Ben", "Mia", "Sam", "Lily", "Max", "Sara")
 _PLACES = ("park", "garden", "forest", "beach", "school", "farm")
 _THINGS = ("red ball", "small boat", "blue kite", "old hat", "little dog", "yellow car")
-_QUESTIONS = (
-    "Tell me a story about a {thing}.",
-    "What can I do in a {place} with my friend {name}?",
-    "Why does {name} like the {place}?",
-    "Write two sentences about a {thing} in the {place}.",
-    "Who is {name}, and where is the {thing}?",
-)
-
-
-def _words(rng: random.Random) -> dict[str, str]:
-    return {"name": rng.choice(_NAMES), "place": rng.choice(_PLACES), "thing": rng.choice(_THINGS)}
 
 
 def copied(rng: random.Random) -> str:
     """A text to be written again with a small change."""
     one, other, new = rng.sample(_NAMES, 3)
-    words = _words(rng)
-    thing, place = words["thing"], words["place"]
+    thing, place = rng.choice(_THINGS), rng.choice(_PLACES)
     return (
         f"Write the text again with {new} instead of {other}.\n{one} had a {thing}. {one} took the {thing} to the "
         f"{place}. {other} saw the {thing} and smiled. They played until the sun went down. Then {one} went home and "
@@ -55,64 +45,88 @@ def copied(rng: random.Random) -> str:
     )
 
 
-def chatted(rng: random.Random) -> str:
-    return rng.choice(_QUESTIONS).format(**_words(rng))
-
-
 def unrelated(rng: random.Random) -> list[int]:
     return [rng.randrange(10, 8000) for _ in range(48)]
 
 
-WORKLOADS: dict[str, tuple[Callable[[random.Random], Any], SamplingParams]] = {
-    "copies": (copied, SamplingParams(temperature=0.0, max_tokens=96)),
-    "chats": (chatted, SamplingParams(temperature=0.8, seed=1, max_tokens=64)),
-    "unrelated": (unrelated, SamplingParams(temperature=1.0, seed=1, max_tokens=48, ignore_eos=True)),
-}
+class Workload(NamedTuple):
+    prompts: Sequence[Any]
+    params: SamplingParams
 
 
-def answer(llm: LLM, prompts: Sequence[Any], params: SamplingParams) -> float:
-    """Seconds."""
-    started = time.perf_counter()
-    if isinstance(prompts[0], str):
-        llm.chat([[{"role": "user", "content": text}] for text in prompts], params, progress=False)
-    else:
-        llm.generate(prompts, params, progress=False)
-    return time.perf_counter() - started
+def workloads(questions: str | None) -> dict[str, Workload]:
+    rng = random.Random(0)
+    chats = chat_prompts(questions)
+    return {
+        "copies": Workload([copied(rng) for _ in range(64)], SamplingParams(temperature=0.0, max_tokens=96)),
+        "chats": Workload(chats, SamplingParams(temperature=0.0, max_tokens=96)),
+        "chats, sampled": Workload(chats, SamplingParams(temperature=0.8, seed=1, max_tokens=96)),
+        "random": Workload(
+            [unrelated(rng) for _ in range(64)],
+            SamplingParams(temperature=1.0, seed=1, max_tokens=48, ignore_eos=True),
+        ),
+    }
+
+
+class Ran(NamedTuple):
+    times_as_fast: float
+    """With guesses as without."""
+    tokens_a_step: float
+    """Of steps with guesses."""
+    trust: float
+    """How often a guess stood, if the one before it did."""
 
 
 class Bench:
-    """An engine that guesses, or does not, as it is told."""
+    """An engine that guesses in one way or another, or does not, as it is told."""
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: LLM, works: dict[str, Workload]) -> None:
         executor = llm.assembly.executor
         assert isinstance(executor, LocalExecutor) and executor.speculator is not None
         self._llm = llm
+        self._works = works
         self._executor = executor
-        self._speculator = executor.speculator
+        self.speculator = executor.speculator
 
-    def switch(self, *, on: bool, fixed: int | None = None) -> None:
-        self._speculator.fixed = fixed
-        self._executor.speculator = self._speculator if on else None
-        self._llm.assembly.engine.scheduler.guessing = self._executor.guessing
+    @property
+    def methods(self) -> list[str]:
+        return [way.name for way in self.speculator.ways]
 
-    def times_as_fast(self, name: str, batch: int, fixed: int | None = None) -> float:
-        """With guesses as without."""
-        make, params = WORKLOADS[name]
-        rng = random.Random(0)
-        prompts = [make(rng) for _ in range(max(NUM_ANSWERS, batch))]
+    def run(self, name: str, batch: int, method: str, fixed: int | None = None) -> Ran:
+        work, counts = self._works[name], self._llm.assembly.engine.counts
+        prompts = [work.prompts[number % len(work.prompts)] for number in range(max(NUM_ANSWERS, batch))]
         pieces = [prompts[first : first + batch] for first in range(0, len(prompts), batch)]
         best = {(on, place): float("inf") for on in (False, True) for place in range(len(pieces))}
+        self.speculator.method = method
+        before = counts.num_drafts, list(counts.stood_at)
         for turn in range(NUM_REPEATS + 1):
             for place, piece in enumerate(pieces):
                 for on in (turn % 2 == 0, turn % 2 == 1):
-                    self.switch(on=on, fixed=fixed)
-                    seconds = answer(self._llm, piece, params)
+                    self._switch(on=on, fixed=fixed)
+                    seconds = self._answer(piece, work.params)
                     if turn:  # The first time it learns what pays.
                         best[on, place] = min(best[on, place], seconds)
-        without, with_guesses = (
-            sum(seconds for (on, _), seconds in best.items() if on is kind) for kind in (False, True)
-        )
-        return without / with_guesses
+        num_drafts = max(1, counts.num_drafts - before[0])
+        known = [*before[1], *[0] * len(counts.stood_at)]
+        stood_at = [after - one for after, one in zip(counts.stood_at, known, strict=False)]
+        # A guess is checked if the one before it stood.
+        num_checked = num_drafts + sum(stood_at[: fixed - 1] if fixed is not None else stood_at)
+        without, guessing = (sum(value for (on, _), value in best.items() if on is kind) for kind in (False, True))
+        return Ran(without / guessing, 1 + sum(stood_at) / num_drafts, sum(stood_at) / num_checked)
+
+    def _switch(self, *, on: bool, fixed: int | None) -> None:
+        self.speculator.fixed = fixed
+        self._executor.speculator = self.speculator if on else None
+        self._llm.assembly.engine.scheduler.guessing = self._executor.guessing
+
+    def _answer(self, prompts: Sequence[Any], params: SamplingParams) -> float:
+        """Seconds."""
+        started = time.perf_counter()
+        if isinstance(prompts[0], str):
+            self._llm.chat([[{"role": "user", "content": text}] for text in prompts], params, progress=False)
+        else:
+            self._llm.generate(prompts, params, progress=False)
+        return time.perf_counter() - started
 
 
 class Wrong:
@@ -135,10 +149,11 @@ def cost_of_checking(quantization: str) -> list[float]:
     with LLM(str(MODEL_1B), **settings) as llm:
         executor, counts = llm.assembly.executor, llm.assembly.engine.counts
         assert isinstance(executor, LocalExecutor) and executor.speculator is not None
-        executor.speculator.proposer = Wrong()
+        speculator = executor.speculator
+        speculator.ways, speculator.method = [Way("wrong", Wrong(), most=max(CHECKED))], "wrong"
 
         def step_seconds(num_tokens: int) -> float:
-            executor.speculator.fixed = num_tokens - 1
+            speculator.fixed = num_tokens - 1
             before = counts.busy_time, counts.num_steps
             llm.generate([[5] * 16], SamplingParams(temperature=0.0, max_tokens=16), progress=False)
             return (counts.busy_time - before[0]) / (counts.num_steps - before[1])
@@ -147,30 +162,66 @@ def cost_of_checking(quantization: str) -> list[float]:
     return [min(times) / min(one[0] for one in seconds) for times in zip(*seconds, strict=True)]
 
 
+class Report:
+    """Tables on the way, and all figures in the end."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
+
+    def table(self, title: str, columns: Sequence[object], rows: dict[str, Sequence[float]]) -> None:
+        shown = [(name, *(f"{value:.2f}" for value in values)) for name, values in rows.items()]
+        show(title, ("", *map(str, columns)), shown)
+        self.found[title] = {name: dict(zip(map(str, columns), values, strict=True)) for name, values in rows.items()}
+
+
+def measure(bench: Bench, names: Sequence[str], report: Report) -> None:
+    rows: dict[str, Sequence[float]] = {}
+    for method in ("auto", *bench.methods):
+        rows[method] = [bench.run(name, 1, method).times_as_fast for name in names]
+    report.table("one at a time, as many guesses as pay: times as fast as none", names, rows)
+    rows = {name: [bench.run(name, batch, "auto").times_as_fast for batch in BATCHES] for name in names}
+    report.table("auto, so many at once: times as fast as none", BATCHES, rows)
+    best: dict[str, float] = {}
+    for method, counts in FIXED.items():
+        ran = {name: [bench.run(name, 1, method, count) for count in counts] for name in names}
+        rows = {name: [one.times_as_fast for one in every] for name, every in ran.items()}
+        report.table(f"{method}, one at a time, so many guesses: times as fast as none", counts, rows)
+        best |= {name: max(best.get(name, 1.0), *values) for name, values in rows.items()}
+        is_drafted = method == "draft_model"
+        lengths = bench.speculator.lengths
+        rows = {
+            name: [
+                lengths.speed_up(one.trust, count, is_drafted=is_drafted) / one.times_as_fast
+                for count, one in zip(counts, every, strict=True)
+            ]
+            for name, every in ran.items()
+        }
+        if is_drafted:
+            report.table(f"{method}: the classical estimate, as a part of what was measured", counts, rows)
+            steps = {name: [one.tokens_a_step for one in every] for name, every in ran.items()}
+            report.table(f"{method}: tokens of a step with guesses", counts, steps)
+    auto = {name: bench.run(name, 1, "auto").times_as_fast for name in names}
+    report.table("auto as a part of the best fixed setting", names, {"": [auto[name] / best[name] for name in names]})
+
+
 def main() -> None:
-    found: dict[str, float | list[float]] = {}
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("output", nargs="?", help="JSON file for all figures")
+    parser.add_argument("--questions", help="questions of Spec-Bench (question.jsonl), instead of some in their style")
+    parser.add_argument("--only", nargs="*", default=[], help="workloads")
+    given = parser.parse_args()
+    report = Report()
+    works = workloads(given.questions)
     # Without the prefix cache: every repeat has everything to do.
-    with LLM(speculative_config={"method": "reference"}, enable_prefix_caching=False, max_num_seqs=64) as llm:
-        bench = Bench(llm)
-        rows = []
-        for name in WORKLOADS:
-            ratios = [bench.times_as_fast(name, batch) for batch in BATCHES]
-            found |= {f"as many as pay, {name}, {batch}": ratio for batch, ratio in zip(BATCHES, ratios, strict=True)}
-            rows.append((name, *(f"{ratio:.2f}" for ratio in ratios)))
-        show("as many guesses as pay, times as fast as none", ("so many at once", *map(str, BATCHES)), rows)
-        rows = []
-        for name in WORKLOADS:
-            ratios = [bench.times_as_fast(name, 1, count) for count in FIXED]
-            found |= {f"{count} guesses, {name}": ratio for count, ratio in zip(FIXED, ratios, strict=True)}
-            rows.append((name, *(f"{ratio:.2f}" for ratio in ratios)))
-        show("one at a time with so many guesses, times as fast as none", ("", *map(str, FIXED)), rows)
-    rows = []
-    for quantization in ("none", "int8"):
-        costs = found[f"checking, 1B {quantization}"] = cost_of_checking(quantization)
-        rows.append((quantization, *(f"{cost:.2f}" for cost in costs)))
-    show("a step of 1B with so many tokens, against one", ("weights", *map(str, CHECKED)), rows)
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(json.dumps(found, indent=1))
+    with LLM(speculative_config={"method": "auto"}, enable_prefix_caching=False, max_num_seqs=64) as llm:
+        measure(Bench(llm, works), given.only or list(works), report)
+    rows: dict[str, Sequence[float]] = {}
+    for quantization in () if given.only else ("none", "int8"):
+        rows[quantization] = cost_of_checking(quantization)
+    if rows:
+        report.table("a step of 1B with so many tokens, against one", CHECKED, rows)
+    if given.output is not None:
+        Path(given.output).write_text(json.dumps(report.found, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def token_logprobs(token_ids: Sequence[int], entries: Sequence[Logprobs], num_to
 
 
 def request_metrics(written: Writing) -> dict[str, Any]:
-    """How long each part of a request took, in milliseconds."""
+    """How long each part of a request took, in milliseconds, and what was guessed for it."""
     timing = written.output.metrics
     gaps = sorted(written.gaps)
     return {
@@ -57,7 +57,10 @@ def request_metrics(written: Writing) -> dict[str, Any]:
             "p50": _ms(gaps[len(gaps) // 2]) if gaps else None,
             "p99": _ms(gaps[min(len(gaps) - 1, len(gaps) * 99 // 100)]) if gaps else None,
         },
-        "accepted_drafts": 0,
+        "num_drafts": timing.num_drafts,
+        "num_draft_tokens": timing.num_draft_tokens,
+        "num_accepted_tokens": timing.num_accepted_tokens,
+        "acceptance_length": timing.acceptance_length,
     }
 
 

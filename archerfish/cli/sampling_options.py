@@ -7,11 +7,13 @@ from typing import Any
 from archerfish.cli.field_options import CommandFunction, field_options, take_given
 from archerfish.config.load import read_flags
 from archerfish.config.settings import flag_name
-from archerfish.request import SamplingParams
+from archerfish.request import SamplingParams, Speculation
 
 _SECTION = "Sampling (by default what the model's generation_config.json names, else the values shown)"
-_NOT_FLAGS = ("structured", "prompt_embedding")
-"""What has flags of its own (form_options), or is too much for a terminal."""
+_GUESSING = "Guessing tokens, for these requests alone (by default as --speculative-config says)"
+_NOT_FLAGS = ("structured", "speculation", "prompt_embedding")
+"""What has flags of its own (here and in form_options), or is too much for a terminal."""
+_GUESSING_PREFIX = "guessing_"
 _PREFIX = "sampling_"
 _MAX_TOKENS = 128
 
@@ -23,10 +25,16 @@ def sampling_options(*, left_out: tuple[str, ...] = ()) -> Callable[[CommandFunc
         @wraps(command)
         def with_sampling(**parameters: Any) -> None:
             sampling = read_flags(SamplingParams, take_given(parameters, _PREFIX), _flag)
+            guessing = read_flags(Speculation, take_given(parameters, _GUESSING_PREFIX), _guessing_flag)
+            if guessing:
+                sampling["speculation"] = Speculation(**guessing)
             # Shows bad values now, not after the model was loaded; how long the answer may be is not known yet.
             SamplingParams(**{"max_tokens": None, **sampling})
             command(sampling=sampling, **parameters)
 
+        decorated = field_options(Speculation, section=_GUESSING, prefix=_GUESSING_PREFIX, spell=_guessing_flag)(
+            with_sampling
+        )
         return field_options(
             SamplingParams,
             section=_SECTION,
@@ -34,7 +42,7 @@ def sampling_options(*, left_out: tuple[str, ...] = ()) -> Callable[[CommandFunc
             left_out=(*left_out, *_NOT_FLAGS),
             spell=_flag,
             defaults={"max_tokens": _MAX_TOKENS},
-        )(with_sampling)
+        )(decorated)
 
     return decorate
 
@@ -48,3 +56,7 @@ def sampling_params(recommended: Mapping[str, Any], sampling: Mapping[str, Any])
 def _flag(field_name: str) -> str:
     # --seed is the engine's: it seeds dummy weights, and the requests that have no seed of their own.
     return "--sampling-seed" if field_name == "seed" else flag_name(field_name)
+
+
+def _guessing_flag(field_name: str) -> str:
+    return "--speculation-method" if field_name == "method" else flag_name(field_name)

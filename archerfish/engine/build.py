@@ -58,6 +58,8 @@ class Assembly:
     executor: Executor
     """What the engine runs its plans with, for whoever measures it apart."""
     intake: Intake
+    guessing_methods: tuple[str, ...]
+    """What a request may choose from."""
     arch: Arch
     config: ResolvedConfig
     cache_size: CacheSize
@@ -122,6 +124,7 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
         executor = executor_of(cache_size.num_blocks, None if forms is None else Grammars(forms))
     scheduler = _scheduler(resolved, layout, cache_size, eos_token_ids)
     scheduler.guessing = executor.guessing
+    methods = (*resolved.guessing_methods, *(() if drafts is None else (drafts.method,)))
     logger.info("%s, %s", cache_size, kv_format)
     return Assembly(
         directory=checkpoint.directory,
@@ -134,7 +137,8 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
             check_invariants=resolved.check_invariants,
         ),
         executor=executor,
-        intake=_intake(checkpoint, resolved, tokenizer),
+        intake=_intake(checkpoint, resolved, tokenizer, methods),
+        guessing_methods=methods,
         arch=checkpoint.arch,
         config=resolved,
         cache_size=cache_size,
@@ -161,10 +165,12 @@ def _tokenizer_directory(config: EngineConfig, checkpoint: Checkpoint) -> Path |
     return checkpoint.directory
 
 
-def _intake(checkpoint: Checkpoint, config: ResolvedConfig, tokenizer: Tokenizer | None) -> Intake:
+def _intake(
+    checkpoint: Checkpoint, config: ResolvedConfig, tokenizer: Tokenizer | None, methods: tuple[str, ...]
+) -> Intake:
     arch = checkpoint.arch
     longest = None if arch.can_extend_positions else arch.max_positions
-    return Intake(tokenizer, arch.vocab_size, config.max_model_len, time.monotonic, longest)
+    return Intake(tokenizer, arch.vocab_size, config.max_model_len, time.monotonic, longest, methods)
 
 
 def _memory(

@@ -52,6 +52,9 @@ class Drafts(Protocol):
     """Something that guesses, not loaded yet."""
 
     @property
+    def method(self) -> str: ...
+
+    @property
     def memory(self) -> Beside: ...
 
     @property
@@ -101,6 +104,10 @@ class ModelDrafts:
     blocks: Blocks
 
     @property
+    def method(self) -> str:
+        return "draft_model"
+
+    @property
     def memory(self) -> Beside:
         arch, config = self.checkpoint.arch, self.config
         full = torch_dtype(config.dtype).itemsize
@@ -135,6 +142,10 @@ class HeadDrafts:
     """The target's, but for the format of weights."""
     kernels: Kernels
     blocks: Blocks
+
+    @property
+    def method(self) -> str:
+        return self.source.method
 
     @property
     def memory(self) -> Beside:

@@ -131,7 +131,7 @@ class Engine:
         num_guesses = sum(result.num_guessed.values()) if result.num_guessed else 0
         num_tokens = plan.num_tokens + num_guesses
         if num_guesses or result.guess_seconds:
-            self.counts.record_guesses(result.num_guessed, result.tokens, result.guess_seconds)
+            self.counts.record_guesses(result.num_guessed, result.tokens, result.guess_seconds, result.saved_seconds)
         # As told in events: what was drawn for sequences that had ended is nobody's.
         self.counts.record(num_tokens, sum([len(event.token_ids) for event in events]), seconds)
         self.last_step = LastStep(plan.chunks, num_tokens, seconds, num_guesses)

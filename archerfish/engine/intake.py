@@ -4,6 +4,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from archerfish.config.speculation import WITHOUT_GUESSES
 from archerfish.errors import InvalidParameter, PromptTooLong, TokenizerError
 from archerfish.request import SLO, Request, RequestClass, SamplingParams
 from archerfish.sampling.trial import Trial
@@ -23,6 +24,7 @@ class Intake:
         max_model_len: int,
         clock: Callable[[], float],
         max_positions: int | None = None,
+        guessing_methods: tuple[str, ...] = WITHOUT_GUESSES,
     ) -> None:
         self.tokenizer = tokenizer
         self._max_positions = max_positions
@@ -30,6 +32,8 @@ class Intake:
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._clock = clock
+        self._guessing_methods = guessing_methods
+        """Those that the engine has."""
         self._trial = Trial(tokenizer, vocab_size)
 
     def request(
@@ -58,6 +62,10 @@ class Intake:
             if self.tokenizer is None:
                 raise InvalidParameter("structured", "...", "it needs a tokenizer, and none was loaded")
             self._trial.check(params.structured)
+        method = None if params.speculation is None else params.speculation.method
+        if method is not None and method not in self._guessing_methods:
+            allowed = f"this engine has {', '.join(self._guessing_methods)}; others are loaded by --speculative-config"
+            raise InvalidParameter("speculation.method", method, allowed)
         params.check_token_ids(self._vocab_size)
         token_ids = self.token_ids(prompt, add_special_tokens=add_special_tokens)
         # The scheduler refuses these too, but it may live in another process.

@@ -24,6 +24,7 @@ from archerfish.execution.rehearsal import CudaMemory
 from archerfish.execution.rows import Rows
 from archerfish.execution.runnable import Most, RunnableModel
 from archerfish.execution.speculative import Speculator, Way
+from archerfish.execution.verifying import Rules, Verifier
 from archerfish.kept import Kept
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
@@ -44,6 +45,7 @@ from archerfish.sampling.sampler import Sampler
 from archerfish.speculation.draft import MOST_NODES
 from archerfish.speculation.lookahead import LookaheadProposer
 from archerfish.speculation.reference import ReferenceProposer
+from archerfish.speculation.verification import Typical
 
 if TYPE_CHECKING:
     from archerfish.ops.triton.operations import TritonOps
@@ -201,6 +203,7 @@ def build_executor(
     """What runs the model: captured on a GPU, recorded for native kernels, else operation by operation."""
     size = (config.max_num_seqs, config.max_model_len, len(storage.layout.windows), storage.block_size)
     sampler = Sampler(config.max_num_seqs, kernels.ops.draw, grammars)
+    verifier = Verifier(sampler, build_rules(config))
     taps = () if network is None else network.taps
     rows: Rows
     runnable: RunnableModel
@@ -217,36 +220,39 @@ def build_executor(
         rows = Rows(*size)
         runnable = build_runnable(kernels, model, storage, config, taps)
     guessing = None if network is None else network.make(rows)
-    local = LocalExecutor(
-        runnable,
-        storage,
-        rows,
-        config.device,
-        sampler,
-        build_speculator(config, rows, sampler, guessing),
-        None if guessing is None else guessing.features,
-    )
+    speculator = build_speculator(config, rows, sampler, verifier, guessing)
+    features = None if guessing is None else guessing.features
+    local = LocalExecutor(runnable, storage, rows, config.device, sampler, speculator, features, verifier)
     if captured is not None:
         return DeviceExecutor(local, captured, device_rows)
     local.try_out()
     return local
 
 
+def build_rules(config: ResolvedConfig) -> Rules:
+    """Which guesses stand, where a request does not say."""
+    asked = config.speculation
+    if asked.verification == "typical":
+        logger.warning(
+            "verification typical is lossy: guesses stand where they are likely enough, and answers are not those of "
+            'the model alone; "coupled" keeps their very tokens, "rejection" their distribution'
+        )
+    return Rules(asked.verification, Typical(asked.typical_epsilon, asked.typical_delta))
+
+
 def build_speculator(
-    config: ResolvedConfig, rows: Rows, sampler: Sampler, guessing: Guessing | None
+    config: ResolvedConfig, rows: Rows, sampler: Sampler, verifier: Verifier, guessing: Guessing | None
 ) -> Speculator | None:
     """Who guesses tokens; None where nobody does."""
-    speculation = config.speculation
-    method = speculation.method
-    if method == "off" or (method == "auto" and config.device != "cpu"):
+    if not config.guesses:
         return None
-    ways: list[Way] = []
-    if method in ("auto", "reference"):
-        reference = ReferenceProposer(branches=speculation.branches, shared=speculation.shared)
-        ways.append(Way("reference", reference, most=_MOST_GUESSES))
-    if method == "lookahead":
-        ways.append(Way("lookahead", LookaheadProposer(), most=MOST_NODES, as_a_whole=True))
-    speculator = Speculator(ways, rows, time.perf_counter, fixed=speculation.num_speculative_tokens)
+    speculation = config.speculation
+    reference = ReferenceProposer(branches=speculation.branches, shared=speculation.shared)
+    ways = [
+        Way("reference", reference, most=_MOST_GUESSES),
+        Way("lookahead", LookaheadProposer(), most=MOST_NODES, as_a_whole=True),
+    ]
+    speculator = Speculator(ways, speculation.method, rows, time.perf_counter, speculation.num_speculative_tokens)
     if guessing is not None:
         proposer = NetworkProposer(
             guessing.network,
@@ -258,6 +264,7 @@ def build_speculator(
             max_tokens=config.max_num_batched_tokens,
             max_model_len=guessing.max_model_len,
             branches=speculation.branches,
+            is_judged_by_proposals=verifier.rejects,
         )
         depth = min(guessing.most, max(_MOST_DRAFTED, speculation.num_speculative_tokens or 0))
         most = min(MOST_NODES, depth * speculation.branches)

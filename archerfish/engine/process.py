@@ -232,6 +232,7 @@ def _facts(start: Start, assembly: "Assembly") -> EngineFacts:
         num_blocks=assembly.cache_size.num_blocks,
         dtype=config.dtype,
         device=config.device,
+        guessing_methods=assembly.guessing_methods,
         recommended=dict(assembly.recommended),
     )
 

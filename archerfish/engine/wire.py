@@ -75,6 +75,8 @@ class EngineFacts(_Message, frozen=True):
     num_blocks: int
     dtype: str
     device: str
+    guessing_methods: tuple[str, ...]
+    """What requests may choose from."""
     recommended: dict[str, Any]
     """Sampling parameters that the model's makers recommend, by name."""
 

@@ -5,6 +5,7 @@ Draws are the model's own, with the same noise at the same places: where both th
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -18,15 +19,26 @@ from archerfish.ops.arrays import Ints
 from archerfish.sampling.grammar import Guessed
 from archerfish.sampling.sampler import Sampler
 from archerfish.scheduling.plan import Plan
-from archerfish.speculation.draft import NO_DRAFT, ROOT, Draft
+from archerfish.speculation.draft import NO_DRAFT, Draft
 from archerfish.speculation.proposer import Ask
 from archerfish.speculation.times import StepTimes
 
-Line = list[list[int]]
-"""Of one row: for each place the tokens guessed there, of which the first goes on."""
-
 _TRIED_SIZES = (1, 2, 4)
 _NUM_TRIES = 4
+
+
+@dataclass(slots=True)
+class _Line:
+    """Guesses for one row."""
+
+    candidates: list[list[int]] = field(default_factory=list)
+    """For each place the tokens guessed there, of which the first goes on."""
+    proposals: list[Tensor] = field(default_factory=list)
+    """What they were drawn from, if the row is judged by it."""
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return tuple(first for first, *_ in self.candidates)
 
 
 class NetworkProposer:
@@ -42,10 +54,12 @@ class NetworkProposer:
         max_tokens: int,
         max_model_len: int,
         branches: int = 1,
+        is_judged_by_proposals: Callable[[int], bool] = lambda row: False,
     ) -> None:
         """A pass reads `max_tokens`, of sequences up to `max_model_len`; how long it took is told to `times`.
 
-        With branches, so many tokens are guessed at each place, of which the first goes on.
+        With branches, so many tokens are guessed at each place, of which the first goes on. For rows that are judged by
+        it, drafts tell what their guesses were drawn from.
         """
         self._network = network
         self._rows = rows
@@ -56,6 +70,7 @@ class NetworkProposer:
         self._max_model_len = max_model_len
         self.branches = branches
         """So many guesses stand side by side at each place."""
+        self._is_judged = is_judged_by_proposals
         self._times = times
         self._done: dict[int, int] = {}
         """Of each row, how many places the network has read."""
@@ -121,7 +136,7 @@ class NetworkProposer:
         return min(done, last - 1)
 
     def _unread(self, asks: Sequence[Ask]) -> Outline:
-        """What one pass has to read, up to the rows' last tokens, for the first guesses. What is too much is read now."""
+        """What a pass has to read for the first guesses. What is too much for one is read now."""
         lag = self._network.lag
         starts = [self._first_unread(ask.row, ask.end) for ask in asks]
         lengths = [ask.end - lag - start for ask, start in zip(asks, starts, strict=True)]
@@ -145,13 +160,13 @@ class NetworkProposer:
 
     # -- drawing -----------------------------------------------------------------------------------------------------
 
-    def _lines(self, outline: Outline, asks: Sequence[Ask]) -> list[Line]:
+    def _lines(self, outline: Outline, asks: Sequence[Ask]) -> list[_Line]:
         """Read what the outline says, whose last tokens are picked, and guess on from there."""
         return self._lines_at_once(outline, asks) or self._lines_in_turn(outline, asks)
 
-    def _lines_at_once(self, outline: Outline, asks: Sequence[Ask]) -> list[Line] | None:
-        """In one call, where nothing but the draw is wanted of any row and the network can."""
-        if self.branches > 1:
+    def _lines_at_once(self, outline: Outline, asks: Sequence[Ask]) -> list[_Line] | None:
+        """In one call, where the network can and nothing but the draw is wanted of any row."""
+        if self.branches > 1 or any(self._is_judged(ask.row) for ask in asks):
             return None
         started = self._clock()
         asked = self._sampler.asked_of_guesses(outline.rows, np.array([ask.end for ask in asks]))
@@ -161,7 +176,7 @@ class NetworkProposer:
         if drafted is None:
             return None
         tokens = drafted.tokens.T.tolist()
-        lines = [[[token] for token in of_row[: ask.most]] for of_row, ask in zip(tokens, asks, strict=True)]
+        lines = [_Line([[token] for token in of_row[: ask.most]]) for of_row, ask in zip(tokens, asks, strict=True)]
         further = drafted.seconds[1:]
         for depth, seconds in enumerate(further, 1):
             self._times.record(sum(ask.most > depth for ask in asks), seconds)
@@ -169,26 +184,34 @@ class NetworkProposer:
         self._record(int(outline.query_ends[-1]), started + sum(further))
         return lines
 
-    def _lines_in_turn(self, outline: Outline, asks: Sequence[Ask]) -> list[Line]:
-        lines: list[Line] = [[] for _ in asks]
+    def _lines_in_turn(self, outline: Outline, asks: Sequence[Ask]) -> list[_Line]:
+        lines = [_Line() for _ in asks]
         active = list(range(len(asks)))
         rows, ends = (np.array([getattr(ask, name) for ask in asks]) for name in ("row", "end"))
         started, num_tokens = self._clock(), int(outline.query_ends[-1])
         logits = self._network.read(outline)
         for depth in itertools.count():
-            guessed = {number: tuple(one[0] for one in lines[place]) for number, place in enumerate(active) if depth}
-            candidates = self._candidates(logits, rows[active], ends[active] + depth, guessed)
-            for place, tokens in zip(active, candidates, strict=True):
-                lines[place].append(tokens)
+            self._draw(logits, rows[active], ends[active] + depth, [lines[place] for place in active])
             started = self._record(num_tokens, started)
             kept = [number for number, place in enumerate(active) if asks[place].most > depth + 1]
             if not kept:
                 break
             active = [active[number] for number in kept]
             of_active, last, num_tokens = rows[active], ends[active] + depth, len(active)
-            self._rows.write_tokens(of_active, last, [lines[place][-1][0] for place in active])
+            self._rows.write_tokens(of_active, last, [lines[place].tokens[-1] for place in active])
             logits = self._network.go_on(_single(of_active, last - self._network.lag), kept)
         return lines
+
+    def _draw(self, logits: Tensor, rows: Ints, positions: Ints, lines: list[_Line]) -> None:
+        """One place more of each line."""
+        guessed = {number: line.tokens for number, line in enumerate(lines) if line.candidates}
+        for number, (row, line) in enumerate(zip(rows.tolist(), lines, strict=True)):
+            if self._is_judged(row):
+                at = (positions[number : number + 1], torch.from_numpy(self._rows.tokens))
+                own = {0: line.tokens} if line.candidates else {}
+                line.proposals.append(self._sampler.probabilities(logits[number : number + 1], row, *at, own))
+        for line, tokens in zip(lines, self._candidates(logits, rows, positions, guessed), strict=True):
+            line.candidates.append(tokens)
 
     def _candidates(self, logits: Tensor, rows: Ints, positions: Ints, guessed: Guessed) -> list[list[int]]:
         """Of each row, the token that would be drawn, then those that would be if it were not there."""
@@ -218,11 +241,14 @@ def _single(rows: Ints, places: Ints) -> Outline:
     return Outline(np.stack([rows, places, ones, ones], 1), places + 1, every + 1, every, every)
 
 
-def _comb(line: Line) -> Draft:
+def _comb(line: _Line) -> Draft:
     """A chain of the first candidates, and beside each of them the others, on which nothing hangs."""
-    tokens, parents = [candidates[0] for candidates in line], list(range(ROOT, len(line) - 1))
-    for rank in range(1, len(line[0])):
-        for depth, candidates in enumerate(line):
+    chain = Draft.chain(line.tokens)
+    if line.proposals:
+        return replace(chain, proposals=torch.cat(line.proposals))
+    tokens, parents = [*chain.tokens], [*chain.parents]
+    for rank in range(1, len(line.candidates[0])):
+        for depth, candidates in enumerate(line.candidates):
             tokens.append(candidates[rank])
             parents.append(depth - 1)
     return Draft(tuple(tokens), tuple(parents))

@@ -16,13 +16,13 @@ from archerfish.execution.memory import LOGIT_ROWS_AT_ONCE
 from archerfish.execution.rows import Rows
 from archerfish.execution.runnable import RunnableModel
 from archerfish.execution.speculative import Speculator
+from archerfish.execution.verifying import Drawing, Guesses, Outcome, Rules, Verifier
 from archerfish.kvcache.storage import KVStorage
 from archerfish.ops.signatures import DrawRows
 from archerfish.request import TokenLogprobs
-from archerfish.sampling.sampler import Draw, Sampler, token_logprobs
+from archerfish.sampling.sampler import Sampler, token_logprobs
 from archerfish.scheduling.plan import Chunk, Plan, StepResult
 from archerfish.speculation.draft import Draft
-from archerfish.speculation.verification import coupled
 
 PromptListener = Callable[[Tensor, Tensor], None]
 """Called with logits [rows, vocabulary], good until it returns, and the tokens [rows] that the prompt goes on with."""
@@ -47,12 +47,14 @@ class LocalExecutor:
         sampler: Sampler,
         speculator: Speculator | None = None,
         features: FeatureStore | None = None,
+        verifier: Verifier | None = None,
     ) -> None:
         self._model = model
         self._storage = storage
         self._device = device
         self._rows = rows
         self._sampler = sampler
+        self._verifier = verifier or Verifier(sampler, Rules())
         self.speculator = speculator
         """Who guesses tokens, if somebody does."""
         self.features = features
@@ -112,37 +114,34 @@ class LocalExecutor:
             outline = Outline.of(plan.chunks, np.array([len(draft) for draft in drafts])).with_drafts(drafts)
             result = self.check(plan, outline, drafts)
         # Of steps in which nobody is asked nothing is learned: it would cost each of them, and they are like these.
-        speculator.took(int(outline.query_ends[-1]), time.perf_counter() - started)
-        return replace(result, guess_seconds=speculator.seconds)
+        seconds = time.perf_counter() - started
+        num_written = sum(map(len, result.tokens))
+        saved = speculator.took(int(outline.query_ends[-1]), seconds, plan, num_written)
+        return replace(result, guess_seconds=speculator.seconds, saved_seconds=saved)
 
     @torch.inference_mode()
     def check(self, plan: Plan, outline: Outline, drafts: list[Draft]) -> StepResult:
-        """The step with guesses after some of its chunks: those stand that are what would have been drawn anyway."""
+        """The step with guesses after some of its chunks, and which of them stand."""
         hidden, logits = self._run(outline)
         prompt_logprobs = self._prompt_logprobs(plan, outline, hidden)
-        embeddings = self._embeddings(plan, outline, hidden)
-        rows, positions = outline.rows[outline.sampling], outline.drawn_positions
-        draw = self._sampler.draw(logits, rows, positions, torch.from_numpy(self._rows.tokens), _guessed(plan, drafts))
-        result = StepResult([[] for _ in plan.chunks], {}, prompt_logprobs, embeddings)
-        drawn: list[list[int]] = []
-        stood: list[int] = []
+        result = StepResult([[] for _ in plan.chunks], {}, prompt_logprobs, self._embeddings(plan, outline, hidden))
+        sampling = [place for place, chunk in enumerate(plan.chunks) if chunk.samples]
+        drawing = Drawing(
+            logits, outline.rows[outline.sampling], outline.drawn_positions, torch.from_numpy(self._rows.tokens)
+        )
+        guesses = [Guesses(plan.chunks[place].row, drafts[place]) for place in sampling]
+        outcomes = dict(zip(sampling, self._verifier.verify(drawing, guesses), strict=True))
         moves: list[_Move] = []
-        first = 0
-        for place, (chunk, draft) in enumerate(zip(plan.chunks, drafts, strict=True)):
-            count = (1 + len(draft)) * chunk.samples
-            drawn.append(draw.tokens[first : first + count])
-            verified = coupled(draft, drawn[-1]) if count else None
-            stood.append(len(verified.path) if verified is not None else 0)
-            if verified is not None:
-                tokens = [*(draft.tokens[node] for node in verified.path), verified.token]
-                self._take(result, place, chunk, tokens, draw, [first, *(first + 1 + node for node in verified.path)])
-                moves += _moves(chunk, verified.path)
-                if len(draft):
-                    result.num_guessed[place] = len(draft)
-            first += count
+        for place, outcome in outcomes.items():
+            self._take(result, place, plan.chunks[place], outcome)
+            moves += _moves(plan.chunks[place], outcome.path)
+            if len(drafts[place]):
+                result.num_guessed[place] = len(drafts[place])
         self._move(moves)
         assert self.speculator is not None
-        self.speculator.settle(plan, drafts, drawn, stood)
+        nothing = Outcome([], [], [])
+        every = [outcomes.get(place, nothing) for place in range(len(plan.chunks))]
+        self.speculator.settle(plan, drafts, [one.drawn for one in every], [len(one.path) for one in every])
         return result
 
     def _run(self, outline: Outline) -> tuple[Tensor, Tensor]:
@@ -153,8 +152,12 @@ class LocalExecutor:
         return passed.hidden, passed.logits
 
     def _takes_tree(self, chunk: Chunk) -> bool:
-        """Guesses side by side hang on a single token, and a row has no place for several pasts."""
-        return chunk.length == 1 and not self._sampler.reads_history(chunk.row)
+        """Guesses side by side hang on a single token, and a row has no place for several pasts.
+
+        Where it matters what they were drawn from, later siblings would have to be drawn anew.
+        """
+        row = chunk.row
+        return chunk.length == 1 and not self._sampler.reads_history(row) and not self._verifier.rejects(row)
 
     def _move(self, moves: list["_Move"]) -> None:
         """Keys and values of guesses that stood, and stood aside, to their own places."""
@@ -164,19 +167,16 @@ class LocalExecutor:
             if self.features is not None:
                 self.features.move(rows, sources, targets)
 
-    def _take(
-        self, result: StepResult, place: int, chunk: Chunk, tokens: list[int], draw: Draw, told: list[int]
-    ) -> None:
-        """What the row goes on with, and what is told of it; `told` is where each token was drawn."""
-        end = chunk.start + chunk.length
+    def _take(self, result: StepResult, place: int, chunk: Chunk, outcome: Outcome) -> None:
+        """What the row goes on with, and what is told of it."""
+        end, tokens = chunk.start + chunk.length, outcome.tokens
         self._rows.write_tokens(np.full(len(tokens), chunk.row), np.arange(end, end + len(tokens)), tokens)
         self._sampler.wrote(chunk.row, tokens)
         result.tokens[place] = tokens
-        if told[0] in draw.logprobs:
-            result.logprobs[place] = [draw.logprobs[one] for one in told]
-        failed = next((one for one in told if one in draw.failures), None)
-        if failed is not None:
-            result.failures[place] = draw.failures[failed]
+        if outcome.logprobs is not None:
+            result.logprobs[place] = outcome.logprobs
+        if outcome.failure is not None:
+            result.failures[place] = outcome.failure
 
     @torch.inference_mode()
     def compute(self, plan: Plan, outline: Outline) -> StepResult:
@@ -218,6 +218,7 @@ class LocalExecutor:
         """What is new since the last step."""
         for start in plan.starts:
             self._rows.start(start)
+            self._verifier.start(start)
             written = start.tokens[start.num_prompt_tokens :]
             self._sampler.set_row(
                 start.row, start.params, start.seed, start.num_prompt_tokens, start.stop_token_ids, written
@@ -285,13 +286,3 @@ class _Move(NamedTuple):
 def _moves(chunk: Chunk, path: list[int]) -> list[_Move]:
     first = chunk.start + chunk.length
     return [_Move(chunk.row, first + node, first + place) for place, node in enumerate(path) if node != place]
-
-
-def _guessed(plan: Plan, drafts: list[Draft]) -> dict[int, tuple[int, ...]]:
-    """By place among the picked tokens, the guesses up to it."""
-    found, first = {}, 0
-    for chunk, draft in zip(plan.chunks, drafts, strict=True):
-        for node in range(len(draft)):
-            found[first + 1 + node] = tuple(draft.tokens[one] for one in draft.path(node))
-        first += (1 + len(draft)) * chunk.samples
-    return found

@@ -81,8 +81,8 @@ class RecordedDrafts:
         """`further` takes what either made of a row's last token, if it takes anything."""
         assert vocab_size <= NativeOps.MOST_TOKENS, f"a vocabulary of {vocab_size} is more than there is room for"
         self._first = first
-        passes = (one.for_drafts(rows) for one in (first, further))
-        self._room = DraftRoom(*passes, min(first.most.chunks, first.most.picked), vocab_size, target_ids)
+        max_rows = min(first.most.chunks, first.most.picked)
+        self._room = DraftRoom(first.for_drafts(rows), further.for_drafts(rows), max_rows, vocab_size, target_ids)
 
     def __call__(self, outline: Outline, asked: DrawRows, counts: Ints, *given: Tensor) -> Drafted:
         self._first.give(given)

@@ -57,16 +57,25 @@ class _Offered(NamedTuple):
 
 
 class Speculator:
-    def __init__(self, ways: Sequence[Way], rows: Rows, clock: Clock, *, fixed: int | None = None) -> None:
-        """`fixed` guesses are checked wherever there are so many; without it, as many as pay."""
-        self.ways: Sequence[Way] = ways
-        """In the order in which they are asked. May be exchanged between two requests, by whoever measures."""
+    def __init__(self, ways: Sequence[Way], method: str, rows: Rows, clock: Clock, fixed: int | None = None) -> None:
+        """The method is that of requests which name none: one of the ways, or auto.
+
+        `fixed` guesses are checked wherever there are so many; without it, as many as pay.
+        """
+        self.ways = ways
+        """In the order in which they are asked."""
+        self.method = method
+        """May be exchanged between two requests, by whoever measures; so may ways."""
         self.fixed = fixed
         """Likewise."""
         self.lengths = Lengths()
         self._rows = rows
         self._clock = clock
         self._starts: dict[int, SequenceStart] = {}
+        self._chosen: dict[int, str] = {}
+        """The method of rows that have another than most."""
+        self._in_use: Sequence[Way] = ()
+        """By the rows of the last plan."""
         self._told: dict[tuple[str, int], int] = {}
         """Of each way and row, how many tokens it knows. It is told of a row only when it is first asked."""
         self._used: list[Way | None] = []
@@ -79,9 +88,10 @@ class Speculator:
 
     def most(self, num_drawn: int) -> int:
         """How many guesses each of so many sequences should have room for: none where none could pay."""
+        ways = self._in_use or self._ways_of(self.method)
         if self.fixed is not None:
-            return max(min(self.fixed * _width(way), way.most) for way in self.ways)
-        awake = [way for way in self.ways if way.rests.begin()]
+            return max((min(self.fixed * _width(way), way.most) for way in ways), default=0)
+        awake = [way for way in ways if way.rests.begin()]
         if not awake or not self.lengths.may_pay(num_drawn, max(way.trust.surest for way in awake)):
             for way in awake:
                 way.trust.pass_by(way.trust.rows)
@@ -95,6 +105,15 @@ class Speculator:
         for way in self.ways:
             if way.network is not None:
                 way.network.take_in(plan)
+        self._in_use = self._ways_of(self.method)
+        if self._chosen:
+            methods = {self._chosen.get(chunk.row, self.method) for chunk in plan.chunks}
+            self._in_use = [way for way in self.ways if any(way in self._ways_of(method) for method in methods)]
+
+    def _ways_of(self, method: str) -> Sequence[Way]:
+        if method == "auto":
+            return [way for way in self.ways if not way.as_a_whole]
+        return [way for way in self.ways if way.name == method]
 
     def try_out(self) -> None:
         """Before there is anything to do: see how long it takes to guess."""
@@ -105,11 +124,15 @@ class Speculator:
     def _start(self, start: SequenceStart) -> None:
         before = self._starts.get(start.row)
         if before is not None:
-            known = max((self._told.get((way.name, start.row), 0) for way in self.ways), default=0)
+            known = max(self._told.get((way.name, start.row), 0) for way in self.ways)
             length = known - before.num_prompt_tokens
             if length > 0:
                 self._mean_answer += (1 - _LENGTH_MEMORY) * (length - self._mean_answer)
         self._starts[start.row] = start
+        asked = start.params.speculation
+        self._chosen.pop(start.row, None)
+        if asked is not None and asked.method not in (None, self.method):
+            self._chosen[start.row] = asked.method
         for way in self.ways:
             self._told.pop((way.name, start.row), None)
             way.trust.start(start.row)
@@ -128,7 +151,7 @@ class Speculator:
         if self._ended is not None:
             self.lengths.waited(started - self._ended)
         places = [place for place, chunk in enumerate(plan.chunks) if chunk.num_guesses]
-        offered = self._best([one for way in self.ways for one in self._offers(way, plan, places, takes_tree)])
+        offered = self._best([one for way in self._in_use for one in self._offers(way, plan, places, takes_tree)])
         drafts = [NO_DRAFT] * len(plan.chunks)
         self._used = [None] * len(plan.chunks)
         for one, draft in zip(offered, self._drafts(plan, offered, takes_tree), strict=True):
@@ -154,19 +177,27 @@ class Speculator:
                 way.rests.went(chunk.row, gained=stood[place] > 0)
         self._settle_rests(plan)
 
-    def took(self, num_tokens: int, seconds: float) -> None:
-        """A step of so many tokens was made, guessing aside."""
+    def took(self, num_tokens: int, seconds: float, plan: Plan, num_written: int) -> float:
+        """A step of so many tokens was made, guessing aside. What guesses saved, in seconds, or less than nothing."""
         self.lengths.times.record(num_tokens, seconds)
         self._ended = self._clock()
+        num_drawn = sum(chunk.samples for chunk in plan.chunks)
+        gained = (num_written - num_drawn) * self.lengths.token_seconds(num_drawn) if num_drawn else 0.0
+        added = seconds - self.lengths.times.of(plan.num_tokens) if num_tokens > plan.num_tokens else 0.0
+        return gained - added - self.seconds
 
     def _settle_rests(self, plan: Plan) -> None:
         rows = [chunk.row for chunk in plan.chunks if chunk.num_guesses]
-        for way in self.ways:
+        for way in self._in_use:
             way.rests.settle(rows)
 
     # -- what could be checked -----------------------------------------------------------------------------------------
 
     def _offers(self, way: Way, plan: Plan, places: list[int], takes_tree: TakesTree) -> list[_Offered]:
+        if self._chosen:
+            places = [
+                place for place in places if way in self._ways_of(self._chosen.get(plan.chunks[place].row, self.method))
+            ]
         if self.fixed is None:
             places = [place for place in places if way.rests.is_awake(plan.chunks[place].row)]
         asks = [self._ask(way, plan.chunks[place]) for place in places]
@@ -223,7 +254,7 @@ class Speculator:
 
     def _best(self, offered: list[_Offered]) -> list[_Offered]:
         """One for each chunk: of several ways the one that saves most by itself."""
-        if len(self.ways) == 1:
+        if len(self._in_use) == 1:
             return offered
         best: dict[int, _Offered] = {}
         for one in offered:

@@ -152,6 +152,8 @@ def add_engine(to: Families, engine: EngineMetrics, now: float) -> None:
         ("spec_decode_num_draft_tokens", "Tokens that were guessed, and checked.", "num_guesses"),
         ("spec_decode_num_accepted_tokens", "Guesses that stood.", "num_stood"),
         ("spec_decode_seconds", "Time spent on guessing; checking is part of steps.", "guess_time"),
+        ("spec_decode_seconds_saved", "By steps that took less for guesses, as estimated.", "saved_seconds"),
+        ("spec_decode_seconds_lost", "By steps that took more for guesses, likewise.", "lost_seconds"),
     ):
         to.counter(name, meaning, engine.total(total))
     to.counter(

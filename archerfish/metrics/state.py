@@ -63,6 +63,9 @@ class EngineState:
     """How often the first guess of a draft stood, the second, and so on."""
     guess_time: float = 0.0
     """Seconds spent on guessing."""
+    saved_seconds: float = 0.0
+    """That guessing saved, and that it cost in steps that took longer for it: estimates of the engine."""
+    lost_seconds: float = 0.0
     last_step: StepRecord | None = None
     """None before the first. Told again if nothing was computed since: num_steps says so."""
 
@@ -169,6 +172,8 @@ def read_state(engine: EngineView) -> EngineState:
         num_stood=counts.num_stood,
         stood_at=tuple(counts.stood_at),
         guess_time=counts.guess_time,
+        saved_seconds=counts.saved_seconds,
+        lost_seconds=counts.lost_seconds,
         last_step=None if engine.last_step is None else record_step(engine.last_step, engine.cost),
     )
 

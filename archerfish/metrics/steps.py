@@ -25,6 +25,10 @@ class StepCounts:
     """How often the first guess of a draft stood, the second, and so on."""
     guess_time: float = 0.0
     """Seconds spent on guessing. Checking is part of the step."""
+    saved_seconds: float = 0.0
+    """By steps with guesses that took less than their tokens would have taken without, as the engine estimates."""
+    lost_seconds: float = 0.0
+    """By those that took more."""
 
     def record(self, num_computed: int, num_generated: int, duration: float) -> None:
         self.num_steps += 1
@@ -32,9 +36,16 @@ class StepCounts:
         self.num_generated_tokens += num_generated
         self.busy_time += duration
 
-    def record_guesses(self, guessed: Mapping[int, int], drawn: Sequence[Sequence[int]], seconds: float) -> None:
-        """By chunk, how many tokens were guessed; and what was drawn, the last token of which nobody guessed."""
+    def record_guesses(
+        self, guessed: Mapping[int, int], drawn: Sequence[Sequence[int]], seconds: float, saved: float = 0.0
+    ) -> None:
+        """By chunk, how many tokens were guessed; and what was drawn, the last token of which nobody guessed.
+
+        What was saved and what was lost are kept apart: totals that never fall can be told from another engine's.
+        """
         self.guess_time += seconds
+        self.saved_seconds += max(0.0, saved)
+        self.lost_seconds += max(0.0, -saved)
         for place, count in guessed.items():
             num_stood = max(0, len(drawn[place]) - 1)
             self.num_drafts += 1

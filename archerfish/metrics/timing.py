@@ -1,4 +1,7 @@
-"""When things happened to a request, and the latencies that follow. All times come from one clock, in seconds."""
+"""When things happened to a request, and the latencies that follow; and what was guessed for it.
+
+All times come from one clock, in seconds.
+"""
 
 from dataclasses import dataclass
 
@@ -17,12 +20,29 @@ class RequestTiming:
     """Of all its answers together."""
     num_answers: int = 1
     """Written side by side."""
+    num_drafts: int = 0
+    """Steps of its answers in which tokens were guessed."""
+    num_draft_tokens: int = 0
+    """Tokens that were guessed, and checked."""
+    num_accepted_tokens: int = 0
+    """Those of them that stood."""
 
     def record_tokens(self, count: int, now: float) -> None:
         if self.first_token_time is None:
             self.first_token_time = now
         self.last_token_time = now
         self.num_generated_tokens += count
+
+    def record_guesses(self, count: int, num_stood: int) -> None:
+        """Of one answer in one step."""
+        self.num_drafts += 1
+        self.num_draft_tokens += count
+        self.num_accepted_tokens += num_stood
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Tokens that a step with guesses wrote, on average; None where nothing was guessed."""
+        return acceptance_length(self.num_drafts, self.num_accepted_tokens)
 
     @property
     def queue_time(self) -> float | None:
@@ -64,3 +84,8 @@ class RequestTiming:
 
 def _between(start: float | None, end: float | None) -> float | None:
     return None if start is None or end is None else end - start
+
+
+def acceptance_length(num_drafts: float, num_accepted: float) -> float | None:
+    """The guesses of a draft that stood, on average, and the token that follows them."""
+    return 1 + num_accepted / num_drafts if num_drafts else None

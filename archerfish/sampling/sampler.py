@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from archerfish.ops.arrays import Ints
+from archerfish.ops.reference.probabilities import probabilities
 from archerfish.ops.signatures import DRAW_ROW, DrawRows
 from archerfish.ops.signatures import Draw as DrawOperation
 from archerfish.request import SamplingParams, TokenLogprob, TokenLogprobs
@@ -116,6 +117,18 @@ class Sampler:
             whole.failures.update((first + place, reason) for place, reason in part.failures.items())
         return whole
 
+    def probabilities(self, logits: Tensor, row: int, positions: Ints, history: Tensor, guessed: Guessed) -> Tensor:
+        """What `draw` draws from, [positions, vocabulary] float64, at several positions of one row."""
+        rows = np.full(len(positions), row)
+        return probabilities(self._edited(logits, rows, positions, history, guessed), self._asked_at(rows, positions))
+
+    def logprobs(self, logits: Tensor, row: int, tokens: Sequence[int]) -> list[TokenLogprobs] | None:
+        """Of tokens that were chosen by logits [tokens, vocabulary] of a row; None if it did not ask."""
+        count = self._num_logprobs.get(row)
+        if count is None:
+            return None
+        return token_logprobs(logits, torch.tensor(tokens, device=logits.device), [count] * len(tokens))
+
     def reads_history(self, row: int) -> bool:
         """Whether what a row draws depends on its tokens beyond their logits."""
         return bool(self._has_penalties[row])
@@ -126,10 +139,7 @@ class Sampler:
             self._grammars.advance(row, tokens)
 
     def _draw_some(self, logits: Tensor, rows: Ints, positions: Ints, history: Tensor, guessed: Guessed) -> Draw:
-        edited = self._edits.apply(logits, rows, positions)
-        if self._grammars is not None:
-            edited = self._grammars.mask(edited, rows, guessed)
-        edited = self._penalize(edited, rows, positions, history)
+        edited = self._edited(logits, rows, positions, history, guessed)
         drawn = self._draw_op(edited, self._asked_at(rows, positions))
         tokens = drawn.tokens.tolist()
         failures = {
@@ -138,6 +148,12 @@ class Sampler:
         if self._grammars is not None:
             failures |= self._grammars.failures(rows)
         return Draw(tokens, self._logprobs(logits, drawn.tokens, rows), failures)
+
+    def _edited(self, logits: Tensor, rows: Ints, positions: Ints, history: Tensor, guessed: Guessed) -> Tensor:
+        edited = self._edits.apply(logits, rows, positions)
+        if self._grammars is not None:
+            edited = self._grammars.mask(edited, rows, guessed)
+        return self._penalize(edited, rows, positions, history)
 
     def _penalize(self, logits: Tensor, rows: Ints, positions: Ints, history: Tensor) -> Tensor:
         asking = np.flatnonzero(self._has_penalties[rows])

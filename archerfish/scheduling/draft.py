@@ -106,6 +106,8 @@ class Draft:
             end = chunk.start + chunk.length
             # The sequence has one more token when its draw is counted; guesses that go beyond its end are in vain.
             count = min(most, self._budget, sequence.length_limit - sequence.length)
+            if sequence.most_guesses is not None:
+                count = min(count, sequence.most_guesses)
             if self._tables.pool.num_available <= ample + len(self._tables.windows) * (most // self._tables.block_size):
                 count = min(count, table.capacity - end)
             if count > 0:

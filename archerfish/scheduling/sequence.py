@@ -26,6 +26,7 @@ class Sequence:
         "index",
         "length",
         "length_limit",
+        "most_guesses",
         "names",
         "num_cached_tokens",
         "num_prompt_logprobs",
@@ -73,6 +74,8 @@ class Sequence:
         self.stops_after = self.num_prompt_tokens + params.min_tokens
         limit = facts.max_model_len if params.max_tokens is None else self.num_prompt_tokens + params.max_tokens
         self.length_limit = min(limit, facts.max_model_len)
+        self.most_guesses = None if params.speculation is None else params.speculation.most_guesses
+        """In a step, as its request says; None as many as the executor likes."""
         self.order = (request.request_class, request.priority, request.arrival_time, number, index)
         """Who goes first among a tenant's own: smaller is earlier. Preemption takes the largest of all."""
         self.num_cached_tokens = 0

@@ -295,7 +295,7 @@ def _most_tokens(request: Request) -> int:
 def _make_intake(facts: EngineFacts, clock: Clock) -> Intake:
     directory = facts.tokenizer_directory
     tokenizer = None if directory is None else Tokenizer.load(Path(directory))
-    return Intake(tokenizer, facts.vocab_size, facts.max_model_len, clock, facts.max_positions)
+    return Intake(tokenizer, facts.vocab_size, facts.max_model_len, clock, facts.max_positions, facts.guessing_methods)
 
 
 def _default_slo(config: ServerConfig) -> SLO | None:

@@ -1,12 +1,21 @@
 """Guessed tokens that hang on a sequence's last one, as a tree. Knows neither who guessed nor what becomes of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
+
+from archerfish.request import MOST_GUESSES
 
 ROOT = -1
 """The parent of guesses that follow the sequence's last token."""
-MOST_NODES = 63
+MOST_NODES = MOST_GUESSES
 """With the sequence's last token they are 64: a bit of a word for each."""
+
+
+class Distributions(Protocol):
+    """[guesses, vocabulary] float64: a tensor. Only picked from here, so that drafts are there without torch."""
+
+    def __getitem__(self, guesses: list[int], /) -> "Distributions": ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +27,8 @@ class Draft:
     """Which guess each hangs on, always an earlier one, or ROOT. Siblings stand in the order of trust in them."""
     chances: tuple[float, ...] = field(default=(), compare=False)
     """That each stands with all it hangs on, as far as whoever guessed can tell. They never rise."""
+    proposals: Distributions | None = field(default=None, compare=False)
+    """What each guess was drawn from, as verification.rejection wants it; None where each is certain."""
 
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.parents) <= MOST_NODES, "every guess hangs on something, and they are few"
@@ -51,14 +62,22 @@ class Draft:
         line: list[int] = []
         while found := self.children(line[-1] if line else ROOT):
             line.append(found[0])
-        chances = tuple(self.chances[node] for node in line) if self.chances else ()
-        return Draft(tuple(self.tokens[node] for node in line), tuple(range(ROOT, len(line) - 1)), chances)
+        return self._of(line, range(ROOT, len(line) - 1))
 
     def first(self, count: int) -> "Draft":
         """Without those that come last."""
         if count >= len(self):
             return self
-        return Draft(self.tokens[:count], self.parents[:count], self.chances[:count])
+        return self._of(range(count), self.parents[:count])
+
+    def _of(self, guesses: Sequence[int], parents: Iterable[int]) -> "Draft":
+        """Some of them, on other parents."""
+        return Draft(
+            tuple(self.tokens[node] for node in guesses),
+            tuple(parents),
+            tuple(self.chances[node] for node in guesses) if self.chances else (),
+            None if self.proposals is None else self.proposals[list(guesses)],
+        )
 
     @property
     def depths(self) -> list[int]:

@@ -75,6 +75,16 @@ class Lengths:
         """What a token costs without guesses."""
         return ((self._between or 0.0) + self.times.of(num_drawn)) / num_drawn
 
+    def speed_up(self, trust: float, num_guesses: int, *, is_drafted: bool) -> float:
+        """The classical estimate for one sequence: tokens of a step with so many guesses, each of which stands as often
+        if the one before it did, against what the step takes; both as times of steps without."""
+        num_tokens = 1 + sum(trust**depth for depth in range(1, num_guesses + 1))
+        seconds = (self._between or 0.0) + self.times.of(1 + num_guesses)
+        if is_drafted:
+            # What was written by the step before is read first: as many tokens as a step writes, but for guesses read.
+            seconds += self.drafting.of(2) + (num_guesses - 1) * self.drafting.of(1)
+        return num_tokens * self.token_seconds(1) / seconds
+
     def may_pay(self, num_drawn: int, surest: float) -> bool:
         """Whether a guess could pay in a step that draws for so many sequences, if it stands as the surest do."""
         if not self.times or not num_drawn:

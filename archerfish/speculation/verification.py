@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from archerfish.config.speculation import TYPICAL_DELTA, TYPICAL_EPSILON
 from archerfish.errors import ConfigError
 from archerfish.speculation.choices import Choices
 from archerfish.speculation.draft import ROOT, Draft
@@ -85,9 +86,8 @@ class Typical:
     the likeliest token and nothing else.
     """
 
-    epsilon: float = 0.09
-    """As published, and so is delta: its square root."""
-    delta: float = 0.3
+    epsilon: float = TYPICAL_EPSILON
+    delta: float = TYPICAL_DELTA
 
     def __post_init__(self) -> None:
         if not 0.0 < self.epsilon < 1.0:

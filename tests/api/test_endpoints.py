@@ -11,10 +11,11 @@ from archerfish.api.errors import ErrorReply
 from archerfish.api.model import ServedModel, usual_tool_format
 from archerfish.box import models_in_box
 from archerfish.engine.intake import Intake
-from archerfish.request import SLO, RequestClass, SamplingParams, Structured
+from archerfish.request import SLO, RequestClass, SamplingParams, Speculation, Structured
 from archerfish.tokenizer import Tokenizer
 
 CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES = ENDPOINTS
+OFF_AND_MORE = "speculation.verification"
 MESSAGES = [{"role": "user", "content": "Hello"}]
 
 
@@ -129,9 +130,24 @@ def test_what_no_line_can_be_is_seen_without_a_model(
 
 
 @pytest.mark.parametrize(
+    ("endpoint", "body"), [(CHAT, {"messages": MESSAGES}), (COMPLETIONS, {"prompt": "a"}), (RESPONSES, {"input": "a"})]
+)
+def test_how_tokens_are_guessed_is_a_choice_of_a_body(model: ServedModel, endpoint: str, body: dict[str, Any]) -> None:
+    assert asked(model, endpoint, body).params.speculation is None
+    given = {"num_speculative_tokens": 3, "verification": "rejection"}
+    chosen = asked(model, endpoint, {**body, "speculation": given}).params.speculation
+    assert chosen == Speculation(num_speculative_tokens=3, verification="rejection")
+    refused = {"methods": "off"}, {"verification": "x"}, {"num_speculative_tokens": 0}, {"method": ""}, "off"
+    for wrong in refused:
+        refusal = understand_line(model, endpoint, {**body, "speculation": wrong})
+        assert isinstance(refusal, ErrorReply) and str(refusal.param).startswith("speculation"), wrong
+
+
+@pytest.mark.parametrize(
     ("endpoint", "body", "name"),
     [
         (CHAT, {"messages": MESSAGES, "top_logprobs": 2}, "top_logprobs"),
+        (COMPLETIONS, {"prompt": "a", "speculation": {"method": "off", "verification": "typical"}}, OFF_AND_MORE),
         (CHAT, {"messages": MESSAGES, "max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
         (CHAT, {"messages": MESSAGES, "model": "gpt-4o"}, "model"),
         (CHAT, {"messages": MESSAGES, "tools": []}, "tools"),

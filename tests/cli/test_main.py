@@ -73,9 +73,11 @@ def test_every_engine_setting_is_an_option_with_help(command: str) -> None:
 def test_every_sampling_parameter_is_an_option() -> None:
     names = {field.name for field in fields(SamplingParams)} - {
         "structured",
+        "speculation",
         "prompt_embedding",
     }  # Too much for a flag.
     wanted = {"--" + name.replace("_", "-") for name in names} | {"--sampling-seed"}
+    wanted |= {"--speculation-method", "--num-speculative-tokens", "--verification"}
     assert wanted <= set(_options("generate"))
     assert wanted - set(_options("chat")) == {"--n", "--logprobs", "--prompt-logprobs"}
 

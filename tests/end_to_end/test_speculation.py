@@ -2,20 +2,23 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from re import fullmatch
 from typing import Any
 
 import pytest
 import torch
 
-from archerfish import LLM, RequestOutput, SamplingParams
-from archerfish.errors import ConfigError
+from archerfish import LLM, RequestOutput, SamplingParams, Speculation
+from archerfish.errors import ConfigError, InvalidParameter
 from archerfish.execution.local import LocalExecutor
 from archerfish.execution.speculative import Way
 from archerfish.request import Structured
 from archerfish.speculation.draft import ROOT, Draft
 from archerfish.speculation.proposer import Ask
 from tests.checkpoints import CONFIG
+from tests.end_to_end.heads import write_heads
 
 STORY = "The fox ran into the forest. The hunter sat under an old oak tree. Then the rain came down on the hills."
 PROMPTS = [
@@ -88,7 +91,7 @@ class Doubter(Oracle):
 def guessed_by(llm: LLM, oracle: Oracle) -> LLM:
     executor = llm.assembly.executor
     assert isinstance(executor, LocalExecutor) and executor.speculator is not None
-    executor.speculator.ways = [Way("oracle", oracle, most=32)]
+    executor.speculator.ways, executor.speculator.method = [Way("oracle", oracle, most=32)], "oracle"
     return llm
 
 
@@ -165,6 +168,172 @@ def test_a_model_that_looks_ahead_writes_the_same(
             assert told(llm.generate(PROMPTS[:6], PARAMS[name], progress=False)) == told(plain(name)[:6]), name
 
 
+@pytest.mark.parametrize("rule", ["rejection", "typical"])
+def test_by_any_rule_the_likeliest_tokens_are_what_they_are(
+    rule: str, plain: Callable[[str], list[RequestOutput]]
+) -> None:
+    """With temperature 0 every rule leaves a single token at each place."""
+    oracle = Oracle()
+    fixed = {"method": "reference", "num_speculative_tokens": 5, "verification": rule}
+    with guessed_by(LLM(speculative_config=fixed, check_invariants=True), oracle) as llm:
+        for name in ("greedy", "penalties", "edits", "stop texts", "the prompt's own"):
+            oracle.learn(plain(name))
+            assert told(llm.generate(PROMPTS, PARAMS[name], progress=False)) == told(plain(name)), name
+        assert llm.assembly.engine.counts.num_stood > 100
+
+
+def test_answers_by_rejection_keep_to_their_form() -> None:
+    fixed = {"method": "reference", "num_speculative_tokens": 5}
+    rejection = Speculation(verification="rejection")
+    with LLM(speculative_config=fixed, check_invariants=True) as llm:
+        params = [replace(PARAMS["a form"], seed=seed, max_tokens=200, speculation=rejection) for seed in range(8)]
+        for output in llm.generate(PROMPTS[:8], params, progress=False):
+            assert fullmatch("(ab|cde|f g){3,12}", output.outputs[0].text), output.outputs[0]
+        assert llm.assembly.engine.counts.num_stood > 0
+
+
+def test_a_request_chooses_for_itself(plain: Callable[[str], list[RequestOutput]]) -> None:
+    """Who says off gets no guess, who names a number at most so many, and the tokens of all are what they are."""
+    oracle = Oracle()
+    oracle.learn(plain("seeded"))
+    fixed = {"method": "reference", "num_speculative_tokens": 6}
+    choices = [Speculation(method="off"), Speculation(num_speculative_tokens=2), None]
+    params = [replace(PARAMS["seeded"], speculation=choices[place % 3]) for place in range(len(PROMPTS))]
+    with guessed_by(LLM(speculative_config=fixed, check_invariants=True), oracle) as llm:
+        outputs = llm.generate(PROMPTS, params, progress=False)
+    assert told(outputs) == told(plain("seeded"))
+    for place, output in enumerate(outputs):
+        found = output.metrics
+        assert bool(found.num_drafts) == (place % 3 > 0)
+        if place % 3 == 1:
+            assert found.num_draft_tokens <= 2 * found.num_drafts
+    assert any(one.metrics.num_draft_tokens > 2 * one.metrics.num_drafts for one in outputs[2::3])
+
+
+def test_a_method_that_is_not_there_is_refused_by_those_that_are() -> None:
+    for config, known in ((OFF, "off, auto;"), ({"method": "reference"}, "off, auto, reference, lookahead;")):
+        with LLM(speculative_config=config) as llm, pytest.raises(InvalidParameter, match=f"this engine has {known}"):
+            llm.generate(["a"], SamplingParams(speculation=Speculation(method="eagle")), progress=False)
+
+
+def test_what_is_lossy_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    for rule in ("coupled", "rejection", "typical"):
+        caplog.clear()
+        with LLM(speculative_config={"verification": rule}):
+            assert (rule in caplog.text and "lossy" in caplog.text) == (rule == "typical")
+
+
+@pytest.fixture(scope="module")
+def networks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Every method with weights, as it is asked for."""
+    directory = tmp_path_factory.mktemp("heads")
+    write_heads(directory)
+    heads = {method: {"method": method, "model": str(directory / method)} for method in ("eagle", "medusa")}
+    return {"draft_model": {"method": "draft_model"}, **heads}
+
+
+@pytest.mark.parametrize(
+    "more", [{"num_speculative_tokens": 3}, {"num_speculative_tokens": 2, "branches": 3}, {}], ids=str
+)
+@pytest.mark.parametrize("method", ["draft_model", "eagle", "medusa"])
+def test_whatever_network_guesses(
+    method: str,
+    more: dict[str, Any],
+    networks: dict[str, dict[str, Any]],
+    plain: Callable[[str], list[RequestOutput]],
+) -> None:
+    with LLM(speculative_config={**networks[method], **more}, check_invariants=True) as llm:
+        for name in PARAMS:
+            assert told(llm.generate(PROMPTS, PARAMS[name], progress=False)) == told(plain(name)), name
+        # Once more: prompts come from the cache, and what the network read of them with it.
+        for name in ("greedy", "seeded"):
+            for prompt, expected in zip(PROMPTS[:3], plain(name), strict=False):
+                assert told(llm.generate([prompt], PARAMS[name], progress=False)) == told([expected]), name
+        counts = llm.assembly.engine.counts
+        # How many pay depends on how busy the machine is.
+        assert not more or counts.num_stood > (400 if method == "draft_model" else 0)
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle", "medusa"])
+def test_networks_guess_for_who_was_thrown_out(
+    method: str, networks: dict[str, dict[str, Any]], plain: Callable[[str], list[RequestOutput]]
+) -> None:
+    # What each keeps in a block differs; there are about thirty.
+    num_bytes = {"draft_model": 2_000_000, "eagle": 2_850_000, "medusa": 1_850_000}[method]
+    small = {"kv_cache_memory_bytes": num_bytes, "max_model_len": 256, "max_num_seqs": 16}
+    fixed = {**networks[method], "num_speculative_tokens": 3}
+    with LLM(speculative_config=fixed, check_invariants=True, **small) as llm:
+        for name in ("greedy", "seeded"):
+            assert told(llm.generate(PROMPTS, PARAMS[name], progress=False)) == told(plain(name))
+        assert llm.assembly.engine.scheduler.num_preemptions > 0
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle", "medusa"])
+def test_networks_guess_in_plain_torch(method: str, networks: dict[str, dict[str, Any]]) -> None:
+    """In plain torch bits depend on the number of tokens: with float32 that is far from any choice."""
+    settings: dict[str, Any] = {"kernels": "reference", "dtype": "float32", "threads": 1}
+    with LLM(speculative_config=OFF, **settings) as llm:
+        expected = llm.generate(PROMPTS[:2], PARAMS["edits"], progress=False)
+    with LLM(speculative_config={**networks[method], "num_speculative_tokens": 2}, **settings) as llm:
+        found = llm.generate(PROMPTS[:2], PARAMS["edits"], progress=False)
+        assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in expected]
+        assert llm.assembly.engine.counts.num_guesses > 40
+
+
+def test_who_guesses_may_be_rounded(plain: Callable[[str], list[RequestOutput]]) -> None:
+    stood = {}
+    for quantization in ("none", "int8", "int4"):
+        asked = {"method": "draft_model", "quantization": quantization, "num_speculative_tokens": 4}
+        with LLM(speculative_config=asked) as llm:
+            assert told(llm.generate(PROMPTS, PARAMS["greedy"], progress=False)) == told(plain("greedy"))
+            counts = llm.assembly.engine.counts
+            stood[quantization] = counts.num_stood / counts.num_guesses
+    assert stood["none"] > 0.25 and stood["int8"] > 0.8 * stood["none"] and stood["int4"] > 0.5 * stood["none"]
+    assert len(set(stood.values())) == 3, "each is another model"
+
+
+def test_a_request_chooses_who_guesses(plain: Callable[[str], list[RequestOutput]]) -> None:
+    with LLM(speculative_config={"method": "draft_model", "num_speculative_tokens": 3}) as llm:
+        executor, counts = llm.assembly.executor, llm.assembly.engine.counts
+        assert isinstance(executor, LocalExecutor) and executor.speculator is not None
+        asked = {}
+        for way in executor.speculator.ways:
+            asked[way.name] = way.proposer.propose
+        used: list[str] = []
+
+        def spying(name: str) -> Callable[[Sequence[Ask]], list[Draft]]:
+            return lambda asks: used.append(name) or asked[name](asks)  # type: ignore[func-returns-value]
+
+        for way in executor.speculator.ways:
+            way.proposer.propose = spying(way.name)  # type: ignore[method-assign]
+        for method in ("draft_model", "reference", "lookahead", None):
+            used.clear()
+            params = replace(PARAMS["greedy"], speculation=Speculation(method=method))
+            assert told(llm.generate(PROMPTS[:4], params, progress=False)) == told(plain("greedy")[:4])
+            assert set(used) == {method or "draft_model"}
+        used.clear()
+        before = counts.num_guesses
+        params = replace(PARAMS["greedy"], speculation=Speculation(method="off"))
+        assert told(llm.generate(PROMPTS[:4], params, progress=False)) == told(plain("greedy")[:4])
+        assert not used and counts.num_guesses == before
+        # Both at once, each in its own way.
+        mixed = [replace(PARAMS["greedy"], speculation=Speculation(method=one)) for one in ("reference", "draft_model")]
+        assert told(llm.generate(PROMPTS[:2], mixed, progress=False)) == told(plain("greedy")[:2])
+        assert set(used) == {"reference", "draft_model"}
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ConfigError, match="a draft model must have the same vocabulary"):
+        LLM(speculative_config={"method": "draft_model", "model": str(tmp_path)})
+
+
+def test_a_method_without_weights_names_what_makes_them() -> None:
+    with pytest.raises(ConfigError, match="archerfish train-draft --method draft_model"):
+        LLM("minnow", speculative_config={"method": "draft_model"})
+
+
 def test_who_is_thrown_out_goes_on_with_the_same_tokens(plain: Callable[[str], list[RequestOutput]]) -> None:
     oracle = Oracle()
     fixed = {"method": "reference", "num_speculative_tokens": 4}
@@ -209,6 +378,10 @@ def test_windows_pass_over_guesses(kernels: str, tmp_path: Path) -> None:
         ),
         ({"method": "draft_model", "shared": True}, "shared needs reference or auto, not draft_model"),
         ({"method": "draft_model", "branches": 8, "num_speculative_tokens": 8}, "times branches is more than 63"),
+        ({"verification": "hopeful"}, "verification 'hopeful' is none of coupled, rejection, typical"),
+        ({"method": "off", "verification": "rejection"}, "verification rejection needs a method that guesses, not off"),
+        ({"verification": "typical", "typical_epsilon": 1}, "typical_epsilon 1 must be a number above 0 and below 1"),
+        ({"verification": "typical", "typical_delta": "x"}, "typical_delta 'x' must be a number above 0"),
     ],
 )
 def test_what_makes_no_sense_is_refused(given: dict[str, Any], message: str) -> None:

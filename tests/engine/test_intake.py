@@ -9,7 +9,7 @@ from archerfish.config import EngineConfig
 from archerfish.engine.build import build
 from archerfish.engine.intake import Intake
 from archerfish.errors import InvalidParameter, PromptTooLong
-from archerfish.request import SamplingParams
+from archerfish.request import SamplingParams, Speculation
 from archerfish.tokenizer import Tokenizer
 from tests.checkpoints import CONFIG, write_tokenizer
 
@@ -37,6 +37,18 @@ def test_a_text_with_a_token_that_the_model_lacks_is_refused_by_name(intake: Int
     assert all(part in str(caught.value) for part in (str(unknown), repr(text), "290"))
     with pytest.raises(InvalidParameter, match="290"):
         intake.request([5, unknown], PARAMS)
+
+
+def test_methods_that_the_engine_lacks_are_refused_by_those_it_has(tokenizer: Tokenizer) -> None:
+    own = Intake(tokenizer, VOCABULARY, 16, lambda: 1.0, None, ("off", "auto", "medusa"))
+    for intake, lacking, known in (
+        (own, "eagle", "this engine has off, auto, medusa;"),
+        (Intake(tokenizer, VOCABULARY, 16, lambda: 1.0), "medusa", "this engine has off, auto;"),
+    ):
+        with pytest.raises(InvalidParameter, match=known):
+            intake.request([5], SamplingParams(speculation=Speculation(method=lacking)))
+    asked = SamplingParams(speculation=Speculation(method="medusa"))
+    assert own.request([5], asked).params == asked
 
 
 @pytest.mark.parametrize("token", [-1, 300, 10**9, 2.0, True, "a", None])

@@ -531,12 +531,14 @@ def test_every_metric_is_defined_in_the_documentation(tmp_path: Path) -> None:
 
 def test_guesses_are_told_by_what_became_of_them() -> None:
     timeline = Timeline()
-    timeline.step(decode=2, num_drafts=2, num_guesses=9, num_stood=5, stood_at=(2, 2, 1), guess_time=0.25)
+    timeline.step(decode=2, num_drafts=2, num_guesses=9, num_stood=5, stood_at=(2, 2, 1), guess_time=0.25,
+                  saved_seconds=1.5, lost_seconds=0.5)  # fmt: skip
     found = samples(timeline.metrics)
     assert found["spec_decode_num_drafts_total"] == 2
     assert found["spec_decode_num_draft_tokens_total"] == 9
     assert found["spec_decode_num_accepted_tokens_total"] == 5
     assert found["spec_decode_seconds_total"] == 0.25
+    assert (found["spec_decode_seconds_saved_total"], found["spec_decode_seconds_lost_total"]) == (1.5, 0.5)
     places = [found[f"spec_decode_num_accepted_tokens_per_pos_total{{position={place}}}"] for place in range(3)]
     assert places == [2, 2, 1]
     timeline.metrics.engine_restarted()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from archerfish.errors import InvalidParameter, PromptTooLong, RequestError
 from archerfish.execution.scripted import ScriptedExecutor
 from archerfish.kvcache.tables import blocks_held
-from archerfish.request import FinishReason, Request, TokenLogprobs
+from archerfish.request import FinishReason, Request, Speculation, TokenLogprobs
 from archerfish.scheduling.plan import Plan, StepResult
 from tests.scheduling.steps import Stepper, answer, request, stepper
 
@@ -682,3 +682,28 @@ def test_the_whole_cache_is_enough_for_one_sequence_of_full_length() -> None:
             steps.add(*(request(name, 21, arrival=float(place), max_tokens=None) for place, name in enumerate("abc")))
             steps.finish()
             assert all(len(steps.tokens(name)) == 19 for name in "abc")
+
+
+# -- guesses ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_has_room_for_as_many_guesses_as_it_says() -> None:
+    """And its events tell what became of them."""
+    steps = stepper(rows=16)
+    steps.executor = ScriptedExecutor(block_size=steps.scheduler.tables.block_size, num_guesses=5)
+    steps.scheduler.guessing = steps.executor.guessing
+    choices = {
+        "none": Speculation(method="off"),
+        "few": Speculation(num_speculative_tokens=2),
+        "many": Speculation(num_speculative_tokens=40),
+        "any": None,
+    }
+    for name, choice in choices.items():
+        steps.add(request(name, 6, max_tokens=30, speculation=choice))
+    plan = steps.scheduler.plan(0.0)
+    assert [chunk.num_guesses for chunk in plan.chunks] == [0, 2, 5, 5]
+    result = steps.executor.run(plan)
+    events = steps.scheduler.commit(plan, result)
+    assert [(event.num_guesses, event.num_stood) for event in events] == [
+        (chunk.num_guesses, len(tokens) - 1) for chunk, tokens in zip(plan.chunks, result.tokens, strict=True)
+    ]

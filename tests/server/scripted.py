@@ -11,6 +11,7 @@ import httpx
 
 from archerfish.box import models_in_box
 from archerfish.config.settings import EngineConfig, ServerConfig
+from archerfish.config.speculation import WITHOUT_GUESSES
 from archerfish.engine.engine import Engine
 from archerfish.execution.scripted import ScriptedExecutor, ScriptedStep
 from archerfish.kvcache.tables import KVTables
@@ -85,7 +86,14 @@ def build(config: EngineConfig, _on_progress: Any) -> Any:
         directory=directory,
         tokenizer_directory=directory,
         arch=SimpleNamespace(family="llama", vocab_size=8192, can_extend_positions=False, max_positions=_LENGTH),
-        config=SimpleNamespace(max_model_len=_LENGTH, max_num_seqs=8, block_size=16, dtype="float32", device="cpu"),
+        config=SimpleNamespace(
+            max_model_len=_LENGTH,
+            max_num_seqs=8,
+            block_size=16,
+            dtype="float32",
+            device="cpu",
+            guessing_methods=WITHOUT_GUESSES,
+        ),
         cache_size=SimpleNamespace(num_blocks=NUM_BLOCKS),
         recommended={},
         forms=None,

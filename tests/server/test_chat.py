@@ -105,10 +105,13 @@ def test_extensions(client: openai.OpenAI) -> None:
             "metrics": True,
             "slo": {"ttft_ms": 1000, "tpot_ms": 100},
             "ignore_eos": True,
+            "speculation": {"method": "off"},
         },
     )
     metrics = reply.model_extra["metrics"]  # type: ignore[index]
     assert metrics["ttft_ms"] > 0 and metrics["tpot_ms"] > 0 and metrics["queue_ms"] >= 0
+    assert metrics["num_drafts"] == metrics["num_draft_tokens"] == metrics["num_accepted_tokens"] == 0
+    assert metrics["acceptance_length"] is None
     again = client.chat.completions.create(model="perch", messages=APRIL, max_tokens=5, extra_body={"cache_salt": "x"})
     assert again.usage is not None and again.usage.prompt_tokens_details is not None
     assert again.usage.prompt_tokens_details.cached_tokens == 0

@@ -112,6 +112,16 @@ def test_where_tokens_cost_nothing_all_are() -> None:
     assert lengths.may_pay(1, 0.5)
 
 
+def test_the_classical_estimate() -> None:
+    """Leviathan et al.: (1 - a ** (k + 1)) / ((1 - a) * (k * c + 1)), where checking costs what one token does."""
+    lengths = lengths_of([1.0] * 16, drafting=0.2)
+    classical = (1 - 0.8**5) / ((1 - 0.8) * (4 * 0.2 + 1))
+    assert lengths.speed_up(0.8, 4, is_drafted=True) == pytest.approx(classical)
+    assert lengths.speed_up(0.8, 4, is_drafted=False) == pytest.approx((1 - 0.8**5) / (1 - 0.8))
+    lengths.waited(0.5)
+    assert lengths.speed_up(1.0, 1, is_drafted=False) == pytest.approx(2.0), "what lies between steps is paid once, too"
+
+
 def test_the_better_of_two_offers_is_told_by_what_it_brings() -> None:
     lengths = lengths_of([1.0, 1.1], drafting=0.2)
     copied, drafted = offers_of([0.5], [4])[0], offers_of([0.9], [8], num_unread=1.0)[0]

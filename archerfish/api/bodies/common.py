@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from archerfish.errors import InvalidParameter
-from archerfish.request import SLO, SamplingParams
+from archerfish.request import MOST_GUESSES, SLO, SamplingParams, Speculation, Verification
 
 MOST_ANSWERS = 128
 MOST_STOPS = 16
@@ -42,6 +42,17 @@ class SLOBody(Body):
 
     ttft_ms: Annotated[float, Field(gt=0)] | None = None
     tpot_ms: Annotated[float, Field(gt=0)] | None = None
+
+
+class SpeculationBody(Body):
+    """How tokens are guessed for this request; what is left out is as the service has it."""
+
+    method: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    """One of those that the engine has; off guesses nothing."""
+    num_speculative_tokens: Annotated[int, Field(ge=1, le=MOST_GUESSES)] | None = None
+    """Most guesses that are checked in a step."""
+    verification: Verification | None = None
+    """Which guesses stand: coupled keeps the very tokens, rejection their distribution; typical is lossy."""
 
 
 class JsonSchema(Body):
@@ -115,6 +126,7 @@ class GenerationBody(Body):
     """Prefixes are shared only with requests of the same salt."""
     request_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     slo: SLOBody | None = None
+    speculation: SpeculationBody | None = None
     metrics: bool = False
     """Tell in the answer how long each part took."""
     user: Annotated[str, Field(max_length=256)] | None = None
@@ -129,6 +141,8 @@ class GenerationBody(Body):
         if self.stream_options is not None and not self.stream:
             raise InvalidParameter("stream_options", {}, "they need stream = true")
         given = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
+        if self.speculation is not None:
+            given["speculation"] = Speculation(**self.speculation.model_dump())
         more = {name: value for name, value in more.items() if value is not None}
         return SamplingParams.from_dict({**recommended, **given, **more})
 

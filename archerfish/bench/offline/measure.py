@@ -13,6 +13,7 @@ from archerfish.engine.intake import Intake
 from archerfish.errors import StepFailed
 from archerfish.execution.executor import Executor, Launched
 from archerfish.metrics.distribution import Distribution, distribution
+from archerfish.metrics.guessing import Guessing, GuessTotals, guessing_between
 from archerfish.metrics.state import Peak
 from archerfish.metrics.timing import RequestTiming
 from archerfish.request import Request, SamplingParams, TokenEvent
@@ -101,6 +102,20 @@ class OfflineBench:
         engine = assembly.engine
         assert engine.cost is not None, "a built engine knows what its steps cost"
         return cls(engine.scheduler, assembly.executor, assembly.intake, engine.clock, engine.cost)
+
+    @property
+    def guess_totals(self) -> GuessTotals:
+        counts = self._engine.counts
+        return GuessTotals(
+            counts.num_drafts,
+            counts.num_guesses,
+            counts.num_stood,
+            tuple(counts.stood_at),
+            counts.guess_time,
+            counts.saved_seconds - counts.lost_seconds,
+            counts.num_generated_tokens,
+            counts.busy_time,
+        )
 
     def meter(self, peak: Peak) -> StepMeter:
         return StepMeter(self._cost, peak)
@@ -200,6 +215,8 @@ class Latency:
     """The gaps between tokens, one value a gap."""
     prefill: Phase
     decode: Phase
+    guessing: Guessing | None
+    """None where nothing was guessed."""
 
 
 def measure_latency(
@@ -211,8 +228,9 @@ def measure_latency(
 ) -> Latency:
     """Run the workloads one after the other; the first few only warm up. Progress counts workloads."""
     meter = bench.meter(peak)
-    runs = []
+    runs, before = [], bench.guess_totals
     for index, workload in enumerate(workloads):
+        before = bench.guess_totals if index <= num_warmup else before
         run = bench.run(workload, meter if index >= num_warmup else None)
         if index >= num_warmup:
             runs.append(run)
@@ -232,6 +250,7 @@ def measure_latency(
         itl=distribution([gap for run in runs for answer in run.answers for gap in answer.gaps]),
         prefill=meter.prefill,
         decode=meter.decode,
+        guessing=guessing_between(before, bench.guess_totals),
     )
 
 
@@ -256,13 +275,15 @@ class Throughput:
     num_preemptions: int
     prefill: Phase
     decode: Phase
+    guessing: Guessing | None
+    """None where nothing was guessed."""
 
 
 def measure_throughput(
     bench: OfflineBench, workload: OfflineWorkload, peak: Peak, progress: Progress = lambda _: None
 ) -> Throughput:
     """Run the workload once."""
-    meter = bench.meter(peak)
+    meter, before = bench.meter(peak), bench.guess_totals
     run = bench.run(workload, meter, progress)
     num_output = sum(len(answer.tokens) for answer in run.answers)
     return Throughput(
@@ -281,6 +302,7 @@ def measure_throughput(
         num_preemptions=run.num_preemptions,
         prefill=meter.prefill,
         decode=meter.decode,
+        guessing=guessing_between(before, bench.guess_totals),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from archerfish.bench.serve.records import RequestRecord, Run, ServerSample
 from archerfish.metrics.cost import Costs, costs
 from archerfish.metrics.distribution import Distribution, distribution
+from archerfish.metrics.guessing import Guessing, guessing_between
 from archerfish.metrics.objectives import Objectives
 from archerfish.metrics.state import Peak
 from archerfish.metrics.utilization import Utilization, Work, prefill_share, utilization
@@ -76,6 +77,8 @@ class Engine:
     utilization: Utilization | None
     joules_per_token: float | None
     """Of those computed: prompt and answer."""
+    guessing: Guessing | None
+    """None where nothing was guessed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +215,7 @@ def _engine(samples: Sequence[ServerSample]) -> Engine | None:
         prefix_hit_share=grown(lambda one: one.num_prefix_tokens_hit) / num_queried if num_queried else None,
         utilization=utilization(work_between(first, last), busy, peak) if peak is not None and busy > 0 else None,
         joules_per_token=joules / num_computed if joules is not None and num_computed else None,
+        guessing=guessing_between(first.guess_totals, last.guess_totals),
     )
 
 

@@ -7,6 +7,7 @@ from archerfish.bench.serve.summary import Engine, Summary
 from archerfish.errors import ConfigError
 from archerfish.metrics.cost import Costs
 from archerfish.metrics.distribution import Distribution
+from archerfish.metrics.guessing import guessing_rows
 
 _WIDTH = 50
 _METRICS = {
@@ -125,6 +126,10 @@ def _engine(engine: Engine) -> Iterator[str]:
         yield _number("MBU decode (%):", used.decode_mbu * 100)
     if engine.joules_per_token is not None:
         yield _number("Energy (J/token):", engine.joules_per_token)
+    if engine.guessing is not None:
+        yield _heading("Guessed Tokens", "-")
+        for name, value in guessing_rows(engine.guessing):
+            yield f"{name + ':':<40} {value}"
 
 
 def _costs(costs: Costs) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Reads what our server tells of itself while a load runs. Understands no other server's metrics."""
 
 import asyncio
+from itertools import count, takewhile
 
 from archerfish.bench.serve.client import BenchClient
 from archerfish.bench.serve.connections import ConnectionBroke
@@ -11,7 +12,9 @@ _OK = 200
 _INTERVAL = 0.5
 
 Readings = dict[str, float]
-"""By name, with the value of its phase label behind it where it has one."""
+"""By name, with the value of its phase or position label behind it where it has one."""
+_LABELS = ("phase", "position")
+_STOOD_AT = "spec_decode_num_accepted_tokens_per_pos_total"
 
 
 def read_metrics(text: str) -> Readings | None:
@@ -27,9 +30,12 @@ def read_metrics(text: str) -> Readings | None:
         labels, _, value = rest.rpartition("}")
         if labels.count("=") == 1:
             found[name] = float(value)
-        elif 'phase="' in labels:
-            phase = labels.partition('phase="')[2].partition('"')[0]
-            found[f"{name}:{phase}"] = float(value)
+        else:
+            for label in _LABELS:
+                _, is_there, after = labels.partition(f'{label}="')
+                if is_there:
+                    value_of_label = after.partition('"')[0]
+                    found[f"{name}:{value_of_label}"] = float(value)
     return found or None
 
 
@@ -57,7 +63,18 @@ def sample(readings: Readings, time: float) -> ServerSample:
         peak_flops=readings.get("peak_flops"),
         peak_bandwidth=readings.get("peak_bandwidth_bytes"),
         energy_joules=readings.get("energy_joules_total"),
+        num_drafts=int(number("spec_decode_num_drafts_total")),
+        num_guesses=int(number("spec_decode_num_draft_tokens_total")),
+        num_stood=int(number("spec_decode_num_accepted_tokens_total")),
+        stood_at=tuple(int(readings[key]) for key in takewhile(readings.__contains__, map(_stood_at, count()))),
+        guess_seconds=number("spec_decode_seconds_total"),
+        saved_seconds=number("spec_decode_seconds_saved_total"),
+        lost_seconds=number("spec_decode_seconds_lost_total"),
     )
+
+
+def _stood_at(place: int) -> str:
+    return f"{_STOOD_AT}:{place}"
 
 
 class ServerWatch:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from archerfish.bench.offline.conditions import Conditions
     from archerfish.bench.offline.phases import Phase
     from archerfish.metrics.distribution import Distribution
+    from archerfish.metrics.guessing import Guessing
     from archerfish.metrics.state import Peak
 
 _PERCENTS = (50, 90, 95, 99)
@@ -67,6 +68,18 @@ def phase_table(prefill: "Phase", decode: "Phase", peak: "Peak") -> "Table":
     made.caption = peak_text(peak)
     made.caption_justify = "left"
     return made
+
+
+def guessing_tables(guessing: "Guessing | None") -> "list[Table]":
+    """One, or none where nothing was guessed."""
+    if guessing is None:
+        return []
+    from archerfish.metrics.guessing import guessing_rows
+
+    made = table("guessed tokens", "value")
+    for name, value in guessing_rows(guessing):
+        made.add_row(name, value)
+    return [made]
 
 
 def peak_text(peak: "Peak") -> str:

@@ -102,7 +102,7 @@ def test_hidden_reasoning_is_no_visible_text() -> None:
 
 
 def test_our_server_tells_its_own_times() -> None:
-    times = {"queue_ms": 1.5, "ttft_ms": 20.0, "tpot_ms": None, "itl_ms": {}, "accepted_drafts": 0}
+    times = {"queue_ms": 1.5, "ttft_ms": 20.0, "tpot_ms": None, "itl_ms": {}, "num_drafts": 0}
     record, _ = _ask(Piece(0.1, text("a") + end() + event(choices=[], usage=None, metrics=times) + DONE))
     assert record.server == ServerTimes(queue=0.0015, ttft=0.02, tpot=None)
     assert not record.counted_by_server

@@ -134,7 +134,16 @@ def test_metrics_of_our_server_are_understood(service: RunningService) -> None:
     assert set(names) | {f"{name}_total" for name in totals} <= readings.keys()
     phases = {f"estimated_{what}_total:{phase}" for what in ("flops", "read_bytes") for phase in ("prefill", "decode")}
     assert phases | {"prefix_cache_hits_total"} <= readings.keys()
+    guesses = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "seconds", "seconds_saved", "seconds_lost")
+    assert {f"spec_decode_{name}_total" for name in guesses} <= readings.keys()
     assert read_metrics("vllm:num_requests_running 3\n") is None
+
+
+def test_guesses_that_stood_are_read_by_their_place() -> None:
+    name = "archerfish:spec_decode_num_accepted_tokens_per_pos_total"
+    told = [f'{name}{{model_name="m",position="{place}"}} {9 - place}.0' for place in range(3)]
+    readings = read_metrics("\n".join(told))
+    assert readings is not None and sample(readings, 0.0).stood_at == (9, 8, 7)
 
 
 # -- somebody else's --------------------------------------------------------------------------------------------------
