@@ -26,7 +26,7 @@ sanitize: $(INSTALLED)
 	cmake --build build/sanitize
 	NATIVE_ARCHERFISH=$(CURDIR)/build/sanitize/_kernels.so ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-	$(BIN)/python -m pytest -n auto tests/ops/cpu
+	$(BIN)/python -m pytest -n auto tests/ops/cpu tests/execution/test_recorded_drafts.py
 
 # On a machine with a GPU, with whatever Python has torch there: kernels' tests compiled instead of interpreted, models
 # through graphs; and the table of speeds, also as JSON. Neither installs anything.

@@ -5,10 +5,7 @@
 namespace archerfish {
 
 Step assemble(const Assembly& from) {
-    struct Chunk {
-        int64_t row, start, length, num_picked;
-    };
-    const auto* chunks = (const Chunk*)from.chunks;
+    const Chunk* chunks = from.chunks;
     int64_t longest = 0, num_rows = 0, num_picked = 0;
     for (int64_t c = 0; c < from.num_chunks; ++c) longest = std::max(longest, chunks[c].start + chunks[c].length);
     int64_t width = (longest + from.block_size - 1) / from.block_size;

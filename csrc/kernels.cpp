@@ -45,6 +45,7 @@ const KernelTable table = {{
     ByRow<Combine, combine>::kernel,
     {count_draw, draw},
     ByRow<Select, select>::kernel,
+    ByRow<Spread, spread>::kernel,
 }};
 
 }  // namespace ISA

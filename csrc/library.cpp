@@ -10,6 +10,7 @@
 #include "amx.h"
 #endif
 #include "assembly.h"
+#include "drafting.h"
 #include "program.h"
 #include "team.h"
 
@@ -90,7 +91,8 @@ int64_t archerfish_size_of(const char* name) {
 #define SIZE(structure) {#structure, sizeof(structure)}
         SIZE(Embed), SIZE(Add), SIZE(Scale), SIZE(Softcap), SIZE(Norm), SIZE(Rotate), SIZE(Activate), SIZE(Pack),
         SIZE(Linear), SIZE(WriteKv), SIZE(Attend), SIZE(Route), SIZE(Group), SIZE(Gather), SIZE(ExpertLinear),
-        SIZE(Combine), SIZE(Step), SIZE(Draw), SIZE(DrawRow), SIZE(Select), SIZE(Assembly), SIZE(Instruction),
+        SIZE(Combine), SIZE(Step), SIZE(Draw), SIZE(DrawRow), SIZE(Select), SIZE(Spread), SIZE(Assembly), SIZE(Instruction),
+        SIZE(Pass), SIZE(Drafting),
 #undef SIZE
     };
     for (const auto& one : sizes)
@@ -117,6 +119,11 @@ int64_t archerfish_run_chunks(void* runner, const Instruction* instructions, int
     Step step = assemble(*chunks);
     archerfish_run(runner, instructions, count, &step);
     return step.num_rows;
+}
+
+void archerfish_draft(void* runner, const Drafting* drafting) {
+    auto* chosen = (Runner*)runner;
+    draft(chosen->team, *chosen->table, *drafting);
 }
 }
 #pragma GCC visibility pop

@@ -104,6 +104,7 @@ enum class Operation : int32_t {
     combine,
     draw,
     select,
+    spread,
     num_operations
 };
 
@@ -245,6 +246,10 @@ struct Draw {
 struct Select {  // The rows that matter from here on: out = in[picked].
     Rows out, in;
 };
+struct Spread {  // Logits of some tokens among all: out[ids[i]] = in[i], and what has none is -inf.
+    Rows out, in;
+    const int64_t* ids;
+};
 
 struct Instruction {
     Operation operation;
@@ -276,11 +281,18 @@ struct Step {
     const uint8_t* lines;
 };
 
+struct Chunk {
+    int64_t row;
+    int64_t start;  // Its first position.
+    int64_t length;
+    int64_t num_picked;  // Of its last tokens.
+};
+
 // What a step is made from: chunks of sequences, whose tokens and block tables are kept in rows. And room to make it in.
 struct Assembly {
     int64_t num_chunks;
-    const int64_t* chunks;  // [chunks][4]: row, first position, length, 1 if its last row is picked.
-    const int32_t* row_tokens;
+    Chunk* chunks;
+    int32_t* row_tokens;
     int64_t tokens_per_row;
     const int32_t* const* row_tables;  // For each group.
     int64_t blocks_per_row;
@@ -296,6 +308,30 @@ struct Assembly {
     int32_t* const* tables;
     int64_t* const* slots;
     int64_t* picked;
+};
+
+// -- a draft ----------------------------------------------------------------------------------------------------------
+
+// A pass of a network that guesses: a program that draws a token after each chunk, and where its rows lie.
+struct Pass {
+    const Instruction* instructions;
+    int64_t num_instructions;
+    Assembly* assembly;
+    Rows given;   // What it takes beside each token; without data: nothing.
+    Rows states;  // What it makes of each token.
+};
+
+// Guesses for some sequences, token after token. One pass reads what is new, further ones a guess each of whoever wants
+// more. Both have the same rows of tokens, to which guesses are written that are read.
+struct Drafting {
+    Pass first;
+    Pass further;  // Takes the states of the pass before, if anything.
+    const int64_t* counts;  // [chunks of the first pass] guesses wanted, at least 1.
+    int64_t* chunks;        // [chunks] room: which of those each chunk of a later pass belongs to.
+    DrawRow* rows;          // [chunks] what the pass draws by.
+    const int64_t* drawn;   // [chunks] what it drew.
+    int64_t* tokens;        // [most wanted][chunks] the guesses. What nobody wanted is left as it was.
+    int64_t* nanoseconds;   // [most wanted] that each pass took.
 };
 
 // -- kernels ----------------------------------------------------------------------------------------------------------

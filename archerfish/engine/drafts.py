@@ -31,8 +31,8 @@ from archerfish.execution.eager import EagerEagle
 from archerfish.execution.features import FeatureStore
 from archerfish.execution.filled import Filled, kept_group
 from archerfish.execution.memory import Beside
-from archerfish.execution.networks import DraftModel, EagleNetwork, HeadPass, MedusaNetwork, Vocabulary
-from archerfish.execution.recorded import RecordedMedusa, record_eagle
+from archerfish.execution.networks import DraftModel, EagleNetwork, MedusaNetwork, Vocabulary
+from archerfish.execution.recorded import RecordedDrafts, RecordedMedusa, RecordedModel, record_eagle
 from archerfish.execution.rows import Rows
 from archerfish.kvcache.layout import KVLayout, kv_layout
 from archerfish.kvcache.storage import KVStorage
@@ -125,9 +125,9 @@ class ModelDrafts:
     def _guessing(self, decoder: Decoder, num_blocks: int, rows: Rows) -> Guessing:
         config, layout = self.config, self.blocks.layout(decoder.arch)
         storage = _storage(layout, num_blocks, config, self.kernels)
-        network = DraftModel(
-            build_runnable(self.kernels, decoder, storage, config), storage, rows.beside(self.blocks.group)
-        )
+        own, model = rows.beside(self.blocks.group), build_runnable(self.kernels, decoder, storage, config)
+        at_once = model.drafts(own) if isinstance(model, RecordedModel) else None
+        network = DraftModel(model, storage, own, at_once)
         filled = Filled(num_blocks, config.block_size, self.blocks.group, rows.tables[self.blocks.group])
         return Guessing("draft_model", network, filled, config.max_model_len)
 
@@ -200,13 +200,15 @@ class HeadDrafts:
             medusa = MedusaNetwork(heads, features, vocabulary)
             return Guessing("medusa", medusa, filled, config.max_model_len, features, head.spec.num_heads)
         storage = _storage(self.blocks.layout(head.spec.arch), num_blocks, config, self.kernels)
-        passes: list[HeadPass] = [
-            EagerEagle(head, storage, joins=joins)
-            if native is None
-            else record_eagle(head, storage, native, most_of(config), joins=joins)
-            for joins in (True, False)
-        ]
-        eagle = EagleNetwork(passes[0], passes[1], storage, features, rows.beside(group, shift=1), vocabulary)
+        own = rows.beside(group, shift=1)
+        if native is None:
+            eager = partial(EagerEagle, head, storage)
+            eagle = EagleNetwork(eager(joins=True), eager(joins=False), storage, features, own, vocabulary)
+        else:
+            record = partial(record_eagle, head, storage, native, most_of(config))
+            first, further = record(joins=True), record(joins=False)
+            at_once = RecordedDrafts(first, further, own, vocabulary.size, vocabulary.target_ids)
+            eagle = EagleNetwork(first, further, storage, features, own, vocabulary, at_once)
         return Guessing("eagle", eagle, filled, config.max_model_len, features)
 
 

@@ -3,8 +3,9 @@
 Draws are the model's own, with the same noise at the same places: where both think alike they draw alike.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -18,12 +19,26 @@ from archerfish.ops.arrays import Ints
 from archerfish.sampling.grammar import Guessed
 from archerfish.sampling.sampler import Sampler
 from archerfish.scheduling.plan import Plan
-from archerfish.speculation.draft import ROOT, Draft
+from archerfish.speculation.draft import NO_DRAFT, Draft
 from archerfish.speculation.proposer import Ask
 from archerfish.speculation.times import StepTimes
 
 _TRIED_SIZES = (1, 2, 4)
 _NUM_TRIES = 4
+
+
+@dataclass(slots=True)
+class _Line:
+    """Guesses for one row."""
+
+    candidates: list[list[int]] = field(default_factory=list)
+    """For each place the tokens guessed there, of which the first goes on."""
+    proposals: list[Tensor] = field(default_factory=list)
+    """What they were drawn from, if the row is judged by it."""
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return tuple(first for first, *_ in self.candidates)
 
 
 class NetworkProposer:
@@ -71,10 +86,7 @@ class NetworkProposer:
         """Before the first plan: see how long passes take. What they leave behind is never read."""
         for count in _TRIED_SIZES:
             for _ in range(_NUM_TRIES):
-                started = self._clock()
-                logits = self._network.read(_outline([(0, 0, count, 1)]))
-                self._candidates(logits, np.zeros(1, np.int64), np.array([count]), {})
-                self._record(count, started)
+                self._lines(_outline([(0, 0, count, 1)]), [Ask(0, 1, count + self._network.lag)])
 
     def start(self, row: int, tokens: Sequence[int], num_prompt_tokens: int, tenant: str) -> None:
         self._done.pop(row, None)
@@ -91,39 +103,14 @@ class NetworkProposer:
         return end - self._network.lag - self._first_unread(row, end)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        lines: list[list[list[int]]] = [[] for _ in asks]
-        proposals: list[list[Tensor]] = [[] for _ in asks]
-        active = [place for place, ask in enumerate(asks) if ask.most]
-        if not active:
-            return [Draft((), ())] * len(asks)
-        rows, ends = (np.array([getattr(ask, name) for ask in asks]) for name in ("row", "end"))
-        logits = self._read([asks[place] for place in active])
-        started, depth = self._clock(), 0
-        while True:
-            guessed = {number: tuple(one[0] for one in lines[place]) for number, place in enumerate(active) if depth}
-            candidates = self._candidates(logits, rows[active], ends[active] + depth, guessed)
-            for number, place in enumerate(active):
-                if self._is_judged(asks[place].row):
-                    at = (ends[place : place + 1] + depth, torch.from_numpy(self._rows.tokens))
-                    own = {0: guessed[number]} if depth else {}
-                    of_row = logits[number : number + 1]
-                    proposals[place].append(self._sampler.probabilities(of_row, asks[place].row, *at, own))
-            for place, tokens in zip(active, candidates, strict=True):
-                lines[place].append(tokens)
-            depth += 1
-            kept = [number for number, place in enumerate(active) if asks[place].most > depth]
-            if depth > 1:
-                started = self._record(len(active), started)
-            if not kept:
-                break
-            active = [active[number] for number in kept]
-            of_active = rows[active]
-            last = ends[active] + depth - 1
-            self._rows.write_tokens(of_active, last, [lines[place][-1][0] for place in active])
-            logits = self._network.go_on(_single(of_active, last - self._network.lag), kept)
-        for ask, line in zip(asks, lines, strict=True):
-            self._num_read_guesses[ask.row] = max(0, len(line) - 1)
-        return [_comb(line, some) for line, some in zip(lines, proposals, strict=True)]
+        wanted = [ask for ask in asks if ask.most]
+        if not wanted:
+            return [NO_DRAFT] * len(asks)
+        lines = dict(zip((ask.row for ask in wanted), self._lines(self._unread(wanted), wanted), strict=True))
+        for ask in wanted:
+            self._mark(ask.row, ask.end - self._network.lag)
+            self._num_read_guesses[ask.row] = ask.most - 1
+        return [_comb(lines[ask.row]) if ask.most else NO_DRAFT for ask in asks]
 
     def saw(self, row: int, draft: Draft, drawn: Sequence[int]) -> None:
         """What was read of guesses that stood need not be read again."""
@@ -148,8 +135,8 @@ class NetworkProposer:
             done = self._done[row] = min(self._filled.upto(row, last), last - 1)
         return min(done, last - 1)
 
-    def _read(self, asks: Sequence[Ask]) -> Tensor:
-        """Up to the rows' last tokens, in as many passes as it takes. Logits of what follows them."""
+    def _unread(self, asks: Sequence[Ask]) -> Outline:
+        """What a pass has to read for the first guesses. What is too much for one is read now."""
         lag = self._network.lag
         starts = [self._first_unread(ask.row, ask.end) for ask in asks]
         lengths = [ask.end - lag - start for ask, start in zip(asks, starts, strict=True)]
@@ -159,13 +146,7 @@ class NetworkProposer:
             self._network.read(_outline([(asks[longest].row, starts[longest], piece, 0)]))
             starts[longest] += piece
             lengths[longest] -= piece
-        started = self._clock()
-        table = [(ask.row, start, length, 1) for ask, start, length in zip(asks, starts, lengths, strict=True)]
-        logits = self._network.read(_outline(table))
-        self._record(sum(lengths), started)
-        for ask in asks:
-            self._mark(ask.row, ask.end - lag)
-        return logits
+        return _outline([(ask.row, start, length, 1) for ask, start, length in zip(asks, starts, lengths, strict=True)])
 
     def _mark(self, row: int, end: int) -> None:
         if self._network.keeps:
@@ -178,6 +159,59 @@ class NetworkProposer:
         return now
 
     # -- drawing -----------------------------------------------------------------------------------------------------
+
+    def _lines(self, outline: Outline, asks: Sequence[Ask]) -> list[_Line]:
+        """Read what the outline says, whose last tokens are picked, and guess on from there."""
+        return self._lines_at_once(outline, asks) or self._lines_in_turn(outline, asks)
+
+    def _lines_at_once(self, outline: Outline, asks: Sequence[Ask]) -> list[_Line] | None:
+        """In one call, where the network can and nothing but the draw is wanted of any row."""
+        if self.branches > 1 or any(self._is_judged(ask.row) for ask in asks):
+            return None
+        started = self._clock()
+        asked = self._sampler.asked_of_guesses(outline.rows, np.array([ask.end for ask in asks]))
+        if asked is None:
+            return None
+        drafted = self._network.draft(outline, asked, np.array([ask.most for ask in asks]))
+        if drafted is None:
+            return None
+        tokens = drafted.tokens.T.tolist()
+        lines = [_Line([[token] for token in of_row[: ask.most]]) for of_row, ask in zip(tokens, asks, strict=True)]
+        further = drafted.seconds[1:]
+        for depth, seconds in enumerate(further, 1):
+            self._times.record(sum(ask.most > depth for ask in asks), seconds)
+        # What it takes to ask at all is part of the first pass: nobody else would pay for it.
+        self._record(int(outline.query_ends[-1]), started + sum(further))
+        return lines
+
+    def _lines_in_turn(self, outline: Outline, asks: Sequence[Ask]) -> list[_Line]:
+        lines = [_Line() for _ in asks]
+        active = list(range(len(asks)))
+        rows, ends = (np.array([getattr(ask, name) for ask in asks]) for name in ("row", "end"))
+        started, num_tokens = self._clock(), int(outline.query_ends[-1])
+        logits = self._network.read(outline)
+        for depth in itertools.count():
+            self._draw(logits, rows[active], ends[active] + depth, [lines[place] for place in active])
+            started = self._record(num_tokens, started)
+            kept = [number for number, place in enumerate(active) if asks[place].most > depth + 1]
+            if not kept:
+                break
+            active = [active[number] for number in kept]
+            of_active, last, num_tokens = rows[active], ends[active] + depth, len(active)
+            self._rows.write_tokens(of_active, last, [lines[place].tokens[-1] for place in active])
+            logits = self._network.go_on(_single(of_active, last - self._network.lag), kept)
+        return lines
+
+    def _draw(self, logits: Tensor, rows: Ints, positions: Ints, lines: list[_Line]) -> None:
+        """One place more of each line."""
+        guessed = {number: line.tokens for number, line in enumerate(lines) if line.candidates}
+        for number, (row, line) in enumerate(zip(rows.tolist(), lines, strict=True)):
+            if self._is_judged(row):
+                at = (positions[number : number + 1], torch.from_numpy(self._rows.tokens))
+                own = {0: line.tokens} if line.candidates else {}
+                line.proposals.append(self._sampler.probabilities(logits[number : number + 1], row, *at, own))
+        for line, tokens in zip(lines, self._candidates(logits, rows, positions, guessed), strict=True):
+            line.candidates.append(tokens)
 
     def _candidates(self, logits: Tensor, rows: Ints, positions: Ints, guessed: Guessed) -> list[list[int]]:
         """Of each row, the token that would be drawn, then those that would be if it were not there."""
@@ -207,14 +241,15 @@ def _single(rows: Ints, places: Ints) -> Outline:
     return Outline(np.stack([rows, places, ones, ones], 1), places + 1, every + 1, every, every)
 
 
-def _comb(line: list[list[int]], proposals: list[Tensor]) -> Draft:
+def _comb(line: _Line) -> Draft:
     """A chain of the first candidates, and beside each of them the others, on which nothing hangs."""
-    if proposals:
+    chain = Draft.chain(line.tokens)
+    if line.proposals:
         # Later siblings share their noise with the first: they were not drawn from what is left of the distribution.
-        return replace(Draft.chain([first for first, *_ in line]), proposals=torch.cat(proposals))
-    tokens, parents = [candidates[0] for candidates in line], list(range(ROOT, len(line) - 1))
-    for rank in range(1, len(line[0]) if line else 0):
-        for depth, candidates in enumerate(line):
+        return replace(chain, proposals=torch.cat(line.proposals))
+    tokens, parents = [*chain.tokens], [*chain.parents]
+    for rank in range(1, len(line.candidates[0])):
+        for depth, candidates in enumerate(line.candidates):
             tokens.append(candidates[rank])
             parents.append(depth - 1)
     return Draft(tuple(tokens), tuple(parents))

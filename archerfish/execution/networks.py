@@ -13,6 +13,9 @@ from archerfish.execution.rows import Rows
 from archerfish.execution.runnable import Passed, RunnableModel
 from archerfish.kvcache.storage import KVStorage
 from archerfish.kvcache.tables import BlockCopy
+from archerfish.ops.arrays import Ints
+from archerfish.ops.cpu.drafting import Drafted
+from archerfish.ops.signatures import DrawRows
 
 
 class Network(Protocol):
@@ -39,6 +42,17 @@ class Network(Protocol):
     def go_on(self, outline: Outline, kept: list[int]) -> Tensor:
         """The same for one token of each row, guessed by the pass before; `kept` are the rows' places in that pass."""
 
+    def draft(self, outline: Outline, asked: DrawRows, counts: Ints) -> Drafted | None:
+        """Read, draw and go on until each picked row has `counts` guesses, in one call; None if it cannot.
+
+        The first of them are drawn as `asked`, each further one a position on. Those that are read are on the rows.
+        """
+
+
+class DraftsAtOnce(Protocol):
+    def __call__(self, outline: Outline, asked: DrawRows, counts: Ints, *given: Tensor) -> Drafted:
+        """As a network's `draft`; given is what its first pass takes beside tokens, [T, width] each."""
+
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
@@ -47,6 +61,7 @@ class DraftModel:
     model: RunnableModel
     storage: KVStorage
     rows: Rows
+    at_once: DraftsAtOnce | None = None
     lag: int = 0
     keeps: bool = True
     trusts_guesses: bool = True
@@ -57,6 +72,9 @@ class DraftModel:
     def go_on(self, outline: Outline, kept: list[int]) -> Tensor:
         return self.read(outline)
 
+    def draft(self, outline: Outline, asked: DrawRows, counts: Ints) -> Drafted | None:
+        return None if self.at_once is None else self.at_once(outline, asked, counts)
+
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         self.storage.copy(copies)
 
@@ -65,15 +83,16 @@ class Vocabulary:
     """The tokens that a head can guess, among all of the target's."""
 
     def __init__(self, size: int, target_ids: Tensor | None) -> None:
-        self._size = size
-        self._target_ids = target_ids
+        self.size = size
+        self.target_ids = target_ids
+        """[tokens it can guess], or None: all of them."""
 
     def spread(self, logits: Tensor) -> Tensor:
         """[rows, tokens it can guess] -> [rows, vocabulary], where what it cannot guess is impossible."""
-        if self._target_ids is None:
+        if self.target_ids is None:
             return logits
-        found = logits.new_full((len(logits), self._size), -torch.inf)
-        found[:, self._target_ids] = logits
+        found = logits.new_full((len(logits), self.size), -torch.inf)
+        found[:, self.target_ids] = logits
         return found
 
 
@@ -97,6 +116,7 @@ class EagleNetwork:
         features: FeatureStore,
         rows: Rows,
         vocabulary: Vocabulary,
+        at_once: DraftsAtOnce | None = None,
     ) -> None:
         """`first` takes features, `further` states. Rows have the token after each place in it."""
         self._first = first
@@ -105,6 +125,7 @@ class EagleNetwork:
         self._features = features
         self._rows = rows
         self._vocabulary = vocabulary
+        self._at_once = at_once
         self._states: Tensor | None = None
         """Of the tokens that were picked last."""
 
@@ -115,6 +136,9 @@ class EagleNetwork:
     def go_on(self, outline: Outline, kept: list[int]) -> Tensor:
         assert self._states is not None
         return self._scored(outline, self._further.run(outline, self._rows, self._states[kept]))
+
+    def draft(self, outline: Outline, asked: DrawRows, counts: Ints) -> Drafted | None:
+        return None if self._at_once is None else self._at_once(outline, asked, counts, self._features.of(outline))
 
     def _scored(self, outline: Outline, passed: Passed) -> Tensor:
         self._states = passed.hidden[torch.from_numpy(outline.picked).to(passed.hidden.device)]
@@ -147,6 +171,10 @@ class MedusaNetwork:
         # All rows that go on were in the pass before, and before that.
         self._further = [logits[kept] for logits in self._further]
         return self._vocabulary.spread(self._further.pop(0))
+
+    def draft(self, outline: Outline, asked: DrawRows, counts: Ints) -> Drafted | None:
+        # All heads are one pass: there is nothing between passes to be saved.
+        return None
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """It keeps nothing."""

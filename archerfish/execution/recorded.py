@@ -12,45 +12,81 @@ from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
 from archerfish.models.eagle import Eagle
 from archerfish.models.medusa import Medusa
+from archerfish.ops.arrays import Ints
 from archerfish.ops.cpu.assembly import StepRoom
+from archerfish.ops.cpu.drafting import Drafted, DraftPass, DraftRoom
 from archerfish.ops.cpu.native import NativeOps, make_step
 from archerfish.ops.cpu.recording import RECORDED_ROWS, Program, Recording
+from archerfish.ops.signatures import DrawRows
 
 
 class RecordedPass:
     """One pass of a network over chunks of rows, recorded."""
 
     def __init__(self, program: Program, native: NativeOps, most: Most, num_inputs: int = 0) -> None:
+        self.team = native.team
+        self.most = most
         self._program = program
-        self._team = native.team
-        self._most = most
         self._num_inputs = num_inputs
         self._room: StepRoom | None = None
         """Of the rows that it is run with, which are the same every time."""
 
     def run(self, outline: Outline, rows: Rows, *inputs: Tensor) -> Passed:
         """With further inputs [T, width] beside the tokens, where the network has any. Good until the next pass."""
-        if self._room is None:
-            most = self._most
-            self._room = StepRoom(
-                rows.tokens,
-                rows.tables,
-                rows.block_size,
-                max_tokens=most.rows,
-                max_chunks=most.chunks,
-                max_picked=most.picked,
-            )
-        room, trees = self._room, outline.trees
+        room, trees = self._room_of(rows), outline.trees
         if trees is None:
             assembly = room.take(outline.chunks)
         else:
             assembly = room.take_trees(outline.chunks, trees.depths, trees.paths)
-        given, (hidden, logits, *taps) = self._program.rows[: self._num_inputs], self._program.rows[self._num_inputs :]
-        for place, value in zip(given, inputs, strict=True):
-            place[: len(value)] = value
-        num_rows = self._team.run_chunks(self._program.instructions, assembly)
+        self.give(inputs)
+        num_rows = self.team.run_chunks(self._program.instructions, assembly)
+        hidden, logits, *taps = self._program.rows[self._num_inputs :]
         tapped = tuple(tap[:num_rows] for tap in taps)
         return Passed(hidden[:num_rows], logits[: len(outline.sampling)], tapped)
+
+    def give(self, inputs: tuple[Tensor, ...]) -> None:
+        """What the next pass takes beside tokens."""
+        for place, value in zip(self._program.rows[: self._num_inputs], inputs, strict=True):
+            place[: len(value)] = value
+
+    def for_drafts(self, rows: Rows) -> DraftPass:
+        """Of a network whose states it may take in turn, with one input at most."""
+        *given, hidden, logits = self._program.rows[: self._num_inputs + 2]
+        return DraftPass(self._program, self._room_of(rows), hidden, logits, given[0] if given else None)
+
+    def _room_of(self, rows: Rows) -> StepRoom:
+        if self._room is None:
+            self._room = StepRoom(
+                rows.tokens,
+                rows.tables,
+                rows.block_size,
+                max_tokens=self.most.rows,
+                max_chunks=self.most.chunks,
+                max_picked=self.most.picked,
+            )
+        return self._room
+
+
+class RecordedDrafts:
+    """Whole drafts in one call: a pass over what is new, then one over guess after guess."""
+
+    def __init__(
+        self,
+        first: RecordedPass,
+        further: RecordedPass,
+        rows: Rows,
+        vocab_size: int,
+        target_ids: Tensor | None = None,
+    ) -> None:
+        """`further` takes what either made of a row's last token, if it takes anything."""
+        assert vocab_size <= NativeOps.MOST_TOKENS, f"a vocabulary of {vocab_size} is more than there is room for"
+        self._first = first
+        max_rows = min(first.most.chunks, first.most.picked)
+        self._room = DraftRoom(first.for_drafts(rows), further.for_drafts(rows), max_rows, vocab_size, target_ids)
+
+    def __call__(self, outline: Outline, asked: DrawRows, counts: Ints, *given: Tensor) -> Drafted:
+        self._first.give(given)
+        return self._room.draft(self._first.team, outline.chunks, asked, counts)
 
 
 class RecordedModel:
@@ -68,6 +104,10 @@ class RecordedModel:
     def run(self, outline: Outline, rows: Rows) -> Passed:
         """Good until the next step."""
         return self._forward.run(outline, rows)
+
+    def drafts(self, rows: Rows) -> RecordedDrafts:
+        """For rows that it guesses the next tokens of: the only ones it is run with."""
+        return RecordedDrafts(self._forward, self._forward, rows, self.arch.vocab_size)
 
     def logits(self, states: Tensor) -> Tensor:
         """[rows, vocabulary], good until they are asked for again."""

@@ -79,15 +79,20 @@ class Sampler:
 
     def asked_alone(self, rows: Ints, positions: Ints) -> DrawRows | None:
         """What the next tokens of rows are drawn by, if that is all: None where something else is wanted of a row."""
+        if self._num_logprobs and not self._num_logprobs.keys().isdisjoint(rows.tolist()):
+            return None
+        return self.asked_of_guesses(rows, positions)
+
+    def asked_of_guesses(self, rows: Ints, positions: Ints) -> DrawRows | None:
+        """The same of tokens whose log-probabilities nobody wants."""
         if self._has_penalties[rows].any():
             return None
-        if (self._num_logprobs or self._edits or self._grammars) and any(map(self._is_busy, rows.tolist())):
+        if (self._edits or self._grammars) and any(map(self._is_bound, rows.tolist())):
             return None
         return self._asked_at(rows, positions)
 
-    def _is_busy(self, row: int) -> bool:
-        is_bound = self._grammars is not None and row in self._grammars
-        return row in self._num_logprobs or row in self._edits or is_bound
+    def _is_bound(self, row: int) -> bool:
+        return row in self._edits or (self._grammars is not None and row in self._grammars)
 
     def _asked_at(self, rows: Ints, positions: Ints) -> DrawRows:
         asked: DrawRows = self._asked[rows]

@@ -12,7 +12,9 @@ from archerfish.execution.filled import Filled
 from archerfish.execution.inputs import Outline
 from archerfish.execution.rows import Rows
 from archerfish.kvcache.tables import BlockCopy
+from archerfish.ops.arrays import Ints
 from archerfish.ops.reference.drawing import draw
+from archerfish.ops.signatures import DrawRows
 from archerfish.request import SamplingParams
 from archerfish.sampling.sampler import Sampler
 from archerfish.scheduling.plan import Chunk, Plan, SequenceStart
@@ -45,6 +47,9 @@ class Successor:
     def go_on(self, outline: Outline, kept: list[int]) -> Tensor:
         self.kept.append(kept)
         return self.read(outline)
+
+    def draft(self, outline: Outline, asked: DrawRows, counts: Ints) -> None:
+        """It has no way to do it at once."""
 
     def copy(self, copies: Sequence[BlockCopy]) -> None: ...
 

@@ -27,6 +27,8 @@ class StepRoom:
     ) -> None:
         """tokens [rows, longest], which may be a part of wider rows, and for each KV group a table [rows, blocks]."""
         num_groups, blocks_per_row = len(tables), tables[0].shape[1]
+        self.num_places = min(tokens.shape[1], blocks_per_row * block_size)
+        """Of a row, that tokens can be computed at."""
         self._chunks = np.zeros((max_chunks, CHUNK_FIELDS), np.int64)
         self._alive: list[Any] = [tokens, tables]
         self._trees: tuple[Any, ...] = ()

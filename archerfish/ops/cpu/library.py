@@ -8,7 +8,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from archerfish.ops.cpu.program import STRUCTURES, Assembly, Instruction, Step
+from archerfish.ops.cpu.program import STRUCTURES, Assembly, Drafting, Instruction, Step
 from archerfish.ops.signatures import DRAW_ROW
 
 _MODULE = "archerfish.ops.cpu._kernels"
@@ -40,6 +40,7 @@ def library() -> Library | str:
     functions.archerfish_run.argtypes = (c_void_p, POINTER(Instruction), c_int64, POINTER(Step))
     functions.archerfish_run_chunks.restype = c_int64
     functions.archerfish_run_chunks.argtypes = (c_void_p, POINTER(Instruction), c_int64, POINTER(Assembly))
+    functions.archerfish_draft.restype, functions.archerfish_draft.argtypes = None, (c_void_p, POINTER(Drafting))
     functions.archerfish_size_of.restype, functions.archerfish_size_of.argtypes = c_int64, (c_char_p,)
     sizes = {structure.__name__: ctypes.sizeof(structure) for structure in STRUCTURES} | {"DrawRow": DRAW_ROW.itemsize}
     for name, size in sizes.items():
@@ -77,6 +78,10 @@ class Team:
         arguments = (self._handle, instructions, len(instructions), ctypes.byref(chunks))
         num_rows: int = self._functions.archerfish_run_chunks(*arguments)
         return num_rows
+
+    def draft(self, drafting: Drafting) -> None:
+        """Pass after pass, until every row has its guesses."""
+        self._functions.archerfish_draft(self._handle, ctypes.byref(drafting))
 
     def close(self) -> None:
         if self._handle:

@@ -24,6 +24,7 @@ class Operation(IntEnum):
     COMBINE = 16
     DRAW = 17
     SELECT = 18
+    SPREAD = 19
 
 
 class Format(IntEnum):
@@ -221,6 +222,10 @@ class Select(Structure):
     _fields_ = (("out", Rows), ("input", Rows))
 
 
+class Spread(Structure):
+    _fields_ = (("out", Rows), ("input", Rows), ("ids", c_void_p))
+
+
 class Instruction(Structure):
     _fields_ = (("operation", c_int32), ("selected", c_int32), ("operands", c_void_p))
 
@@ -266,6 +271,29 @@ class Assembly(Structure):
     )
 
 
+class Pass(Structure):
+    _fields_ = (
+        ("instructions", POINTER(Instruction)),
+        ("num_instructions", c_int64),
+        ("assembly", POINTER(Assembly)),
+        ("given", Rows),
+        ("states", Rows),
+    )
+
+
+class Drafting(Structure):
+    _fields_ = (
+        ("first", Pass),
+        ("further", Pass),
+        ("counts", c_void_p),
+        ("chunks", c_void_p),
+        ("rows", c_void_p),
+        ("drawn", c_void_p),
+        ("tokens", c_void_p),
+        ("nanoseconds", c_void_p),
+    )
+
+
 OPERANDS: dict[Operation, type[Structure]] = {
     Operation.EMBED: Embed,
     Operation.ADD: Add,
@@ -286,6 +314,7 @@ OPERANDS: dict[Operation, type[Structure]] = {
     Operation.COMBINE: Combine,
     Operation.DRAW: Draw,
     Operation.SELECT: Select,
+    Operation.SPREAD: Spread,
 }
 
 # For each operation, the operands that it reads rows from and those that it writes rows to.
@@ -332,5 +361,12 @@ POINTERS: dict[type[Structure], tuple[str, ...]] = {
 }
 """The fields of an operand that point to numbers which change from step to step."""
 
-STRUCTURES: tuple[type[Structure], ...] = (*dict.fromkeys(OPERANDS.values()), Instruction, Step, Assembly)
+STRUCTURES: tuple[type[Structure], ...] = (
+    *dict.fromkeys(OPERANDS.values()),
+    Instruction,
+    Step,
+    Assembly,
+    Pass,
+    Drafting,
+)
 """All that the library reads: their sizes must be its own."""

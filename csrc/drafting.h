@@ -1,0 +1,11 @@
+#pragma once
+
+#include "program.h"
+#include "team.h"
+
+namespace archerfish {
+
+// Runs pass after pass until everybody has the guesses that they wanted.
+void draft(Team& team, const KernelTable& kernels, const Drafting& drafting);
+
+}  // namespace archerfish
