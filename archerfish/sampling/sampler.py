@@ -10,7 +10,7 @@ from torch import Tensor
 
 from archerfish.ops.arrays import Ints
 from archerfish.ops.reference.probabilities import probabilities
-from archerfish.ops.signatures import DRAW_ROW, DrawRows
+from archerfish.ops.signatures import DRAW_ROW, Drawn, DrawRows
 from archerfish.ops.signatures import Draw as DrawOperation
 from archerfish.request import SamplingParams, TokenLogprob, TokenLogprobs
 from archerfish.sampling.edits import LogitEdits
@@ -139,15 +139,16 @@ class Sampler:
             self._grammars.advance(row, tokens)
 
     def _draw_some(self, logits: Tensor, rows: Ints, positions: Ints, history: Tensor, guessed: Guessed) -> Draw:
+        alone = self.asked_alone(rows, positions)
+        if alone is not None:
+            drawn = self._draw_op(logits, alone)
+            return Draw(drawn.tokens.tolist(), {}, _failures(drawn))
         edited = self._edited(logits, rows, positions, history, guessed)
         drawn = self._draw_op(edited, self._asked_at(rows, positions))
-        tokens = drawn.tokens.tolist()
-        failures = {
-            place: why_nothing(peak) for place, peak in enumerate(drawn.peaks.tolist()) if not math.isfinite(peak)
-        }
+        failures = _failures(drawn)
         if self._grammars is not None:
             failures |= self._grammars.failures(rows)
-        return Draw(tokens, self._logprobs(logits, drawn.tokens, rows), failures)
+        return Draw(drawn.tokens.tolist(), self._logprobs(logits, drawn.tokens, rows), failures)
 
     def _edited(self, logits: Tensor, rows: Ints, positions: Ints, history: Tensor, guessed: Guessed) -> Tensor:
         edited = self._edits.apply(logits, rows, positions)
@@ -186,6 +187,11 @@ class Sampler:
         places = torch.tensor(list(wanted), device=logits.device)
         entries = token_logprobs(logits[places], chosen[places], list(wanted.values()))
         return dict(zip(wanted, entries, strict=True))
+
+
+def _failures(drawn: Drawn) -> dict[int, str]:
+    """By place, why nothing can be drawn there."""
+    return {place: why_nothing(peak) for place, peak in enumerate(drawn.peaks.tolist()) if not math.isfinite(peak)}
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, num_top: list[int]) -> list[TokenLogprobs]:
