@@ -57,6 +57,8 @@ class LocalExecutor:
         self._verifier = verifier or Verifier(sampler, Rules())
         self.speculator = speculator
         """Who guesses tokens, if somebody does."""
+        self._saved = 0.0
+        """Seconds that the guesses of the step before saved."""
         self.features = features
         """Where what the model made of tokens is kept, for whoever guesses by it."""
         self._num_prompt_logprobs: dict[int, int] = {}
@@ -88,7 +90,7 @@ class LocalExecutor:
                 started = time.perf_counter()
                 _, logits = self._run(outline)
                 self._sampler.draw(logits, rows, outline.drawn_positions, torch.from_numpy(self._rows.tokens))
-                speculator.lengths.times.record(count, time.perf_counter() - started)
+                speculator.lengths.tried(count, time.perf_counter() - started)
         speculator.try_out()
 
     def run(self, plan: Plan) -> StepResult:
@@ -103,21 +105,20 @@ class LocalExecutor:
     def speculate(self, plan: Plan) -> StepResult:
         """The step with guesses, if there are any that pay, once its plan was taken in."""
         speculator = self.speculator
-        if speculator is None or not speculator.is_asked(plan):
+        if speculator is None:
             return self.compute(plan, Outline.of(plan.chunks))
+        if not speculator.is_asked:
+            result = self.compute(plan, Outline.of(plan.chunks))
+            return replace(result, saved_seconds=self._saved) if self._saved else result
         drafts = speculator.guess(plan, self._takes_tree)
-        started = time.perf_counter()
         if drafts is None:
             outline = Outline.of(plan.chunks)
             result = self.compute(plan, outline)
         else:
             outline = Outline.of(plan.chunks, np.array([len(draft) for draft in drafts])).with_drafts(drafts)
             result = self.check(plan, outline, drafts)
-        # Of steps in which nobody is asked nothing is learned: it would cost each of them, and they are like these.
-        seconds = time.perf_counter() - started
-        num_written = sum(map(len, result.tokens))
-        saved = speculator.took(int(outline.query_ends[-1]), seconds, plan, num_written)
-        return replace(result, guess_seconds=speculator.seconds, saved_seconds=saved)
+        speculator.took(int(outline.query_ends[-1]), sum(map(len, result.tokens)))
+        return replace(result, guess_seconds=speculator.seconds, saved_seconds=self._saved)
 
     @torch.inference_mode()
     def check(self, plan: Plan, outline: Outline, drafts: list[Draft]) -> StepResult:
@@ -232,7 +233,7 @@ class LocalExecutor:
         if self.features is not None:
             self.features.copy(plan.copies)
         if self.speculator is not None:
-            self.speculator.take_in(plan)
+            self._saved = self.speculator.take_in(plan)
 
     def _prompt_logprobs(self, plan: Plan, outline: Outline, hidden: Tensor) -> dict[int, list[TokenLogprobs]]:
         """For chunks whose row asked: log-probabilities of the prompt tokens that follow the chunk's own."""

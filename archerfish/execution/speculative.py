@@ -24,6 +24,8 @@ TakesTree = Callable[[Chunk], bool]
 _FIRST_ANSWER = 64.0
 """Tokens that an answer has, before any was seen."""
 _LENGTH_MEMORY = 0.9
+_ASKED_ON_END = 64
+"""Steps, after which one is made without asking anybody."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +58,19 @@ class _Offered(NamedTuple):
     """NO_DRAFT where it is yet to be made."""
 
 
+@dataclass(slots=True)
+class _Began:
+    """A step whose time is known when the next one begins."""
+
+    at: float
+    is_asked: bool
+    num_tokens: int
+    num_drawn: int
+    num_written: int
+    drafting: float = 0.0
+    """Seconds that a network took for guesses."""
+
+
 class Speculator:
     def __init__(self, ways: Sequence[Way], method: str, rows: Rows, clock: Clock, fixed: int | None = None) -> None:
         """The method is that of requests which name none: one of the ways, or auto.
@@ -80,8 +95,10 @@ class Speculator:
         """Of each way and row, how many tokens it knows. It is told of a row only when it is first asked."""
         self._used: list[Way | None] = []
         """For each chunk of the last step."""
-        self._ended: float | None = None
-        """When the last step did, if it was one with guesses."""
+        self._last: _Began | None = None
+        """The step that is under way, or was just made."""
+        self._num_asked = 0
+        """Steps since one was made without asking anybody, to know how long that takes."""
         self._mean_answer = _FIRST_ANSWER
         self.seconds = 0.0
         """That the last guessing took."""
@@ -91,6 +108,8 @@ class Speculator:
         ways = self._in_use or self._ways_of(self.method)
         if self.fixed is not None:
             return max((min(self.fixed * _width(way), way.most) for way in ways), default=0)
+        if self._num_asked >= _ASKED_ON_END:
+            return 0
         awake = [way for way in ways if way.rests.begin()]
         if not awake or not self.lengths.may_pay(num_drawn, max(way.trust.surest for way in awake)):
             for way in awake:
@@ -98,8 +117,9 @@ class Speculator:
             return 0
         return max(way.most for way in awake)
 
-    def take_in(self, plan: Plan) -> None:
-        """What is new since the last step."""
+    def take_in(self, plan: Plan) -> float:
+        """What is new since the last step. What guesses of that one saved, in seconds, or less than nothing."""
+        saved = self._settle_times(plan)
         for start in plan.starts:
             self._start(start)
         for way in self.ways:
@@ -109,6 +129,24 @@ class Speculator:
         if self._chosen:
             methods = {self._chosen.get(chunk.row, self.method) for chunk in plan.chunks}
             self._in_use = [way for way in self.ways if any(way in self._ways_of(method) for method in methods)]
+        return saved
+
+    def _settle_times(self, plan: Plan) -> float:
+        """The last step took from its start to this one's, unless there was nothing to do in the meantime."""
+        now, last, saved = self._clock(), self._last, 0.0
+        if last is not None and not plan.starts and last.num_tokens:
+            seconds = now - last.at
+            if last.is_asked:
+                self.lengths.times.record(last.num_tokens, seconds - last.drafting)
+                if last.num_drawn:
+                    saved = last.num_written * self.lengths.token_seconds(last.num_drawn) - seconds
+            else:
+                self.lengths.plain.record(last.num_tokens, seconds)
+        num_drawn = sum(chunk.samples for chunk in plan.chunks)
+        is_asked = any(chunk.num_guesses for chunk in plan.chunks)
+        self._num_asked = self._num_asked + 1 if is_asked else 0
+        self._last = _Began(now, is_asked, plan.num_tokens, num_drawn, num_drawn)
+        return saved
 
     def _ways_of(self, method: str) -> Sequence[Way]:
         if method == "auto":
@@ -138,18 +176,14 @@ class Speculator:
             way.trust.start(start.row)
             way.rests.start(start.row)
 
-    def is_asked(self, plan: Plan) -> bool:
-        """Whether a plan has room for guesses."""
-        if any(chunk.num_guesses for chunk in plan.chunks):
-            return True
-        self._ended = None
-        return False
+    @property
+    def is_asked(self) -> bool:
+        """Whether the plan that was taken in has room for guesses."""
+        return self._last is not None and self._last.is_asked
 
     def guess(self, plan: Plan, takes_tree: TakesTree) -> list[Draft] | None:
         """For each chunk of a plan; None where nothing is guessed. The guesses are then on the rows."""
         started = self._clock()
-        if self._ended is not None:
-            self.lengths.waited(started - self._ended)
         places = [place for place, chunk in enumerate(plan.chunks) if chunk.num_guesses]
         offered = self._best([one for way in self._in_use for one in self._offers(way, plan, places, takes_tree)])
         drafts = [NO_DRAFT] * len(plan.chunks)
@@ -177,14 +211,10 @@ class Speculator:
                 way.rests.went(chunk.row, gained=stood[place] > 0)
         self._settle_rests(plan)
 
-    def took(self, num_tokens: int, seconds: float, plan: Plan, num_written: int) -> float:
-        """A step of so many tokens was made, guessing aside. What guesses saved, in seconds, or less than nothing."""
-        self.lengths.times.record(num_tokens, seconds)
-        self._ended = self._clock()
-        num_drawn = sum(chunk.samples for chunk in plan.chunks)
-        gained = (num_written - num_drawn) * self.lengths.token_seconds(num_drawn) if num_drawn else 0.0
-        added = seconds - self.lengths.times.of(plan.num_tokens) if num_tokens > plan.num_tokens else 0.0
-        return gained - added - self.seconds
+    def took(self, num_tokens: int, num_written: int) -> None:
+        """What the step came to with its guesses."""
+        assert self._last is not None
+        self._last.num_tokens, self._last.num_written = num_tokens, num_written
 
     def _settle_rests(self, plan: Plan) -> None:
         rows = [chunk.row for chunk in plan.chunks if chunk.num_guesses]
@@ -281,7 +311,11 @@ class Speculator:
                 one.way.rests.went(chunk.row, gained=False)
         for of_way in asks.values():
             way = offered[of_way[0][0]].way
-            for (number, _), draft in zip(of_way, way.proposer.propose([ask for _, ask in of_way]), strict=True):
+            started = self._clock()
+            made = way.proposer.propose([ask for _, ask in of_way])
+            if self._last is not None:
+                self._last.drafting += self._clock() - started
+            for (number, _), draft in zip(of_way, made, strict=True):
                 is_taken = draft.is_chain or takes_tree(plan.chunks[offered[number].place])
                 drafts[number] = draft if is_taken else draft.first_line()
         return drafts

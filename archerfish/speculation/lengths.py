@@ -17,10 +17,6 @@ _PATIENCE = 256
 """Steps after which it is tried again whether guesses pay: times that say no may have been an accident."""
 _MARGIN = 1.1
 """What a guess must save of what it costs: estimates are not exact."""
-_SMOOTHING = 0.1
-"""Weight of a new measurement of what lies between steps."""
-_ODD = 4.0
-"""Times that are so much longer than usual say that the engine had nothing to do."""
 
 
 class Step(NamedTuple):
@@ -54,32 +50,34 @@ class Lengths:
 
     def __init__(self) -> None:
         self.times = StepTimes()
-        """Of the model's steps."""
+        """Of steps in which somebody was asked, from one to the next, drafting aside."""
         self.drafting = StepTimes()
         """Of passes of the network that guesses, where there is one."""
-        self._between: float | None = None
-        """Seconds from one step's end to the next one's start."""
+        self.plain = StepTimes()
+        """Of steps in which nobody was asked for guesses."""
         self._pace = 1.0
         """What a token costs with guesses, as a part of what it costs without."""
         self._num_refused = 0
         """Steps in which no guess could have paid, since one was last tried all the same."""
 
-    def waited(self, seconds: float) -> None:
-        """So much time lay between two steps."""
-        if self._between is None or seconds < self._between / _ODD:
-            self._between = seconds
-        elif seconds < self._between * _ODD:
-            self._between += _SMOOTHING * (seconds - self._between)
+    def tried(self, num_tokens: int, seconds: float) -> None:
+        """A step was tried before there was anything to do. Whoever is asked takes little beside."""
+        self.times.record(num_tokens, seconds)
+        self.plain.record(num_tokens, seconds)
 
     def token_seconds(self, num_drawn: int) -> float:
         """What a token costs without guesses."""
-        return ((self._between or 0.0) + self.times.of(num_drawn)) / num_drawn
+        return self.step_seconds(num_drawn) / num_drawn
+
+    def step_seconds(self, num_tokens: int) -> float:
+        """Of a step without guesses; as long as none was seen, of one in which they would have been in vain."""
+        return (self.plain or self.times).of(num_tokens)
 
     def speed_up(self, trust: float, num_guesses: int, *, is_drafted: bool) -> float:
         """The classical estimate for one sequence: tokens of a step with so many guesses, each of which stands as often
         if the one before it did, against what the step takes; both as times of steps without."""
         num_tokens = 1 + sum(trust**depth for depth in range(1, num_guesses + 1))
-        seconds = (self._between or 0.0) + self.times.of(1 + num_guesses)
+        seconds = self.times.of(1 + num_guesses)
         if is_drafted:
             # What was written by the step before is read first: as many tokens as a step writes, but for guesses read.
             seconds += self.drafting.of(2) + (num_guesses - 1) * self.drafting.of(1)
@@ -89,7 +87,7 @@ class Lengths:
         """Whether a guess could pay in a step that draws for so many sequences, if it stands as the surest do."""
         if not self.times or not num_drawn:
             return True
-        added = self.times.of(num_drawn + 1) - self.times.of(num_drawn)
+        added = self.times.of(num_drawn + 1) - self.step_seconds(num_drawn)
         if surest * self.token_seconds(num_drawn) > _MARGIN * added:
             return True
         self._num_refused += 1
@@ -127,7 +125,7 @@ class Lengths:
         plain = self.token_seconds(step.num_drawn)
         worth = plain * self._pace
         drafting = _Drafting(self.drafting, offers)
-        before = self.times.of(step.num_tokens)
+        before = self.step_seconds(step.num_tokens)
         best, best_count, best_expected, best_cost = 0.0, 0, 0.0, 0.0
         expected, num_tokens = 0.0, step.num_tokens
         for count, (chance, depth, place) in enumerate(ranked, 1):

@@ -6,6 +6,8 @@ _GUESSED_SLOPE = 0.2
 """What one token more adds to a step of one token, before anything was measured: more than on most machines."""
 _WEIGHT = 0.1
 """Of a new measurement against what is known of its size."""
+_ODD = 2.0
+"""A time so much longer than what is known counts as no more than that: mostly somebody else had the machine."""
 _FIRST = 3
 """Measurements of a size of which the best counts: a cold start is nothing that returns."""
 _NEAR = 2
@@ -35,7 +37,7 @@ class StepTimes:
         if count <= _FIRST:
             self._seconds[size] = min(before, seconds)
         else:
-            self._seconds[size] = before + _WEIGHT * (seconds - before)
+            self._seconds[size] = before + _WEIGHT * (min(seconds, _ODD * before) - before)
         self._curve = None
 
     def forget_beyond(self, num_tokens: int) -> None:

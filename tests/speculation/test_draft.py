@@ -33,7 +33,7 @@ def test_what_guesses_were_drawn_from_goes_with_them() -> None:
     assert drawn == TREE and NO_DRAFT.proposals is None and TREE.first(2).proposals is None
     assert proposals(drawn.first(2)) == [[0.0, 1.0], [2.0, 3.0]]
     assert proposals(drawn.first_line()) == [[0.0, 1.0], [2.0, 3.0]]
-    aside = Draft((5, 6, 7), (ROOT, ROOT, 0), torch.arange(3.0)[:, None])
+    aside = Draft((5, 6, 7), (ROOT, ROOT, 0), proposals=torch.arange(3.0)[:, None])
     assert proposals(aside.first_line()) == [[0.0], [2.0]]
 
 

@@ -89,15 +89,14 @@ def test_what_is_checked_as_a_whole_costs_all_its_tokens() -> None:
     assert lengths.choose(Step(1, 1), [Offer((0.9,), width=12)]).counts == [0]
 
 
-def test_time_between_steps_is_saved_too() -> None:
-    lengths = lengths_of([1.0, 2.0])
+def test_what_asking_takes_is_part_of_the_price() -> None:
+    lengths = lengths_of([1.0, 1.2])
     offers = offers_of([0.6], [1])
-    assert lengths.choose(Step(1, 1), offers).counts == [0]
-    lengths.waited(1.0)
-    assert lengths.token_seconds(1) == 2.0
     assert lengths.choose(Step(1, 1), offers).counts == [1]
-    lengths.waited(60.0)
-    assert lengths.token_seconds(1) == 2.0, "nobody asked for anything in the meantime"
+    lengths.plain.record(1, 0.5)
+    assert lengths.token_seconds(1) == 0.5
+    assert lengths.choose(Step(1, 1), offers).counts == [0], "a step that asks nobody is shorter"
+    assert not lengths.may_pay(1, 0.9)
 
 
 def test_where_tokens_cost_as_much_as_steps_nothing_is_checked() -> None:
@@ -118,8 +117,8 @@ def test_the_classical_estimate() -> None:
     classical = (1 - 0.8**5) / ((1 - 0.8) * (4 * 0.2 + 1))
     assert lengths.speed_up(0.8, 4, is_drafted=True) == pytest.approx(classical)
     assert lengths.speed_up(0.8, 4, is_drafted=False) == pytest.approx((1 - 0.8**5) / (1 - 0.8))
-    lengths.waited(0.5)
-    assert lengths.speed_up(1.0, 1, is_drafted=False) == pytest.approx(2.0), "what lies between steps is paid once, too"
+    lengths.plain.record(1, 0.5)
+    assert lengths.speed_up(1.0, 1, is_drafted=False) == pytest.approx(1.0), "against steps that ask nobody"
 
 
 def test_the_better_of_two_offers_is_told_by_what_it_brings() -> None:
