@@ -80,7 +80,8 @@ class NetworkProposer:
     def take_in(self, plan: Plan) -> None:
         """What is new since the last step."""
         self._filled.take_in(plan)
-        self._network.copy(plan.copies)
+        if plan.copies:
+            self._network.copy(plan.copies)
 
     def try_out(self) -> None:
         """Before the first plan: see how long passes take. What they leave behind is never read."""

@@ -25,11 +25,13 @@ class Filled:
     def take_in(self, plan: Plan) -> None:
         """What is new since the last step: blocks that are written from their start, and copies of others."""
         for chunk in plan.chunks:
-            for block in chunk.new_blocks[self._group] if chunk.new_blocks else ():
-                self._counts[block] = 0
-        counts = [self._counts[copy.source] for copy in plan.copies]
-        for copy, count in zip(plan.copies, counts, strict=True):
-            self._counts[copy.target] = count
+            if chunk.new_blocks:
+                for block in chunk.new_blocks[self._group]:
+                    self._counts[block] = 0
+        if plan.copies:
+            counts = [self._counts[copy.source] for copy in plan.copies]
+            for copy, count in zip(plan.copies, counts, strict=True):
+                self._counts[copy.target] = count
         if plan.starts:
             firsts = {chunk.row: chunk.start for chunk in plan.chunks}
             for start in plan.starts:

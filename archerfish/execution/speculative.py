@@ -26,6 +26,8 @@ _FIRST_ANSWER = 64.0
 _LENGTH_MEMORY = 0.9
 _ASKED_ON_END = 64
 """Steps, after which one is made without asking anybody."""
+_PLAIN_TIMED = 8
+"""One of so many steps without guesses is timed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,8 +69,8 @@ class _Began:
     num_tokens: int
     num_drawn: int
     num_written: int
-    drafting: float = 0.0
-    """Seconds that a network took for guesses."""
+    guessing: float = 0.0
+    """Seconds that were spent on it."""
 
 
 class Speculator:
@@ -97,35 +99,48 @@ class Speculator:
         """For each chunk of the last step."""
         self._last: _Began | None = None
         """The step that is under way, or was just made."""
-        self._num_asked = 0
-        """Steps since one was made without asking anybody, to know how long that takes."""
+        self._room = 0
+        """For guesses of each sequence, in the step that is planned."""
+        self._num_asked = self._num_plain = 0
+        """Steps with and without room for guesses, since there was last one of the other kind, and in all."""
+        self._usual_method = ""
+        self._usual: Sequence[Way] = ()
+        """Ways of rows that chose no other."""
+        self._networks: list[NetworkProposer] = []
         self._mean_answer = _FIRST_ANSWER
         self.seconds = 0.0
         """That the last guessing took."""
 
     def most(self, num_drawn: int) -> int:
         """How many guesses each of so many sequences should have room for: none where none could pay."""
+        self._room = self._most(num_drawn)
+        return self._room
+
+    def _most(self, num_drawn: int) -> int:
         ways = self._in_use or self._ways_of(self.method)
         if self.fixed is not None:
             return max((min(self.fixed * _width(way), way.most) for way in ways), default=0)
         if self._num_asked >= _ASKED_ON_END:
             return 0
-        awake = [way for way in ways if way.rests.begin()]
-        if not awake or not self.lengths.may_pay(num_drawn, max(way.trust.surest for way in awake)):
-            for way in awake:
-                way.trust.pass_by(way.trust.rows)
-            return 0
-        return max(way.most for way in awake)
+        most = 0
+        for way in ways:
+            if way.rests.begin():
+                is_drafted = way.network is not None
+                if self.lengths.may_pay(num_drawn, way.trust.surest, is_drafted=is_drafted):
+                    most = max(most, way.most)
+                else:
+                    way.trust.pass_by(way.trust.rows)
+                    way.rests.pause()
+        return most
 
     def take_in(self, plan: Plan) -> float:
         """What is new since the last step. What guesses of that one saved, in seconds, or less than nothing."""
         saved = self._settle_times(plan)
         for start in plan.starts:
             self._start(start)
-        for way in self.ways:
-            if way.network is not None:
-                way.network.take_in(plan)
-        self._in_use = self._ways_of(self.method)
+        self._in_use = self._usual if self.method == self._usual_method else self._learn_method()
+        for network in self._networks:
+            network.take_in(plan)
         if self._chosen:
             methods = {self._chosen.get(chunk.row, self.method) for chunk in plan.chunks}
             self._in_use = [way for way in self.ways if any(way in self._ways_of(method) for method in methods)]
@@ -134,19 +149,31 @@ class Speculator:
     def _settle_times(self, plan: Plan) -> float:
         """The last step took from its start to this one's, unless there was nothing to do in the meantime."""
         now, last, saved = self._clock(), self._last, 0.0
-        if last is not None and not plan.starts and last.num_tokens:
+        if last is not None and not plan.starts:
             seconds = now - last.at
             if last.is_asked:
-                self.lengths.times.record(last.num_tokens, seconds - last.drafting)
+                self.lengths.times.record(last.num_tokens, seconds - last.guessing)
                 if last.num_drawn:
                     saved = last.num_written * self.lengths.token_seconds(last.num_drawn) - seconds
-            else:
+            elif last.num_tokens:
                 self.lengths.plain.record(last.num_tokens, seconds)
-        num_drawn = sum(chunk.samples for chunk in plan.chunks)
-        is_asked = any(chunk.num_guesses for chunk in plan.chunks)
-        self._num_asked = self._num_asked + 1 if is_asked else 0
-        self._last = _Began(now, is_asked, plan.num_tokens, num_drawn, num_drawn)
+        self._last = None
+        if self._room:
+            self._num_asked += 1
+            num_drawn = sum(chunk.samples for chunk in plan.chunks)
+            self._last = _Began(now, True, plan.num_tokens, num_drawn, num_drawn)
+        else:
+            self._num_asked = 0
+            self._num_plain += 1
+            # Of steps in which nobody is asked few are timed: it would cost each of them.
+            if self._num_plain % _PLAIN_TIMED == 0:
+                self._last = _Began(now, False, plan.num_tokens, 0, 0)
         return saved
+
+    def _learn_method(self) -> Sequence[Way]:
+        self._usual_method, self._usual = self.method, self._ways_of(self.method)
+        self._networks = [way.network for way in self.ways if way.network is not None]
+        return self._usual
 
     def _ways_of(self, method: str) -> Sequence[Way]:
         if method == "auto":
@@ -213,8 +240,9 @@ class Speculator:
 
     def took(self, num_tokens: int, num_written: int) -> None:
         """What the step came to with its guesses."""
-        assert self._last is not None
-        self._last.num_tokens, self._last.num_written = num_tokens, num_written
+        last = self._last
+        assert last is not None
+        last.num_tokens, last.num_written, last.guessing = num_tokens, num_written, self.seconds
 
     def _settle_rests(self, plan: Plan) -> None:
         rows = [chunk.row for chunk in plan.chunks if chunk.num_guesses]
@@ -311,11 +339,7 @@ class Speculator:
                 one.way.rests.went(chunk.row, gained=False)
         for of_way in asks.values():
             way = offered[of_way[0][0]].way
-            started = self._clock()
-            made = way.proposer.propose([ask for _, ask in of_way])
-            if self._last is not None:
-                self._last.drafting += self._clock() - started
-            for (number, _), draft in zip(of_way, made, strict=True):
+            for (number, _), draft in zip(of_way, way.proposer.propose([ask for _, ask in of_way]), strict=True):
                 is_taken = draft.is_chain or takes_tree(plan.chunks[offered[number].place])
                 drafts[number] = draft if is_taken else draft.first_line()
         return drafts
@@ -325,7 +349,7 @@ class Speculator:
         if self.fixed is not None or not offered:
             return [len(one.offer.chances) for one in offered]
         step = Step(plan.num_tokens, sum(chunk.samples for chunk in plan.chunks))
-        counts = self.lengths.choose(step, [one.offer for one in offered]).counts
+        counts = self.lengths.choose(step, [one.offer for one in offered])
         passed: dict[str, list[int]] = {}
         for one, count in zip(offered, counts, strict=True):
             if not count:

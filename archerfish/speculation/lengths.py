@@ -4,8 +4,8 @@ A guess is worth its chance to stand times what a token costs; it costs what one
 it takes to make it. All of that is learned from the past, so what is chosen says nothing about the draw to come.
 
 What a token costs is what it costs with the guesses that are chosen: tokens come cheaper then, and another guess is
-worth less. The number that makes tokens cheapest is found step by step, each starting from the pace of the one before
-(Dinkelbach's way to maximize a ratio).
+worth less. The number that makes tokens cheapest is found in a few rounds, each with what a token costs after the one
+before (Dinkelbach's way to maximize a ratio).
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,13 @@ from typing import NamedTuple
 
 from archerfish.speculation.times import StepTimes
 
-_PATIENCE = 256
-"""Steps after which it is tried again whether guesses pay: times that say no may have been an accident."""
+_MOST_ROUNDS = 8
+_LOOKED_AHEAD = 16
+"""Guesses of one sequence, of which it is asked whether so many could pay."""
+_PATIENCE = 64
+"""Steps after which it is tried again whether guesses pay."""
+_LONG_PATIENCE = 512
+"""The same, and what is known of longer steps is forgotten: times that say no may have been an accident."""
 _MARGIN = 1.1
 """What a guess must save of what it costs: estimates are not exact."""
 
@@ -38,25 +43,16 @@ class Offer(NamedTuple):
     """Tokens that each of them adds to the step."""
 
 
-class Choice(NamedTuple):
-    counts: list[int]
-    """Of each offer."""
-    expected: float
-    """Guesses that will stand."""
-
-
 class Lengths:
     """Chooses, and learns from what became of it."""
 
     def __init__(self) -> None:
         self.times = StepTimes()
-        """Of steps in which somebody was asked, from one to the next, drafting aside."""
+        """Of steps in which somebody was asked, from one to the next, what asking took aside."""
         self.drafting = StepTimes()
         """Of passes of the network that guesses, where there is one."""
         self.plain = StepTimes()
         """Of steps in which nobody was asked for guesses."""
-        self._pace = 1.0
-        """What a token costs with guesses, as a part of what it costs without."""
         self._num_refused = 0
         """Steps in which no guess could have paid, since one was last tried all the same."""
 
@@ -83,36 +79,43 @@ class Lengths:
             seconds += self.drafting.of(2) + (num_guesses - 1) * self.drafting.of(1)
         return num_tokens * self.token_seconds(1) / seconds
 
-    def may_pay(self, num_drawn: int, surest: float) -> bool:
+    def may_pay(self, num_drawn: int, surest: float, *, is_drafted: bool = False) -> bool:
         """Whether a guess could pay in a step that draws for so many sequences, if it stands as the surest do."""
         if not self.times or not num_drawn:
             return True
-        added = self.times.of(num_drawn + 1) - self.step_seconds(num_drawn)
-        if surest * self.token_seconds(num_drawn) > _MARGIN * added:
-            return True
+        before, worth, expected = self.step_seconds(num_drawn), self.token_seconds(num_drawn), 0.0
+        drafting = self.drafting.of(1) if is_drafted and self.drafting else 0.0
+        for count in range(1, _LOOKED_AHEAD + 1):
+            expected += surest**count
+            # Not every number need be tried: where so many pay, about as many do.
+            if count & (count - 1) == 0:
+                added = self.times.of(num_drawn + count) - before + count * drafting
+                if expected * worth > _MARGIN * added:
+                    return True
         self._num_refused += 1
-        if self._num_refused >= _PATIENCE:
+        if self._num_refused % _PATIENCE:
+            return False
+        if self._num_refused >= _LONG_PATIENCE:
             self._num_refused = 0
             self.times.forget_beyond(num_drawn)
-        return False
+        return True
 
     def gain(self, offer: Offer) -> float:
         """What an offer brings by itself, in tokens, before they are checked: to tell which of several is best."""
         if not offer.num_unread or not self.drafting or not self.times:
             return sum(offer.chances)
         first, further = self.drafting.of(offer.num_unread), self.drafting.of(1)
-        token = self.token_seconds(1) * self._pace
+        token = self.token_seconds(1)
         gained = best = -first / token
         for depth, chance in enumerate(offer.chances):
             gained += chance - (further / token if depth else 0.0)
             best = max(best, gained)
         return best
 
-    def choose(self, step: Step, offers: Sequence[Offer]) -> Choice:
+    def choose(self, step: Step, offers: Sequence[Offer]) -> list[int]:
         """How many of each offer to check."""
         if not self.times or not step.num_drawn:
-            counts = [min(1, len(offer.chances)) for offer in offers]
-            return Choice(counts, 0.0)
+            return [min(1, len(offer.chances)) for offer in offers]
         # Likeliest first; an offer's own are in order by themselves, since chances only fall along it.
         ranked = sorted(
             [
@@ -122,25 +125,29 @@ class Lengths:
             ],
             reverse=True,
         )
-        plain = self.token_seconds(step.num_drawn)
-        worth = plain * self._pace
-        drafting = _Drafting(self.drafting, offers)
-        before = self.step_seconds(step.num_tokens)
-        best, best_count, best_expected, best_cost = 0.0, 0, 0.0, 0.0
-        expected, num_tokens = 0.0, step.num_tokens
-        for count, (chance, depth, place) in enumerate(ranked, 1):
-            expected += chance
+        drafting, before = _Drafting(self.drafting, offers), self.step_seconds(step.num_tokens)
+        expected, costs, num_tokens = [0.0], [0.0], step.num_tokens
+        for chance, depth, place in ranked:
             num_tokens += offers[place].width
-            cost = self.times.of(num_tokens) - before + drafting.add(place, -depth)
-            saved = expected * worth - _MARGIN * cost
-            if saved > best:
-                best, best_count, best_expected, best_cost = saved, count, expected, cost
+            expected.append(expected[-1] + chance)
+            costs.append(_MARGIN * (self.times.of(num_tokens) - before + drafting.add(place, -depth)))
+        count = _cheapest(expected, costs, step.num_drawn, self.token_seconds(step.num_drawn))
         counts = [0] * len(offers)
-        for _, _, place in ranked[:best_count]:
+        for _, _, place in ranked[:count]:
             counts[place] += 1
-        with_guesses = (plain * step.num_drawn + _MARGIN * best_cost) / (step.num_drawn + best_expected)
-        self._pace = with_guesses / plain
-        return Choice(counts, best_expected)
+        return counts
+
+
+def _cheapest(expected: Sequence[float], costs: Sequence[float], num_drawn: int, plain: float) -> int:
+    """How many of some guesses, in their order, make tokens cheapest, given what the first of them bring and cost."""
+    chosen, worth = 0, plain
+    for _ in range(_MOST_ROUNDS):
+        found = max(range(len(costs)), key=lambda count: expected[count] * worth - costs[count])
+        if found == chosen:
+            break
+        chosen = found
+        worth = (plain * num_drawn + costs[chosen]) / (num_drawn + expected[chosen])
+    return chosen
 
 
 class _Drafting:

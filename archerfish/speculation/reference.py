@@ -9,6 +9,7 @@ learns its own doubt from how its copies went. Looking up n-grams is the special
 from collections import OrderedDict
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from itertools import pairwise
 from math import exp, log
 from typing import NamedTuple
 
@@ -98,24 +99,49 @@ class Page:
 
 
 class _Row:
-    """One sequence: its own text, its answer in the tenant's memory, and how its copies went."""
+    """One sequence: its own text, its answer in the tenant's memory, and how its copies went.
+
+    The automaton is made when two tokens have followed each other before as the last two do: for answers that repeat
+    nothing it never is.
+    """
 
     def __init__(self, tokens: Sequence[int], page: Page | None) -> None:
         self._text = SuffixAutomaton()
-        self._end = self._text.extend(EMPTY, tokens)
+        self._end = EMPTY
+        self._unread = list(tokens)
+        """Tokens that are not in the automaton yet."""
+        self._last = tokens[-1]
+        *earlier, last = pairwise((None, *tokens))
+        self._pairs = set(earlier)
+        """Tokens that followed each other."""
+        self._has_repeated = last in self._pairs
+        self._pairs.add(last)
         self._page = page
         self.doubt = FIRST_DOUBT
 
     def extend(self, tokens: Sequence[int]) -> None:
-        self._end = self._text.extend(self._end, tokens)
+        if not tokens:
+            return
+        if not self._has_repeated:
+            for pair in pairwise((self._last, *tokens)):
+                self._has_repeated = self._has_repeated or pair in self._pairs
+                self._pairs.add(pair)
+        self._last = tokens[-1]
+        self._unread += tokens
         if self._page is not None:
             self._page.write(tokens)
 
     def match(self) -> Match:
         """The longest there is, the sequence's own before others of the same length."""
-        own = Match(self._text, self._end, self._text.length[self._end]).continued()
+        own = self._own_match() if self._has_repeated else Match(self._text, EMPTY, 0)
         others = self._page.matches() if self._page is not None else []
         return max(own, *others, key=lambda match: match.length) if others else own
+
+    def _own_match(self) -> Match:
+        if self._unread:
+            self._end = self._text.extend(self._end, self._unread)
+            self._unread.clear()
+        return Match(self._text, self._end, self._text.length[self._end]).continued()
 
     def learn(self, draft: Draft, drawn: Sequence[int]) -> None:
         """One step up the slope of the likelihood of what stood and what failed, in the doubt's logarithm."""

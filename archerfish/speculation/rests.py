@@ -8,6 +8,11 @@ from collections.abc import Iterable
 
 _LONGEST = 16
 """Steps."""
+_PAUSE = 8
+"""Steps."""
+_LATE = 4
+"""Steps that a new row rests, after this many in vain for all rows:"""
+_LONG_IN_VAIN = 32
 
 
 class Rests:
@@ -19,15 +24,23 @@ class Rests:
         """Of each row that was asked in vain: the step it wakes at, and how long it rested last."""
         self._quiet_until = 0
         """Nobody need be asked before."""
+        self._num_in_vain = 0
+        """Times that somebody was asked since it last brought a token, whoever it was."""
 
     def begin(self) -> bool:
         """A step is planned: whether anybody is awake."""
         self._step += 1
         return self._step >= self._quiet_until
 
+    def pause(self) -> None:
+        """Nobody need be asked for a while: nothing would pay."""
+        self._quiet_until = self._step + _PAUSE
+
     def start(self, row: int) -> None:
-        """Another sequence takes up the row."""
+        """Another sequence takes up the row. Where nobody has gained for long, it need not begin at once."""
         self._rests.pop(row, None)
+        if self._num_in_vain >= _LONG_IN_VAIN:
+            self._rests[row] = (self._step + 1 + _LATE, _LATE)
         self._quiet_until = 0
 
     def is_awake(self, row: int) -> bool:
@@ -38,7 +51,9 @@ class Rests:
         """The row was asked, and it brought a token or did not."""
         if gained:
             self._rests.pop(row, None)
+            self._num_in_vain = 0
         else:
+            self._num_in_vain += 1
             _, last = self._rests.get(row, (0, 0))
             rest = min(_LONGEST, 2 * last or 1)
             self._rests[row] = (self._step + 1 + rest, rest)

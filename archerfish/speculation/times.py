@@ -64,16 +64,11 @@ class StepTimes:
         return seconds[known] * (1 + self._slope(known) * (num_tokens - sizes[known]))
 
     def _made(self) -> tuple[list[int], list[float]]:
-        """More tokens never take less time: neighbours that say so are noise, and have their mean."""
+        """More tokens never take less time. What says otherwise was held up: that only ever adds."""
         sizes = sorted(self._seconds)
-        pools: list[list[float]] = []  # Mean and number of sizes that have it.
-        for size in sizes:
-            pools.append([self._seconds[size], 1.0])
-            while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-                mean, count = pools.pop()
-                total = pools[-1][1] + count
-                pools[-1] = [(pools[-1][0] * pools[-1][1] + mean * count) / total, total]
-        seconds = [mean for mean, count in pools for _ in range(int(count))]
+        seconds = [self._seconds[size] for size in sizes]
+        for place in range(len(sizes) - 2, -1, -1):
+            seconds[place] = min(seconds[place], seconds[place + 1])
         self._curve = (sizes, seconds)
         return self._curve
 

@@ -65,9 +65,9 @@ class Trust:
 
     @property
     def surest(self) -> float:
-        """The largest of any row that is known, and 1 where none is."""
+        """The largest of any row."""
         general = self._all.trust(_FIRST_TRUST)
-        return max((record.trust(general) for record in self._rows.values()), default=1.0)
+        return max((record.trust(general) for record in self._rows.values()), default=general)
 
     @property
     def rows(self) -> list[int]:

@@ -29,13 +29,6 @@ def offers_of(trusts: list[float], most: list[int], num_unread: float = 0.0) -> 
     ]
 
 
-def settled(lengths: Lengths, step: Step, offers: list[Offer]) -> list[int]:
-    """What is chosen when nothing changes from step to step."""
-    for _ in range(12):
-        choice = lengths.choose(step, offers)
-    return choice.counts
-
-
 def token_seconds(lengths: Lengths, step: Step, offers: list[Offer], chosen: tuple[int, ...], drafting: float) -> float:
     """What a token costs with a choice, as estimates are trusted."""
     expected = sum(sum(offer.chances[:count]) for offer, count in zip(offers, chosen, strict=True))
@@ -55,7 +48,7 @@ def token_seconds(lengths: Lengths, step: Step, offers: list[Offer], chosen: tup
 def test_no_other_choice_makes_tokens_cheaper(trusts: list[float], slope: float, knee: int, most: list[int]) -> None:
     lengths = lengths_of([1.0 + slope * max(0, num_tokens - knee) for num_tokens in range(1, 17)])
     offers, step = offers_of(trusts, most), Step(len(trusts), len(trusts))
-    chosen = tuple(settled(lengths, step, offers))
+    chosen = tuple(lengths.choose(step, offers))
     every = product(*(range(len(offer.chances) + 1) for offer in offers))
     best = min(token_seconds(lengths, step, offers, one, 0.0) for one in every)
     assert token_seconds(lengths, step, offers, chosen, 0.0) == pytest.approx(best, rel=1e-9)
@@ -70,44 +63,42 @@ def test_no_other_choice_makes_tokens_cheaper(trusts: list[float], slope: float,
 def test_what_it_takes_to_guess_counts(trust: float, slope: float, drafting: float) -> None:
     lengths = lengths_of([1.0 + slope * count for count in range(16)], drafting)
     [offer], step = offers_of([trust], [8], num_unread=1.0), Step(1, 1)
-    [chosen] = settled(lengths, step, [offer])
+    [chosen] = lengths.choose(step, [offer])
     costs = [token_seconds(lengths, step, [offer], (count,), drafting) for count in range(9)]
     assert costs[chosen] == pytest.approx(min(costs), rel=1e-9)
 
 
 def test_a_network_that_takes_longer_than_it_saves_is_not_asked() -> None:
     lengths = lengths_of([1.0] * 16, drafting=2.0)
-    assert lengths.choose(Step(1, 1), offers_of([0.9], [8], num_unread=1.0)).counts == [0]
-    assert lengths.choose(Step(1, 1), offers_of([0.9], [8])).counts == [8], (
-        "guesses that are there already cost nothing"
-    )
+    assert lengths.choose(Step(1, 1), offers_of([0.9], [8], num_unread=1.0)) == [0]
+    assert lengths.choose(Step(1, 1), offers_of([0.9], [8])) == [8], "guesses that are there already cost nothing"
 
 
 def test_what_is_checked_as_a_whole_costs_all_its_tokens() -> None:
     lengths = lengths_of([1.0 + 0.1 * count for count in range(16)])
-    assert lengths.choose(Step(1, 1), [Offer((0.9,), width=2)]).counts == [1]
-    assert lengths.choose(Step(1, 1), [Offer((0.9,), width=12)]).counts == [0]
+    assert lengths.choose(Step(1, 1), [Offer((0.9,), width=2)]) == [1]
+    assert lengths.choose(Step(1, 1), [Offer((0.9,), width=12)]) == [0]
 
 
 def test_what_asking_takes_is_part_of_the_price() -> None:
     lengths = lengths_of([1.0, 1.2])
     offers = offers_of([0.6], [1])
-    assert lengths.choose(Step(1, 1), offers).counts == [1]
+    assert lengths.choose(Step(1, 1), offers) == [1]
     lengths.plain.record(1, 0.5)
     assert lengths.token_seconds(1) == 0.5
-    assert lengths.choose(Step(1, 1), offers).counts == [0], "a step that asks nobody is shorter"
-    assert not lengths.may_pay(1, 0.9)
+    assert lengths.choose(Step(1, 1), offers) == [0], "a step that asks nobody is shorter"
+    assert not lengths.may_pay(1, 0.5)
 
 
 def test_where_tokens_cost_as_much_as_steps_nothing_is_checked() -> None:
     lengths = lengths_of([0.1 * num_tokens for num_tokens in range(1, 17)])
-    assert lengths.choose(Step(1, 1), offers_of([0.9], [8])).counts == [0]
+    assert lengths.choose(Step(1, 1), offers_of([0.9], [8])) == [0]
     assert not lengths.may_pay(1, 0.9)
 
 
 def test_where_tokens_cost_nothing_all_are() -> None:
     lengths = lengths_of([1.0] * 16)
-    assert lengths.choose(Step(1, 1), offers_of([0.5], [8])).counts == [8]
+    assert lengths.choose(Step(1, 1), offers_of([0.5], [8])) == [8]
     assert lengths.may_pay(1, 0.5)
 
 
@@ -132,15 +123,23 @@ def test_the_better_of_two_offers_is_told_by_what_it_brings() -> None:
 
 
 def test_before_anything_was_measured_one_guess_is_tried() -> None:
-    assert Lengths().choose(Step(2, 2), [Offer((0.5,) * 5), Offer(())]).counts == [1, 0]
+    assert Lengths().choose(Step(2, 2), [Offer((0.5,) * 5), Offer(())]) == [1, 0]
 
 
 def test_what_never_paid_is_tried_again_now_and_then() -> None:
-    lengths = lengths_of([1.0, 2.5])
-    answers = [lengths.may_pay(1, 1.0) for _ in range(300)]
-    assert answers.index(True) == 256, "what was measured is forgotten"
+    lengths = lengths_of([1.0 + 1.5 * count for count in range(20)])
+    answers = [lengths.may_pay(1, 1.0) for _ in range(512)]
+    assert [place for place, answer in enumerate(answers) if answer] == [63, 127, 191, 255, 319, 383, 447, 511]
     lengths.times.record(2, 2.5)
-    assert not lengths.may_pay(1, 1.0)
+    assert not lengths.may_pay(1, 0.5), "what was measured is forgotten in the end, and may be measured again"
     for _ in range(300):
         lengths.times.record(2, 1.1)
-    assert lengths.may_pay(1, 1.0)
+    assert lengths.may_pay(1, 0.5)
+
+
+def test_many_may_pay_where_one_does_not() -> None:
+    lengths = lengths_of([1.0, *[2.0] * 19])
+    assert lengths.may_pay(1, 0.9) and not lengths.may_pay(1, 0.4)
+    for num_tokens in range(1, 5):
+        lengths.drafting.record(num_tokens, 1.0)
+    assert not lengths.may_pay(1, 0.9, is_drafted=True)

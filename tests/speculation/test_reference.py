@@ -17,9 +17,14 @@ WIDE = 0.001
 """A chance that every copy has: drafts as long as they may be."""
 
 
+REPEATED = [900_000, 900_001, 900_000, 900_001]
+
+
 def started(tokens: Sequence[int], **options: bool | float) -> ReferenceProposer:
+    """In a text of which something has been repeated before."""
     proposer = ReferenceProposer(**options)  # type: ignore[arg-type]
-    proposer.start(0, tokens, len(tokens), "tenant")
+    proposer.start(0, REPEATED, len(REPEATED), "tenant")
+    proposer.extend(0, tokens)
     return proposer
 
 
@@ -69,6 +74,16 @@ def test_what_follows_most_often_comes_first_and_of_as_often_the_latest() -> Non
     assert guess(often, most=1).tokens == (5,)
     latest = started([1, 2, 5, 1, 2, 6, 1, 2], least=WIDE)
     assert guess(latest, most=1).tokens == (6,)
+
+
+def test_until_a_pair_of_tokens_comes_again_nothing_is_looked_for() -> None:
+    proposer = ReferenceProposer()
+    proposer.start(0, [5, 6, 7, 5], 4, "tenant")
+    assert guess(proposer) == NO_DRAFT
+    proposer.extend(0, [6])
+    assert guess(proposer).tokens[0] == 7
+    proposer.extend(0, [8, 5])
+    assert guess(proposer).tokens[0] == 6, "from then on one token is enough"
 
 
 def test_a_short_match_makes_a_short_draft_and_a_long_one_a_long() -> None:

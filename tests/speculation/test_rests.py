@@ -46,3 +46,23 @@ def test_all_rest_only_while_nobody_is_awake() -> None:
     assert not rests.begin()
     rests.start(7)
     assert rests.begin(), "a new sequence wakes everybody"
+
+
+def test_who_comes_when_nobody_has_gained_for_long_begins_late() -> None:
+    rests = Rests()
+    rests.begin()
+    for _ in range(32):
+        rests.went(0, gained=False)
+    rests.start(1)
+    awake = [rests.begin() and rests.is_awake(1) for _ in range(8)]
+    assert awake.index(True) == 4
+    rests.went(1, gained=True)
+    rests.start(2)
+    assert rests.is_awake(2)
+
+
+def test_a_pause_is_for_everybody() -> None:
+    rests = Rests()
+    rests.begin()
+    rests.pause()
+    assert [rests.begin() for _ in range(9)] == [False] * 7 + [True] * 2
