@@ -45,6 +45,7 @@ from archerfish.sampling.sampler import Sampler
 from archerfish.speculation.draft import MOST_NODES
 from archerfish.speculation.lookahead import LookaheadProposer
 from archerfish.speculation.reference import ReferenceProposer
+from archerfish.speculation.trust import Trust
 from archerfish.speculation.verification import Typical
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ _OF_A_GPU = ("fp8",)
 """Formats that only a GPU's kernels know."""
 _MOST_GUESSES = 32
 """For one sequence in one step: longer copies are taken in several."""
+_FIRST_TRUST_IN_NETWORKS = 0.75
+"""Whoever was made for a model deserves a trial."""
 _MOST_DRAFTED = 8
 """The same of guesses that are made one after the other: the last would hardly ever stand."""
 
@@ -268,5 +271,5 @@ def build_speculator(
         )
         depth = min(guessing.most, max(_MOST_DRAFTED, speculation.num_speculative_tokens or 0))
         most = min(MOST_NODES, depth * speculation.branches)
-        ways.append(Way(guessing.method, proposer, most=most))
+        ways.append(Way(guessing.method, proposer, most, trust=Trust(_FIRST_TRUST_IN_NETWORKS)))
     return speculator

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-_FIRST_TRUST = 0.5
+FIRST_TRUST = 0.5
 """In guesses of which none was checked yet."""
 _PRIOR = 3.0
 """Checks that trust in a row begins with, as if they had gone as those of all rows."""
@@ -32,7 +32,9 @@ class _Record:
 class Trust:
     """In one way of guessing."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: float = FIRST_TRUST) -> None:
+        """`first` is what it begins with, before anything was checked, and what it comes back to if nothing is."""
+        self._first = first
         self._all = _Record()
         self._rows: dict[int, _Record] = {}
 
@@ -59,14 +61,14 @@ class Trust:
 
     def of(self, row: int) -> float:
         """The chance that a guess for the row stands, if the one before it did."""
-        general = self._all.trust(_FIRST_TRUST)
+        general = self._all.trust(self._first)
         record = self._rows.get(row)
         return general if record is None else record.trust(general)
 
     @property
     def surest(self) -> float:
         """The largest of any row."""
-        general = self._all.trust(_FIRST_TRUST)
+        general = self._all.trust(self._first)
         return max((record.trust(general) for record in self._rows.values()), default=general)
 
     @property
