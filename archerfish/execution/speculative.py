@@ -99,8 +99,6 @@ class Speculator:
         """For each chunk of the last step."""
         self._last: _Began | None = None
         """The step that is under way, or was just made."""
-        self._room = 0
-        """For guesses of each sequence, in the step that is planned."""
         self._num_asked = self._num_plain = 0
         """Steps with and without room for guesses, since there was last one of the other kind, and in all."""
         self._usual_method = ""
@@ -113,10 +111,6 @@ class Speculator:
 
     def most(self, num_drawn: int) -> int:
         """How many guesses each of so many sequences should have room for: none where none could pay."""
-        self._room = self._most(num_drawn)
-        return self._room
-
-    def _most(self, num_drawn: int) -> int:
         ways = self._in_use or self._ways_of(self.method)
         if self.fixed is not None:
             return max((min(self.fixed * _width(way), way.most) for way in ways), default=0)
@@ -158,7 +152,7 @@ class Speculator:
             elif last.num_tokens:
                 self.lengths.plain.record(last.num_tokens, seconds)
         self._last = None
-        if self._room:
+        if any(chunk.num_guesses for chunk in plan.chunks):
             self._num_asked += 1
             num_drawn = sum(chunk.samples for chunk in plan.chunks)
             self._last = _Began(now, True, plan.num_tokens, num_drawn, num_drawn)
