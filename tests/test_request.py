@@ -46,6 +46,7 @@ BAD = {
     "prompt_logprobs": [-1, *NOT_WHOLE],
     "prompt_embedding": [1, "yes", None],
     "structured": ["json", {"regex": "a"}, 1, True],
+    "speculation": ["off", {"method": "off"}, 1, True],
 }
 
 
