@@ -43,9 +43,9 @@ _QUESTIONS = (
 
 
 def chat_prompts(questions: str | None) -> list[str]:
-    """The first turns of a file of Spec-Bench, or those above."""
+    """Some first turns of a file of Spec-Bench, spread evenly over its kinds, or those above."""
     if questions is None:
         return list(_QUESTIONS)
     lines = Path(questions).read_text(encoding="utf-8").splitlines()
     turns = [json.loads(line)["turns"][0][:_LONGEST] for line in lines]
-    return turns[:: max(1, len(turns) // 64)]
+    return turns[:: max(1, len(turns) // len(_QUESTIONS))]
