@@ -223,7 +223,7 @@ def find_drafts(config: ResolvedConfig, target: Checkpoint) -> Source | None:
         return Source(_kind(directory) if method == "auto" else method, directory)
     if method == "auto" and (config.device != "cpu" or config.load_format == "dummy"):
         return None
-    for one in ("eagle", "draft_model") if method == "auto" else (method,):
+    for one in ("draft_model", "eagle") if method == "auto" else (method,):
         found = draft_in_box(target.directory, one)
         if found is not None:
             return Source(one, found)

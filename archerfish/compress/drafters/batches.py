@@ -12,8 +12,13 @@ from archerfish.compress.drafters.samples import Samples
 class Batch(NamedTuple):
     tokens: Tensor
     """[rows, length] int64."""
-    counts: Tensor
-    """[rows, length] float32: 1 where the next token is one of the text, and not the first that the model drew."""
+    own: Tensor
+    """[rows, length] bool, on the host: the next token is one of the text, and not the first that the model drew."""
+
+    def places(self, depth: int) -> Tensor:
+        """Which of the guesses of some depth are worth a look, of all [rows, starts] one after the other."""
+        found = self.own[:, depth + 1 :].flatten().nonzero().flatten()
+        return found.to(self.tokens.device, non_blocking=True)
 
 
 class Batches:
@@ -24,7 +29,6 @@ class Batches:
         self._num_rows = num_rows
         self._seed = seed
         self._tokens = samples.tokens.to(device)
-        self._lengths, self._given = samples.lengths.to(device), samples.given.to(device)
         self._order: tuple[int, Tensor] | None = None
 
     def of_step(self, step: int) -> Batch:
@@ -51,9 +55,9 @@ class Batches:
         return int(self._order[1][place])
 
     def _batch(self, rows: Tensor) -> Batch:
-        longest = int(self._samples.lengths[rows].max())
-        rows = rows.to(self._tokens.device)
-        places = torch.arange(longest, device=rows.device)
+        lengths, given = self._samples.lengths[rows], self._samples.given[rows]
+        longest = int(lengths.max())
+        places = torch.arange(longest)
         # Of what would follow a text's last token nobody guesses anything: there the model has ended it.
-        own = (places >= self._given[rows, None]) & (places < self._lengths[rows, None] - 1)
-        return Batch(self._tokens[rows, :longest].long(), own.float())
+        own = (places >= given[:, None]) & (places < lengths[:, None] - 1)
+        return Batch(self._tokens[rows.to(self._tokens.device), :longest].long(), own)

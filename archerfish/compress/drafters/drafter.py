@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from archerfish.compress.drafters.batches import Batch
 from archerfish.compress.drafters.loss import Judgement, judge
 from archerfish.compress.drafters.target import Reading, Target, half_precision
 
@@ -48,24 +49,26 @@ class Drafter(Protocol):
         """As whoever serves it reads it."""
 
 
-def judged(drafter: Drafter, target: Target, reading: Reading, num_depths: int) -> list[Judgement]:
-    """For each depth of all its guesses, [rows, starts]."""
-    with half_precision(reading.tokens.device):
+def judged(drafter: Drafter, target: Target, batch: Batch, num_depths: int) -> list[Judgement]:
+    """For each depth, of the guesses at the batch's places."""
+    reading = target.read(batch.tokens)
+    with half_precision(batch.tokens.device):
         return [
-            _judged(drafter, target, depth, states, reading.states[:, depth + 1 :])
+            _judged(drafter, target, depth, states, reading.states[:, depth + 1 :], batch.places(depth))
             for depth, states in enumerate(drafter.states(reading, num_depths))
         ]
 
 
-def _judged(drafter: Drafter, target: Target, depth: int, states: Tensor, target_states: Tensor) -> Judgement:
-    num_rows, num_starts = states.shape[:2]
+def _judged(
+    drafter: Drafter, target: Target, depth: int, states: Tensor, target_states: Tensor, places: Tensor
+) -> Judgement:
     assert target_states.shape[:2] == states.shape[:2]
 
     def piece(own: Tensor, wanted: Tensor) -> Judgement:
         return judge(target.logits(wanted), drafter.logits(depth, own), drafter.target_ids)
 
     at_once = max(1, _MOST_LOGITS // target.decoder.arch.vocab_size)
-    every = states.flatten(0, 1), target_states.flatten(0, 1)
+    every = (one.flatten(0, 1)[places] for one in (states, target_states))
     pieces = list(zip(*(torch.split(one, at_once) for one in every), strict=True))
     if len(pieces) == 1:
         found = [piece(*pieces[0])]
@@ -73,4 +76,4 @@ def _judged(drafter: Drafter, target: Target, depth: int, states: Tensor, target
         # Nothing here is random: to keep the generator's state would make the host wait.
         again = partial(checkpoint, piece, use_reentrant=False, preserve_rng_state=False)
         found = [Judgement(*again(*one)) for one in pieces]
-    return Judgement(*(torch.cat(parts).view(num_rows, num_starts) for parts in zip(*found, strict=True)))
+    return Judgement(*(torch.cat(parts) for parts in zip(*found, strict=True)))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,13 +38,11 @@ class Score:
 def measure(drafter: Drafter, target: Target, batches: Iterable[Batch], num_depths: int) -> Score:
     tallies = [_Tally() for _ in range(num_depths)]
     for batch in batches:
-        reading = target.read(batch.tokens)
-        standing: Judgement | None = None
-        for depth, found in enumerate(judged(drafter, target, reading, num_depths)):
-            counts = batch.counts[:, depth + 1 :]
-            standing = found if standing is None else _both(standing, found)
-            # The text must be the model's own all along the chain.
-            tallies[depth].add(found, counts, standing, counts * batch.counts[:, 1 : 1 + counts.shape[1]])
+        standing: _Grid | None = None
+        for depth, found in enumerate(judged(drafter, target, batch, num_depths)):
+            laid = _laid(found, batch, depth)
+            standing = laid if standing is None else standing.and_behind(laid)
+            tallies[depth].add(found, standing)
     scores = []
     greedy = sampled = 1.0
     for tally in tallies:
@@ -51,30 +50,50 @@ def measure(drafter: Drafter, target: Target, batches: Iterable[Batch], num_dept
         scores.append(
             DepthScore(agreement=tally.mean(0), acceptance=tally.mean(1), greedy_tokens=greedy, sampled_tokens=sampled)
         )
-    return Score(num_guesses=round(tallies[0].totals[0][1]), depths=tuple(scores))
+    return Score(num_guesses=tallies[0].counts[0], depths=tuple(scores))
 
 
-def _both(before: Judgement, found: Judgement) -> Judgement:
-    """Whether a guess stands and all before it do."""
-    width = found.acceptance.shape[1]
-    return Judgement(
-        before.acceptance[:, :width] * found.acceptance, before.agreement[:, :width] * found.agreement, found.divergence
-    )
+class _Grid(NamedTuple):
+    """Of all starts, [rows, starts], how likely it is that a chain stands up to some depth."""
+
+    agreement: Tensor
+    acceptance: Tensor
+    is_counted: Tensor
+    """The text is the model's own all along the chain."""
+
+    def and_behind(self, last: "_Grid") -> "_Grid":
+        width = last.agreement.shape[1]
+        return _Grid(*(one[:, :width] * other for one, other in zip(self, last, strict=True)))
+
+
+def _laid(found: Judgement, batch: Batch, depth: int) -> _Grid:
+    shape = batch.own[:, depth + 1 :].shape
+    places, device = batch.places(depth), batch.tokens.device
+
+    def grid(values: Tensor) -> Tensor:
+        return torch.zeros(shape.numel(), device=device).index_copy(0, places, values).view(shape)
+
+    return _Grid(grid(found.agreement), grid(found.acceptance), grid(torch.ones_like(found.agreement)))
 
 
 class _Tally:
-    """Sums of agreement and acceptance, by themselves and along chains, each with its weight."""
+    """Sums of agreement and acceptance, by themselves and along chains, each with how many there were."""
 
     def __init__(self) -> None:
-        self.totals = [[0.0, 0.0] for _ in range(4)]
+        self._sums, self.counts = [0.0] * 4, [0] * 4
 
-    def add(self, found: Judgement, counts: Tensor, standing: Judgement, chain_counts: Tensor) -> None:
-        weighed = (found.agreement, counts), (found.acceptance, counts)
-        chained = (standing.agreement, chain_counts), (standing.acceptance, chain_counts)
-        for total, (values, weights) in zip(self.totals, (*weighed, *chained), strict=True):
-            total[0] += float((values * weights).sum(dtype=torch.float64))
-            total[1] += float(weights.sum(dtype=torch.float64))
+    def add(self, found: Judgement, standing: _Grid) -> None:
+        num_chains = round(float(standing.is_counted.sum(dtype=torch.float64)))
+        num_guesses = len(found.agreement)
+        added = (
+            (found.agreement, num_guesses),
+            (found.acceptance, num_guesses),
+            (standing.agreement, num_chains),
+            (standing.acceptance, num_chains),
+        )
+        for which, (values, count) in enumerate(added):
+            self._sums[which] += float(values.sum(dtype=torch.float64))
+            self.counts[which] += count
 
     def mean(self, which: int) -> float:
-        total, weight = self.totals[which]
-        return total / weight if weight else 0.0
+        return self._sums[which] / max(1, self.counts[which])

@@ -111,17 +111,15 @@ class Training:
     def _learn(self) -> Told:
         """One step."""
         batch = self._batches.of_step(self._step)
-        reading = self._target.read(batch.tokens)
         share = self._divergence_share()
         depths = self._drafter.trained_depths
         weights = [_DEPTH_DECAY**depth for depth in range(depths)]
         losses, acceptance = [], torch.zeros(())
-        for depth, found in enumerate(judged(self._drafter, self._target, reading, depths)):
-            counts = batch.counts[:, depth + 1 :]
-            num_guesses = counts.sum().clamp(min=1)
-            losses.append((loss_of(found, share) * counts).sum() / num_guesses * (weights[depth] / sum(weights)))
+        for depth, found in enumerate(judged(self._drafter, self._target, batch, depths)):
+            num_guesses = max(1, len(found.acceptance))
+            losses.append(loss_of(found, share).sum() / num_guesses * (weights[depth] / sum(weights)))
             if depth == 0:
-                acceptance = (found.acceptance.detach() * counts).sum() / num_guesses
+                acceptance = found.acceptance.detach().sum() / num_guesses
         loss = torch.stack(losses).sum()
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(self._parameters.values(), _MOST_NORM)

@@ -30,10 +30,10 @@ def _model(seed: int) -> Decoder:
 
 def _batch() -> Batch:
     tokens = torch.randint(VOCAB_SIZE, (2, LENGTH), generator=torch.Generator().manual_seed(5))
-    counts = torch.zeros(2, LENGTH)
-    counts[0, 2:] = 1
-    counts[1, 1:5] = 1
-    return Batch(tokens, counts)
+    own = torch.zeros(2, LENGTH, dtype=torch.bool)
+    own[0, 2:] = True
+    own[1, 1:5] = True
+    return Batch(tokens, own)
 
 
 @pytest.mark.parametrize("logits_at_once", [1 << 27, 3 * VOCAB_SIZE], ids=["whole", "in pieces"])
@@ -51,10 +51,10 @@ def test_figures_are_those_of_the_definitions(monkeypatch: pytest.MonkeyPatch, l
     greedy = sampled = 1.0
     for depth, score in enumerate(found.depths):
         # A guess of this depth is of the token behind place start + 1 + depth.
-        places = [(row, at) for row in range(2) for at in range(depth + 1, LENGTH) if batch.counts[row, at]]
+        places = [(row, at) for row in range(2) for at in range(depth + 1, LENGTH) if batch.own[row, at]]
         assert score.acceptance == pytest.approx(sum(float(accepted[one]) for one in places) / len(places), rel=1e-5)
         assert score.agreement == pytest.approx(sum(float(agreed[one]) for one in places) / len(places), rel=1e-5)
-        chains = [(row, at) for row, at in places if batch.counts[row, at - depth]]
+        chains = [(row, at) for row, at in places if batch.own[row, at - depth]]
         for values, which in ((agreed, "greedy"), (accepted, "sampled")):
             mean = sum(float(values[row, at - depth : at + 1].prod()) for row, at in chains) / len(chains)
             greedy, sampled = (greedy + mean, sampled) if which == "greedy" else (greedy, sampled + mean)
@@ -73,12 +73,11 @@ def test_a_model_guesses_itself() -> None:
 
 def test_pieces_have_the_gradients_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     model, target = _model(3), Target(_model(4), ())
-    reading = target.read(_batch().tokens)
     gradients = []
     for logits_at_once in (1 << 27, 3 * VOCAB_SIZE):
         monkeypatch.setattr(judging, "_MOST_LOGITS", logits_at_once)
         model.zero_grad()
-        for found in judging.judged(DraftModel(model, {}, Path()), target, reading, 1):
+        for found in judging.judged(DraftModel(model, {}, Path()), target, _batch(), 1):
             (found.acceptance.sum() + found.divergence.sum()).backward()
         gradients.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
     whole, pieces = gradients

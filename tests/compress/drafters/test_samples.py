@@ -76,9 +76,9 @@ def test_every_sample_comes_once_a_turn() -> None:
 
 def test_places_count_whose_next_token_is_guessed() -> None:
     [batch] = Batches(_samples(), 2, seed=0, device="cpu").held_out()
-    assert batch.tokens.tolist() == [[9] * 5] and batch.counts.tolist() == [[0, 1, 1, 1, 0]]
+    assert batch.tokens.tolist() == [[9] * 5] and batch.own.tolist() == [[0, 1, 1, 1, 0]]
     every = Batches(_samples(), 3, seed=0, device="cpu").of_step(0)
-    counts = {str(tokens.tolist()): row.tolist() for tokens, row in zip(every.tokens, every.counts, strict=True)}
-    assert counts["[1, 5, 5, 2, 0]"] == [0, 1, 1, 0, 0]
-    assert counts["[1, 5, 2, 7, 7]"] == [0, 0, 1, 1, 0]
-    assert counts["[1, 3, 0, 0, 0]"] == [0, 0, 0, 0, 0]
+    own = {str(tokens.tolist()): row.tolist() for tokens, row in zip(every.tokens, every.own, strict=True)}
+    assert own["[1, 5, 5, 2, 0]"] == [0, 1, 1, 0, 0]
+    assert own["[1, 5, 2, 7, 7]"] == [0, 0, 1, 1, 0]
+    assert own["[1, 3, 0, 0, 0]"] == [0, 0, 0, 0, 0]
