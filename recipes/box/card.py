@@ -9,6 +9,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,16 @@ from archerfish.arch.cost import kv_bytes_per_token, num_parameters, weight_byte
 from archerfish.models.families import Fields, find_family
 from recipes.box.curves import DOMAINS, MissingMeasurement, Run, draw_curves, read_run, require
 from recipes.box.evaluate import STRIDE
+from recipes.box.heads import Head, read_heads
 from recipes.box.samples import MOST_TOKENS, SEED, Sample, show_samples
 from recipes.box.shapes import CONTEXT, SHAPES, VOCAB_SIZE
 from recipes.box.skills import ANSWER_TOKENS, CALL_TOKENS
 
 MODELS = {"perch": "perch", "minnow-plain": "minnow, by itself", "minnow": "minnow, distilled"}
 """What was measured, by the name its results have, and how the card calls it."""
+
+_HEADS = {"eagle": "EAGLE-3", "medusa": "Medusa"}
+"""How the card calls heads, by their method."""
 
 PHASES = {
     "perch-main": "perch, main phase",
@@ -52,10 +57,11 @@ class Measured:
     skills: Mapping[str, Mapping[str, Any]]
     samples: Sequence[Sample]
     runs: Mapping[str, Run]
+    heads: Mapping[str, Head]
 
 
-def read_measured(work: Path) -> Measured:
-    """Read it from the recipe's working directory, and see that nothing is missing."""
+def read_measured(work: Path, box: Path) -> Measured:
+    """Read it from the recipe's working directory and from the heads in the box, and see that nothing is missing."""
     missing = [f"{name} (made by {step})" for name, step in _MADE_BY.items() if not (work / name).exists()]
     if missing:
         raise MissingMeasurement(f"{work} has no {', no '.join(missing)}")
@@ -70,7 +76,7 @@ def read_measured(work: Path) -> Measured:
     require(SHAPES, {sample["model"]: sample for sample in samples}, "samples.json", _MADE_BY["samples.json"])
     logs = {name: f"{name}.log.jsonl" for name in PHASES}
     runs = {name: read_run(work / log, _MADE_BY[log]) for name, log in logs.items()}
-    return Measured(results, skills, samples, runs)
+    return Measured(results, skills, samples, runs, read_heads(box))
 
 
 # -- the card ---------------------------------------------------------------------------------------------------------
@@ -205,6 +211,7 @@ def card(measured: Measured) -> str:
         "": [_prose(_WHAT_FOR), _shapes(), _USE, _FORMAT],
         "Training": _training(measured.runs),
         "How good they are": _quality(measured),
+        "Heads that guess for perch": _heads(measured.heads, measured.results["minnow"]["agreement"]),
         "What they write": _samples(measured.samples),
         "What they can do": [_CAN],
         "What they cannot do": [_CANNOT.format(context=_count(CONTEXT))],
@@ -334,6 +341,30 @@ def _tools_table(skills: Mapping[str, Mapping[str, Any]]) -> str:
     return _table(["", *SHAPES], rows)
 
 
+def _heads(heads: Mapping[str, Head], minnow_agreement: float) -> list[str]:
+    rows = [
+        ["parameters", *(f"{head.num_parameters / 1e6:.2f} million" for head in heads.values())],
+        ["weights on disk, bfloat16", *(f"{head.num_bytes / 1e6:.1f} MB" for head in heads.values())],
+        ["tokens it can guess, the most frequent ones", *(_count(head.num_guessable) for head in heads.values())],
+        ["texts it was trained on", *(_count(head.num_texts) for head in heads.values())],
+    ]
+    for number, scores in enumerate(zip_longest(*(head.depths for head in heads.values()), fillvalue=None), 1):
+        for measure in ("agreement", "acceptance"):
+            shares = ["" if score is None else _percent(score[measure]) for score in scores]
+            rows.append([f"{measure}, guess {number}", *shares])
+    what = """
+        In perch's directory lie an EAGLE-3 head and Medusa heads, which guess what perch will write next from states of
+        its layers: `LLM(speculative_config={"method": "eagle"})`, or `medusa`. They were trained with `archerfish
+        train-draft` on texts that perch wrote after beginnings of the texts below. Each has a card of its own beside
+        it, and `recipes/box/README.md` has the commands."""
+    measures = f"""
+        Measured on texts of the same kind that were held out, for guesses behind right ones. Agreement is how often the
+        likeliest guess is perch's likeliest token; acceptance is, at temperature 1, the share of guesses that rejection
+        sampling keeps. Minnow guesses better than both: its agreement, measured on other texts (above), is
+        {_percent(minnow_agreement)}, which is why `auto` takes minnow."""
+    return [_prose(what), _table(["", *(_HEADS[method] for method in heads)], rows), _prose(measures)]
+
+
 def _samples(samples: Sequence[Sample]) -> list[str]:
     how = f"""
         Each prompt twice: greedy, and at a temperature T with the seed {SEED}. What had not ended after {MOST_TOKENS}
@@ -384,10 +415,10 @@ def main() -> None:
         prog="recipes.box.card", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--work", type=Path, required=True, help="where the recipe has left its measurements")
-    parser.add_argument("--box", type=Path, required=True, help="where the card and the picture go")
+    parser.add_argument("--box", type=Path, required=True, help="where the heads are, and the card and the picture go")
     options = parser.parse_args()
     try:
-        measured = read_measured(options.work)
+        measured = read_measured(options.work, options.box)
         text = card(measured)
     except MissingMeasurement as error:
         raise SystemExit(str(error)) from error

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from archerfish import LLM
-from archerfish.box import DEFAULT_MODEL, models_in_box
+from archerfish.box import DEFAULT_MODEL, draft_in_box, models_in_box
 from archerfish.config.load import field_docs
 from archerfish.config.settings import EngineConfig
 from archerfish.errors import ModelNotFound
@@ -30,6 +30,16 @@ def test_what_ships_can_be_loaded_and_is_named_in_the_help() -> None:
     for name, directory in models_in_box().items():
         assert describe(directory).problem is None
         assert name in help_text
+
+
+def test_what_guesses_for_perch_is_in_the_box(tmp_path: Path) -> None:
+    perch, minnow = models_in_box().values()
+    assert draft_in_box(perch, "draft_model") == minnow
+    for method in ("eagle", "medusa"):
+        assert draft_in_box(perch, method) == perch / method
+    for method in ("draft_model", "eagle", "medusa"):
+        assert draft_in_box(minnow, method) is None, "nothing is smaller"
+        assert draft_in_box(tmp_path / DEFAULT_MODEL, method) is None, "only the name is the same"
 
 
 def test_the_default_answers_where_no_model_is_named(box: Path) -> None:

@@ -254,6 +254,22 @@ def test_whatever_network_guesses(
         assert not more or counts.num_stood > (400 if method == "draft_model" else 0)
 
 
+@pytest.mark.parametrize("branches", [1, 2])
+@pytest.mark.parametrize(("method", "share"), [("eagle", 0.5), ("medusa", 0.2)])
+def test_heads_in_the_box_guess_well(
+    method: str, share: float, branches: int, plain: Callable[[str], list[RequestOutput]]
+) -> None:
+    fixed = {"method": method, "num_speculative_tokens": 3, "branches": branches}
+    with LLM(speculative_config=fixed, check_invariants=True) as llm:
+        for name in ("greedy", "seeded"):
+            assert told(llm.generate(PROMPTS[:4], PARAMS[name], progress=False)) == told(plain(name)[:4]), name
+        counts = llm.assembly.engine.counts
+        num_drafts, num_stood = counts.num_drafts, counts.stood_at[0]
+        llm.generate(["Once upon a time"], SamplingParams(temperature=0.0, max_tokens=160), progress=False)
+        first_guesses = (counts.stood_at[0] - num_stood) / (counts.num_drafts - num_drafts)
+        assert first_guesses > share
+
+
 @pytest.mark.parametrize("method", ["draft_model", "eagle", "medusa"])
 def test_networks_guess_for_who_was_thrown_out(
     method: str, networks: dict[str, dict[str, Any]], plain: Callable[[str], list[RequestOutput]]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from archerfish.arch.cost import num_parameters
+from archerfish.box import models_in_box
 from archerfish.models.families import Fields, find_family
 from recipes.box import card, curves
 from recipes.box.chat import ASSISTANT, END, USER
@@ -42,6 +43,8 @@ def invent(work: Path) -> Path:
     write_log(work / "minnow-main.log.jsonl", 12_000, 3.4)
     write_log(work / "minnow-plain.log.jsonl", 8_000, 3.2, start=0.3)
     write_log(work / "minnow.log.jsonl", 8_000, 0.4, start=0.3, bits=1.32)
+    write_head(work / "box" / "perch" / "eagle", "draft_vocab_size", 1_234_567, [(0.7123, 0.6234), (0.5, 0.4)])
+    write_head(work / "box" / "perch" / "medusa", "truncated_vocab_size", 345_678, [(0.3456, 0.3)])
     return work
 
 
@@ -78,6 +81,14 @@ def write_log(path: Path, num_steps: int, final_loss: float, start: float = 6.0,
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+def write_head(directory: Path, guessable: str, num_parameters: int, shares: list[tuple[float, float]]) -> None:
+    directory.mkdir(parents=True)
+    depths = [{"agreement": agreement, "acceptance": acceptance} for agreement, acceptance in shares]
+    about = {"num_parameters": num_parameters, "num_training": 9_000, "score": {"depths": depths}}
+    (directory / "config.json").write_text(json.dumps({guessable: 1_500, "about": about}))
+    (directory / "some.safetensors").write_bytes(bytes(2 * num_parameters))
+
+
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
     return invent(tmp_path)
@@ -88,7 +99,7 @@ def rows(text: str) -> list[list[str]]:
 
 
 def test_the_card_tells_what_was_measured(work: Path) -> None:
-    text = card.card(card.read_measured(work))
+    text = card.card(card.read_measured(work, work / "box"))
     table = rows(text)
     minnow = find_family(SHAPES["minnow"]).read(Fields(SHAPES["minnow"]))
     assert ["Simple English Wikipedia", "1.051", "1.454", "1.488"] in table
@@ -115,8 +126,31 @@ def test_the_card_tells_what_was_measured(work: Path) -> None:
     assert text.startswith("---\nlicense: cc-by-sa-4.0\n")
 
 
+def test_the_card_tells_of_the_heads(work: Path) -> None:
+    text = card.card(card.read_measured(work, work / "box"))
+    table = rows(text)
+    assert ["", "EAGLE-3", "Medusa"] in table
+    assert ["parameters", "1.23 million", "0.35 million"] in table
+    assert ["weights on disk, bfloat16", "2.5 MB", "0.7 MB"] in table
+    assert ["tokens it can guess, the most frequent ones", "1,500", "1,500"] in table
+    assert ["agreement, guess 1", "71.2 %", "34.6 %"] in table
+    assert ["acceptance, guess 1", "62.3 %", "30.0 %"] in table
+    # One guesses further ahead than the other.
+    assert ["agreement, guess 2", "50.0 %", ""] in table
+    assert "its agreement, measured on other texts (above), is 62.3 %," in " ".join(text.split())
+
+
+def test_the_card_in_the_box_tells_of_the_heads_in_the_box(work: Path) -> None:
+    box = models_in_box()["perch"].parent
+    section = card.card(card.read_measured(work, box)).split("## Heads that guess for perch\n")[1].split("\n## ")[0]
+    in_box = rows((box / "MODEL_CARD.md").read_text(encoding="utf-8"))
+    assert len(rows(section)) == 14
+    for row in rows(section):
+        assert row in in_box
+
+
 def test_the_card_shows_what_they_write(work: Path) -> None:
-    text = card.card(card.read_measured(work))
+    text = card.card(card.read_measured(work, work / "box"))
     # The text has a fence of its own.
     assert (
         """
@@ -148,7 +182,7 @@ T = 0.8  April is a king.
 
 
 def test_every_source_is_named_with_its_licence(work: Path) -> None:
-    text = card.card(card.read_measured(work))
+    text = card.card(card.read_measured(work, work / "box"))
     table = {row[0].split("]")[0].strip("["): row for row in rows(text)}
     expected = {
         "Simple English Wikipedia, 2021": "CC BY-SA 3.0",
@@ -171,7 +205,7 @@ def test_every_source_is_named_with_its_licence(work: Path) -> None:
 def test_a_missing_file_is_named_with_the_step_that_makes_it(work: Path, name: str) -> None:
     (work / name).unlink()
     with pytest.raises(curves.MissingMeasurement, match=rf"has no {name} \(made by python -m recipes\.box"):
-        card.read_measured(work)
+        card.read_measured(work, work / "box")
 
 
 def test_a_missing_figure_is_named(work: Path) -> None:
@@ -180,7 +214,19 @@ def test_a_missing_figure_is_named(work: Path) -> None:
     del results["minnow"]["agreement"]
     path.write_text(json.dumps(results))
     with pytest.raises(curves.MissingMeasurement, match=r"minnow in results\.json has no agreement; run"):
-        card.read_measured(work)
+        card.read_measured(work, work / "box")
+
+
+@pytest.mark.parametrize("method", ["eagle", "medusa"])
+def test_what_a_head_lacks_is_named_with_what_trains_it(work: Path, method: str) -> None:
+    path = work / "box" / "perch" / method / "config.json"
+    trained = f"archerfish train-draft --method {method} --model perch"
+    path.write_text("{}")
+    with pytest.raises(curves.MissingMeasurement, match=rf"has no \w+_vocab_size, no about; run {trained}"):
+        card.read_measured(work, work / "box")
+    path.unlink()
+    with pytest.raises(curves.MissingMeasurement, match=rf"has no config\.json \(made by {trained}\)"):
+        card.read_measured(work, work / "box")
 
 
 PLAN = '{"plan": {"num_steps": 200, "tokens_a_step": 8, "device": "CPU"}}\n'
@@ -198,7 +244,7 @@ PLAN = '{"plan": {"num_steps": 200, "tokens_a_step": 8, "device": "CPU"}}\n'
 def test_a_log_that_lacks_something_is_named(work: Path, lines: str, complaint: str) -> None:
     (work / "minnow.log.jsonl").write_text(lines)
     with pytest.raises(curves.MissingMeasurement, match=rf"minnow\.log\.jsonl {complaint}; run python -m recipes\.box"):
-        card.read_measured(work)
+        card.read_measured(work, work / "box")
 
 
 def test_models_asked_different_questions_are_not_compared(work: Path) -> None:
@@ -207,14 +253,14 @@ def test_models_asked_different_questions_are_not_compared(work: Path) -> None:
     scores["minnow"]["tools"]["calls"] = 20
     path.write_text(json.dumps(scores))
     with pytest.raises(curves.MissingMeasurement, match="20 and 445"):
-        card.card(card.read_measured(work))
+        card.card(card.read_measured(work, work / "box"))
 
 
 def test_what_a_resumed_training_did_twice_counts_once(work: Path) -> None:
     point = '{{"step": {0}, "tokens": {0}, "seconds": {1}, "loss": 2.5}}\n'
     lines = [point.format(*one) for one in ((50, 1.0), (100, 2.0), (150, 3.0), (100, 2.1), (150, 3.1), (200, 4.1))]
     (work / "perch.log.jsonl").write_text(PLAN + point.format(200, 9.0) + PLAN + "".join(lines))
-    run = card.read_measured(work).runs["perch"]
+    run = card.read_measured(work, work / "box").runs["perch"]
     assert [(one["step"], one["seconds"]) for one in run.points] == [(50, 1.0), (100, 2.1), (150, 3.1), (200, 4.1)]
     assert run.num_tokens == 200 and run.seconds == 4.1
 
@@ -228,7 +274,7 @@ def test_curves_are_thinned_to_means() -> None:
 
 def test_the_picture_is_small_and_the_same_twice(work: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    runs = card.read_measured(work).runs
+    runs = card.read_measured(work, work / "box").runs
     for name in ("one.svg", "two.svg"):
         curves.draw_curves(runs, tmp_path / name)
     drawn = (tmp_path / "one.svg").read_bytes()
