@@ -145,6 +145,9 @@ class Wrong:
 
     def extend(self, row: int, tokens: Sequence[int]) -> None: ...
 
+    def hints(self, row: int) -> bool:
+        return True
+
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         return [Draft.chain([3] * ask.most) for ask in asks]
 

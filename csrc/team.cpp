@@ -13,7 +13,7 @@ namespace {
 // Between two instructions there is next to nothing to wait for, between two steps of a small model a fraction of a
 // millisecond. Waking up takes longer than either.
 constexpr int64_t SPIN_NANOSECONDS = 20'000;
-constexpr int64_t YIELD_NANOSECONDS = 300'000;
+constexpr int64_t YIELD_NANOSECONDS = 1'000'000;
 constexpr int PAUSES_PER_LOOK = 32;
 constexpr uint64_t PIECES = 32;  // Bits of the ticket that count them.
 constexpr uint64_t NUMBERS = ~0ull >> PIECES;

@@ -1,6 +1,5 @@
 """Runs plans on a GPU: steps are launched and their tokens read later, where drawing them needs nothing of the host."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ from archerfish.execution.executor import Finished
 from archerfish.execution.inputs import Outline
 from archerfish.execution.local import LocalExecutor
 from archerfish.sampling.sampler import why_nothing
-from archerfish.scheduling.plan import Plan, StepResult
+from archerfish.scheduling.plan import Guessing, Plan, StepResult
 
 
 class DeviceExecutor:
@@ -29,7 +28,7 @@ class DeviceExecutor:
         self._last: _Drawing | None = None
 
     @property
-    def guessing(self) -> Callable[[int], int] | None:
+    def guessing(self) -> Guessing | None:
         return self._local.guessing
 
     @torch.inference_mode()

@@ -95,6 +95,9 @@ class NetworkProposer:
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         """Rows have what was written."""
 
+    def hints(self, row: int) -> bool:
+        return True
+
     def room(self, end: int) -> int:
         """Guesses that it could make, one after the other, for a sequence of `end` tokens."""
         return max(0, self._max_model_len - end)

@@ -1,10 +1,9 @@
 """What the engine expects of whatever runs its plans."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from archerfish.scheduling.plan import Plan, StepResult
+from archerfish.scheduling.plan import Guessing, Plan, StepResult
 
 
 class Launched(Protocol):
@@ -28,8 +27,8 @@ class Executor(Protocol):
         """
 
     @property
-    def guessing(self) -> Callable[[int], int] | None:
-        """How many tokens it guesses for each of so many sequences, at most; None if it never guesses."""
+    def guessing(self) -> Guessing | None:
+        """How many tokens it guesses for each sequence of a step, at most; None if it never guesses."""
 
     def launch(self, plan: Plan) -> Launched:
         """Run the model once over all chunks and draw the next tokens. An exception ends the engine."""

@@ -86,7 +86,8 @@ class Outline:
 
     def with_drafts(self, drafts: Sequence[Draft | None]) -> "Outline":
         """For each chunk the guesses that follow its first token, or None: then its tokens follow one another."""
-        return replace(self, trees=StepTrees.of(self.chunks[:, 2], drafts))
+        trees = StepTrees.of(self.chunks[:, 2], drafts)
+        return self if trees is None else replace(self, trees=trees)
 
 
 @dataclass(frozen=True, slots=True)

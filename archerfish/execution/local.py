@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +20,7 @@ from archerfish.kvcache.storage import KVStorage
 from archerfish.ops.signatures import DrawRows
 from archerfish.request import TokenLogprobs
 from archerfish.sampling.sampler import Sampler, token_logprobs
-from archerfish.scheduling.plan import Chunk, Plan, StepResult
+from archerfish.scheduling.plan import Chunk, Guessing, Plan, StepResult
 from archerfish.speculation.draft import Draft
 
 PromptListener = Callable[[Tensor, Tensor], None]
@@ -98,18 +97,19 @@ class LocalExecutor:
         return self.launch(plan).result()
 
     @property
-    def guessing(self) -> Callable[[int], int] | None:
-        """How many tokens are guessed for each of so many sequences, at most; None where nobody guesses."""
+    def guessing(self) -> Guessing | None:
+        """How many tokens are guessed for each sequence of a step, at most; None where nobody guesses."""
         return None if self.speculator is None else self.speculator.most
 
     def speculate(self, plan: Plan) -> StepResult:
         """The step with guesses, if there are any that pay, once its plan was taken in."""
         speculator = self.speculator
-        if speculator is None:
+        if speculator is None or speculator.is_quiet:
             return self.compute(plan, Outline.of(plan.chunks))
         if not speculator.is_asked:
             result = self.compute(plan, Outline.of(plan.chunks))
-            return replace(result, saved_seconds=self._saved) if self._saved else result
+            result.saved_seconds = self._saved
+            return result
         drafts = speculator.guess(plan, self._takes_tree)
         if drafts is None:
             outline = Outline.of(plan.chunks)
@@ -118,7 +118,8 @@ class LocalExecutor:
             outline = Outline.of(plan.chunks, np.array([len(draft) for draft in drafts])).with_drafts(drafts)
             result = self.check(plan, outline, drafts)
         speculator.took(int(outline.query_ends[-1]), sum(map(len, result.tokens)))
-        return replace(result, guess_seconds=speculator.seconds, saved_seconds=self._saved)
+        result.guess_seconds, result.saved_seconds = speculator.seconds, self._saved
+        return result
 
     @torch.inference_mode()
     def check(self, plan: Plan, outline: Outline, drafts: list[Draft]) -> StepResult:
@@ -167,7 +168,7 @@ class LocalExecutor:
     def _take(self, result: StepResult, place: int, chunk: Chunk, outcome: Outcome) -> None:
         """What the row goes on with, and what is told of it."""
         end, tokens = chunk.start + chunk.length, outcome.tokens
-        self._rows.write_tokens(np.full(len(tokens), chunk.row), np.arange(end, end + len(tokens)), tokens)
+        self._rows.write(chunk.row, end, tokens)
         self._sampler.wrote(chunk.row, tokens)
         result.tokens[place] = tokens
         if outcome.logprobs is not None:
@@ -226,14 +227,17 @@ class LocalExecutor:
             self._state_sums.pop(start.row, None)
             if start.params.prompt_embedding:
                 self._state_sums[start.row] = torch.zeros(self._model.arch.hidden_size, device=self._device)
+        has_new_blocks = False
         for chunk in plan.chunks:
             if chunk.new_blocks:
                 self._rows.append_blocks(chunk)
+                has_new_blocks = True
         self._storage.copy(plan.copies)
         if self.features is not None:
             self.features.copy(plan.copies)
-        if self.speculator is not None:
-            self._saved = self.speculator.take_in(plan)
+        speculator = self.speculator
+        if speculator is not None and (has_new_blocks or plan.starts or plan.copies or not speculator.is_quiet):
+            self._saved = speculator.take_in(plan)
 
     def _prompt_logprobs(self, plan: Plan, outline: Outline, hidden: Tensor) -> dict[int, list[TokenLogprobs]]:
         """For chunks whose row asked: log-probabilities of the prompt tokens that follow the chunk's own."""

@@ -39,6 +39,10 @@ class Rows:
     def write_tokens(self, rows: Ints, positions: Ints, tokens: Sequence[int]) -> None:
         self.tokens[rows, positions] = tokens
 
+    def write(self, row: int, first: int, tokens: Sequence[int]) -> None:
+        """Tokens of one row, from a position on."""
+        self.tokens[row, first : first + len(tokens)] = tokens
+
     def append_blocks(self, chunk: Chunk) -> None:
         first = self._num_blocks[chunk.row]
         for table, blocks in zip(self.tables, chunk.new_blocks, strict=True):

@@ -3,11 +3,9 @@
 Knows plans and rows; not how guesses are made, nor how tokens are drawn.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
-
-import numpy as np
 
 from archerfish.execution.drafting import NetworkProposer
 from archerfish.execution.rows import Rows
@@ -97,6 +95,10 @@ class Speculator:
         """Of each way and row, how many tokens it knows. It is told of a row only when it is first asked."""
         self._used: list[Way | None] = []
         """For each chunk of the last step."""
+        self._step = self._quiet_until = 0
+        """Plans that were made, and the one before which nobody need be asked."""
+        self.is_quiet = False
+        """Nobody is asked in the step that is planned: unless something new begins, it is no concern of theirs."""
         self._last: _Began | None = None
         """The step that is under way, or was just made."""
         self._num_asked = self._num_plain = 0
@@ -109,32 +111,73 @@ class Speculator:
         self.seconds = 0.0
         """That the last guessing took."""
 
-    def most(self, num_drawn: int) -> int:
-        """How many guesses each of so many sequences should have room for: none where none could pay."""
+    def most(self, chunks: Collection[Chunk], starts: Collection[SequenceStart]) -> int:
+        """How many guesses each sequence of a step should have room for: none where none could pay.
+
+        Rows have their tokens, but for those that begin.
+        """
+        self._step += 1
+        self.is_quiet = self._step < self._quiet_until and self._last is None
+        if self._step < self._quiet_until:
+            return 0
         ways = self._in_use or self._ways_of(self.method)
         if self.fixed is not None:
             return max((min(self.fixed * _width(way), way.most) for way in ways), default=0)
         if self._num_asked >= _ASKED_ON_END:
             return 0
-        most = 0
-        for way in ways:
-            if way.rests.begin():
-                is_drafted = way.network is not None
-                if self.lengths.may_pay(num_drawn, way.trust.surest, is_drafted=is_drafted):
-                    most = max(most, way.most)
-                else:
-                    way.trust.pass_by(way.trust.rows)
-                    way.rests.pause()
+        new = {start.row for start in starts}
+        known = [chunk for chunk in chunks if chunk.samples and chunk.length == 1 and chunk.row not in new]
+        most = max((way.most for way in ways if self._is_worth_asking(way, len(chunks), known)), default=0)
+        if not most:
+            self._quiet_until = min((way.rests.quiet_until for way in ways), default=0)
+            self._num_plain += 1
+            # Few such steps are timed: it would cost each of them.
+            self.is_quiet = self._last is None and self._num_plain % _PLAIN_TIMED != 0
         return most
+
+    def _is_worth_asking(self, way: Way, num_drawn: int, known: Sequence[Chunk]) -> bool:
+        if not way.rests.begin(self._step) or not self._has_hint(way, known):
+            return False
+        if self.lengths.may_pay(num_drawn, way.trust.surest, is_drafted=way.network is not None):
+            return True
+        way.trust.pass_by(way.trust.rows)
+        way.rests.pause()
+        return False
+
+    def _has_hint(self, way: Way, chunks: Sequence[Chunk]) -> bool:
+        """For any row. Cold ones without a hint doze."""
+        if way.network is not None:
+            return True
+        found = False
+        for chunk in chunks:
+            row = chunk.row
+            if not way.rests.is_awake(row) or not self._may_use(way, row):
+                continue
+            if way.rests.is_cold(row):
+                self._tell(way, row, chunk.start + 1)
+                if not way.proposer.hints(row):
+                    way.rests.doze(row)
+                    continue
+            found = True
+        if not found:
+            way.rests.settle([chunk.row for chunk in chunks])
+        return found
 
     def take_in(self, plan: Plan) -> float:
         """What is new since the last step. What guesses of that one saved, in seconds, or less than nothing."""
+        if self.method != self._usual_method:
+            self._learn_method()
+        for network in self._networks:
+            network.take_in(plan)
+        if self.is_quiet and not plan.starts:
+            return 0.0
+        self.is_quiet = False
+        if plan.starts:
+            self._quiet_until = 0
         saved = self._settle_times(plan)
         for start in plan.starts:
             self._start(start)
-        self._in_use = self._usual if self.method == self._usual_method else self._learn_method()
-        for network in self._networks:
-            network.take_in(plan)
+        self._in_use = self._usual
         if self._chosen:
             methods = {self._chosen.get(chunk.row, self.method) for chunk in plan.chunks}
             self._in_use = [way for way in self.ways if any(way in self._ways_of(method) for method in methods)]
@@ -158,16 +201,13 @@ class Speculator:
             self._last = _Began(now, True, plan.num_tokens, num_drawn, num_drawn)
         else:
             self._num_asked = 0
-            self._num_plain += 1
-            # Of steps in which nobody is asked few are timed: it would cost each of them.
             if self._num_plain % _PLAIN_TIMED == 0:
                 self._last = _Began(now, False, plan.num_tokens, 0, 0)
         return saved
 
-    def _learn_method(self) -> Sequence[Way]:
+    def _learn_method(self) -> None:
         self._usual_method, self._usual = self.method, self._ways_of(self.method)
         self._networks = [way.network for way in self.ways if way.network is not None]
-        return self._usual
 
     def _ways_of(self, method: str) -> Sequence[Way]:
         if method == "auto":
@@ -215,8 +255,7 @@ class Speculator:
                 self._used[one.place] = one.way
         for chunk, draft in zip(plan.chunks, drafts, strict=True):
             if len(draft):
-                end = chunk.start + chunk.length
-                self._rows.write_tokens(np.array([chunk.row]), np.arange(end, end + len(draft)), draft.tokens)
+                self._rows.write(chunk.row, chunk.start + chunk.length, draft.tokens)
         self.seconds = self._clock() - started
         found = any(map(len, drafts))
         if not found:
@@ -246,10 +285,7 @@ class Speculator:
     # -- what could be checked -----------------------------------------------------------------------------------------
 
     def _offers(self, way: Way, plan: Plan, places: list[int], takes_tree: TakesTree) -> list[_Offered]:
-        if self._chosen:
-            places = [
-                place for place in places if way in self._ways_of(self._chosen.get(plan.chunks[place].row, self.method))
-            ]
+        places = [place for place in places if self._may_use(way, plan.chunks[place].row)]
         if self.fixed is None:
             places = [place for place in places if way.rests.is_awake(plan.chunks[place].row)]
         asks = [self._ask(way, plan.chunks[place]) for place in places]
@@ -267,8 +303,20 @@ class Speculator:
                 way.rests.went(ask.row, gained=False)
         return found
 
+    def _may_use(self, way: Way, row: int) -> bool:
+        """Whether the row chose this way, or chose nothing."""
+        return not self._chosen or way in self._ways_of(self._chosen.get(row, self.method))
+
     def _ask(self, way: Way, chunk: Chunk) -> Ask:
         row, end = chunk.row, chunk.start + chunk.length
+        self._tell(way, row, end)
+        most = min(chunk.num_guesses, way.most)
+        if self.fixed is not None:
+            most = min(most, self.fixed * _width(way))
+        return Ask(row, most, end)
+
+    def _tell(self, way: Way, row: int, end: int) -> None:
+        """What was written to the row since it was told last."""
         told = self._told.get((way.name, row))
         if told is None:
             start = self._starts[row]
@@ -277,10 +325,6 @@ class Speculator:
         if told < end:
             way.proposer.extend(row, self._rows.tokens[row, told:end].tolist())
         self._told[way.name, row] = end
-        most = min(chunk.num_guesses, way.most)
-        if self.fixed is not None:
-            most = min(most, self.fixed * _width(way))
-        return Ask(row, most, end)
 
     def _known(self, way: Way, ask: Ask, draft: Draft) -> Offer:
         trust = way.trust.of(ask.row)

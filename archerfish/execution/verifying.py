@@ -88,7 +88,7 @@ class Verifier:
 
     def verify(self, drawing: Drawing, guesses: Sequence[Guesses]) -> list[Outcome]:
         """What becomes of each row's guesses, which are told in the order of the draws."""
-        paths = _paths(guesses)
+        paths = self._paths(guesses)
         draw = self._sampler.draw(*drawing, paths)
         outcomes, first = [], 0
         for one in guesses:
@@ -98,9 +98,21 @@ class Verifier:
                 outcome = self._by_distribution(one, drawing.part(first, count), own)
             else:
                 outcome = _coupled(one.draft, draw, first)
-            outcomes.append(outcome._replace(failure=_failure(draw.failures, first, outcome.path)))
+            if draw.failures:
+                outcome = outcome._replace(failure=_failure(draw.failures, first, outcome.path))
+            outcomes.append(outcome)
             first += count
         return outcomes
+
+    def _paths(self, guesses: Sequence[Guesses]) -> dict[int, tuple[int, ...]]:
+        """By place among the draws, the guesses up to it, of rows for which they matter."""
+        found, first = {}, 0
+        for row, draft in guesses:
+            if self._sampler.has_form(row):
+                for node in range(len(draft)):
+                    found[first + 1 + node] = tuple(draft.tokens[one] for one in draft.path(node))
+            first += 1 + len(draft)
+        return found
 
     def _by_distribution(self, guesses: Guesses, drawing: Drawing, paths: dict[int, tuple[int, ...]]) -> Outcome:
         row, draft = guesses
@@ -143,13 +155,3 @@ def _proposals(draft: Draft, target: Tensor) -> Tensor:
         return draft.proposals.to(target)
     tokens = torch.tensor(draft.tokens, device=target.device)[:, None]
     return torch.zeros_like(target[1:]).scatter_(1, tokens, 1.0)
-
-
-def _paths(guesses: Sequence[Guesses]) -> dict[int, tuple[int, ...]]:
-    """By place among the draws, the guesses up to it."""
-    found, first = {}, 0
-    for _, draft in guesses:
-        for node in range(len(draft)):
-            found[first + 1 + node] = tuple(draft.tokens[one] for one in draft.path(node))
-        first += 1 + len(draft)
-    return found

@@ -92,7 +92,7 @@ class Sampler:
         return self._asked_at(rows, positions)
 
     def _is_bound(self, row: int) -> bool:
-        return row in self._edits or (self._grammars is not None and row in self._grammars)
+        return row in self._edits or self.has_form(row)
 
     def _asked_at(self, rows: Ints, positions: Ints) -> DrawRows:
         asked: DrawRows = self._asked[rows]
@@ -128,6 +128,10 @@ class Sampler:
         if count is None:
             return None
         return token_logprobs(logits, torch.tensor(tokens, device=logits.device), [count] * len(tokens))
+
+    def has_form(self, row: int) -> bool:
+        """Whether a row's answer has a form, so that what may be drawn depends on the guesses before it."""
+        return self._grammars is not None and row in self._grammars
 
     def reads_history(self, row: int) -> bool:
         """Whether what a row draws depends on its tokens beyond their logits."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from archerfish.kvcache.prefix import NO_MATCH, PrefixMatch
 from archerfish.kvcache.tables import BlockCopy, Blocks, BlockTable, KVTables
 from archerfish.request import RequestClass
-from archerfish.scheduling.plan import Chunk, SequenceStart
+from archerfish.scheduling.plan import Chunk, Guessing, SequenceStart
 from archerfish.scheduling.roster import Roster
 from archerfish.scheduling.sequence import Sequence
 
@@ -87,12 +87,12 @@ class Draft:
         sequence.length += samples
         self._budget -= length
 
-    def make_room_for_guesses(self, guessing: Callable[[int], int], max_drawn: int) -> int:
+    def make_room_for_guesses(self, guessing: Guessing, max_drawn: int) -> int:
         """Give what is left of the budget to guesses after chunks that sample, which draw `max_drawn` tokens in all.
 
         Blocks are taken that nobody will need soon: nobody makes way for a guess. Returns how many a chunk may have.
         """
-        most = guessing(len(self.chunks)) if self.chunks else 0
+        most = guessing(self.chunks.values(), self.starts) if self.chunks else 0
         if not most:
             return 0
         self._budget = min(self._budget, max_drawn - sum(chunk.samples for chunk in self.chunks.values()))

@@ -5,6 +5,7 @@ new. A row is free for another sequence once a plan starts one on it. A plan may
 ones are known: its chunks then start at tokens that only the executor has.
 """
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -58,7 +59,11 @@ class Plan:
         return sum(chunk.length for chunk in self.chunks)
 
 
-@dataclass(frozen=True, slots=True)
+Guessing = Callable[[Collection[Chunk], Collection[SequenceStart]], int]
+"""How many tokens are guessed for each sequence of a step, at most, given its chunks and who begins with it."""
+
+
+@dataclass(slots=True)
 class StepResult:
     """What became of a plan's chunks, in their order."""
 

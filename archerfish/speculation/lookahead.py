@@ -207,6 +207,9 @@ class LookaheadProposer:
         for last in tokens[-1:]:
             self._rows[row].come_to(last)
 
+    def hints(self, row: int) -> bool:
+        return True
+
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         return [self._rows[ask.row].draft(min(ask.most, MOST_NODES)) for ask in asks]
 

@@ -26,6 +26,12 @@ class Proposer(Protocol):
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         """Tokens that were written to the row's sequence, in order."""
 
+    def hints(self, row: int) -> bool:
+        """Whether there is anything to guess by, for a row of which nothing has come lately. Much cheaper than a guess.
+
+        Only ever too hopeful.
+        """
+
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """Guesses that follow each row's last token; a draft may be empty.
 

@@ -114,7 +114,8 @@ class _Row:
         *earlier, last = pairwise((None, *tokens))
         self._pairs = set(earlier)
         """Tokens that followed each other."""
-        self._has_repeated = last in self._pairs
+        self.repeats = self._has_repeated = last in self._pairs
+        """Whether the last two tokens followed each other before; and whether any did."""
         self._pairs.add(last)
         self._page = page
         self.doubt = FIRST_DOUBT
@@ -122,14 +123,19 @@ class _Row:
     def extend(self, tokens: Sequence[int]) -> None:
         if not tokens:
             return
-        if not self._has_repeated:
-            for pair in pairwise((self._last, *tokens)):
-                self._has_repeated = self._has_repeated or pair in self._pairs
-                self._pairs.add(pair)
+        for pair in pairwise((self._last, *tokens)):
+            self.repeats = pair in self._pairs
+            self._has_repeated = self._has_repeated or self.repeats
+            self._pairs.add(pair)
         self._last = tokens[-1]
         self._unread += tokens
         if self._page is not None:
             self._page.write(tokens)
+
+    @property
+    def is_known_to_others(self) -> bool:
+        """Whether the last two tokens are in the tenant's memory."""
+        return self._page is not None and any(match.length > 1 for match in self._page.matches())
 
     def match(self) -> Match:
         """The longest there is, the sequence's own before others of the same length."""
@@ -255,6 +261,11 @@ class ReferenceProposer:
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         self._rows[row].extend(tokens)
+
+    def hints(self, row: int) -> bool:
+        """Two tokens that followed each other before. One alone is enough only where copies went on just now."""
+        found = self._rows[row]
+        return found.repeats or found.is_known_to_others
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         return [self._draft(self._rows[ask.row], min(ask.most, MOST_NODES)) for ask in asks]

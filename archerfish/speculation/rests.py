@@ -1,63 +1,88 @@
 """Who is asked for guesses: rows for which asking was in vain rest for some steps, the more the more often it was.
 
 Asking takes time, even where nothing comes of it. What is lost by resting is the start of a copy; what is lost by
-asking is a little of every step.
+asking is a little of every step. Rows of which nothing has come lately are cold: they are asked on a hint alone, and if
+there is none they doze.
 """
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 _LONGEST = 16
 """Steps."""
-_PAUSE = 8
-"""Steps."""
+_PAUSE, _LONGEST_PAUSE = 8, 64
+"""Steps: each pause is twice as long as the one before, until something is gained."""
+_DOZE, _LONGEST_DOZE = 2, 8
+"""Steps from one look for a hint to the next: every second doze is twice as long, until there is a hint."""
 _LATE = 4
 """Steps that a new row rests, after this many in vain for all rows:"""
 _LONG_IN_VAIN = 32
 
 
+class _Rest(NamedTuple):
+    """Of a row that is cold."""
+
+    until: int
+    """The step it wakes at."""
+    length: int = 0
+    """Steps that it rested last because it was asked in vain."""
+    num_looks: int = 0
+    """Times in a row that there was no hint."""
+
+
+_AWAKE = _Rest(0)
+
+
 class Rests:
-    """Counts steps; a row is awake until it was asked in vain."""
+    """A row is awake until it was asked in vain."""
 
     def __init__(self) -> None:
         self._step = 0
-        self._rests: dict[int, tuple[int, int]] = {}
-        """Of each row that was asked in vain: the step it wakes at, and how long it rested last."""
-        self._quiet_until = 0
-        """Nobody need be asked before."""
+        self._rests: dict[int, _Rest] = {}
+        self.quiet_until = 0
+        """The step before which nobody need be asked."""
+        self._pause = _PAUSE
         self._num_in_vain = 0
         """Times that somebody was asked since it last brought a token, whoever it was."""
 
-    def begin(self) -> bool:
-        """A step is planned: whether anybody is awake."""
-        self._step += 1
-        return self._step >= self._quiet_until
+    def begin(self, step: int) -> bool:
+        """A step is planned, a later one than the last: whether anybody is awake."""
+        self._step = step
+        return step >= self.quiet_until
 
     def pause(self) -> None:
         """Nobody need be asked for a while: nothing would pay."""
-        self._quiet_until = self._step + _PAUSE
+        self.quiet_until = self._step + self._pause
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
     def start(self, row: int) -> None:
         """Another sequence takes up the row. Where nobody has gained for long, it need not begin at once."""
-        self._rests.pop(row, None)
-        if self._num_in_vain >= _LONG_IN_VAIN:
-            self._rests[row] = (self._step + 1 + _LATE, _LATE)
-        self._quiet_until = 0
+        is_late = self._num_in_vain >= _LONG_IN_VAIN
+        self._rests[row] = _Rest(self._step + 1 + _LATE, _LATE) if is_late else _AWAKE
+        self.quiet_until = 0
 
     def is_awake(self, row: int) -> bool:
-        until, _ = self._rests.get(row, (0, 0))
-        return self._step >= until
+        return self._step >= self._rests.get(row, _AWAKE).until
+
+    def is_cold(self, row: int) -> bool:
+        return row in self._rests
+
+    def doze(self, row: int) -> None:
+        """There was no hint for a cold row."""
+        _, length, num_looks = self._rests[row]
+        doze = min(_DOZE << num_looks // 2, _LONGEST_DOZE)
+        self._rests[row] = _Rest(self._step + doze, length, num_looks + 1)
 
     def went(self, row: int, *, gained: bool) -> None:
         """The row was asked, and it brought a token or did not."""
         if gained:
             self._rests.pop(row, None)
-            self._num_in_vain = 0
+            self._num_in_vain, self._pause = 0, _PAUSE
         else:
             self._num_in_vain += 1
-            _, last = self._rests.get(row, (0, 0))
-            rest = min(_LONGEST, 2 * last or 1)
-            self._rests[row] = (self._step + 1 + rest, rest)
+            rest = min(_LONGEST, 2 * self._rests.get(row, _AWAKE).length or 1)
+            self._rests[row] = _Rest(self._step + 1 + rest, rest)
 
     def settle(self, rows: Iterable[int]) -> None:
         """These are all that could be asked: if all of them rest, so does everybody."""
-        self._quiet_until = min((self._rests.get(row, (0, 0))[0] for row in rows), default=0)
+        self.quiet_until = min((self._rests.get(row, _AWAKE).until for row in rows), default=0)

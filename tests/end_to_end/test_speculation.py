@@ -63,6 +63,9 @@ class Oracle:
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         self._rows[row] += tokens
 
+    def hints(self, row: int) -> bool:
+        return True
+
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         return [self._guess(ask) for ask in asks]
 

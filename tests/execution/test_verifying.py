@@ -99,6 +99,9 @@ class Proposer:
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         self._rows[row] += tokens
 
+    def hints(self, row: int) -> bool:
+        return True
+
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         return [self.guess(ask.row, tuple(self._rows[ask.row]), ask.most) for ask in asks]
 

@@ -10,7 +10,7 @@ def steps_asked(gains: set[int], num_steps: int) -> list[int]:
     rests, asked = Rests(), []
     rests.start(0)
     for step in range(num_steps):
-        if rests.begin() and rests.is_awake(0):
+        if rests.begin(step) and rests.is_awake(0):
             asked.append(step)
             rests.went(0, gained=step in gains)
         rests.settle([0])
@@ -33,28 +33,28 @@ def test_all_rest_only_while_nobody_is_awake() -> None:
     rests = Rests()
     for row in (0, 1):
         rests.start(row)
-    rests.begin()
+    rests.begin(1)
     rests.went(0, gained=False)
     rests.went(1, gained=True)
     rests.settle([0, 1])
-    assert rests.begin() and not rests.is_awake(0) and rests.is_awake(1)
+    assert rests.begin(2) and not rests.is_awake(0) and rests.is_awake(1)
     rests.went(1, gained=False)
     rests.settle([0, 1])
-    assert rests.begin() and rests.is_awake(0), "its rest is over first"
+    assert rests.begin(3) and rests.is_awake(0), "its rest is over first"
     rests.went(0, gained=False)
     rests.settle([0])
-    assert not rests.begin()
+    assert not rests.begin(4)
     rests.start(7)
-    assert rests.begin(), "a new sequence wakes everybody"
+    assert rests.begin(5), "a new sequence wakes everybody"
 
 
 def test_who_comes_when_nobody_has_gained_for_long_begins_late() -> None:
     rests = Rests()
-    rests.begin()
+    rests.begin(1)
     for _ in range(32):
         rests.went(0, gained=False)
     rests.start(1)
-    awake = [rests.begin() and rests.is_awake(1) for _ in range(8)]
+    awake = [rests.begin(step) and rests.is_awake(1) for step in range(2, 10)]
     assert awake.index(True) == 4
     rests.went(1, gained=True)
     rests.start(2)
@@ -63,6 +63,29 @@ def test_who_comes_when_nobody_has_gained_for_long_begins_late() -> None:
 
 def test_a_pause_is_for_everybody() -> None:
     rests = Rests()
-    rests.begin()
+    rests.begin(1)
     rests.pause()
-    assert [rests.begin() for _ in range(9)] == [False] * 7 + [True] * 2
+    assert [rests.begin(step) for step in range(2, 11)] == [False] * 7 + [True] * 2
+    rests.pause()
+    assert [step for step in range(11, 40) if rests.begin(step)][0] == 10 + 16, "longer and longer"
+    rests.went(0, gained=True)
+    rests.pause()
+    assert rests.quiet_until == 39 + 8
+
+
+def test_a_cold_row_without_a_hint_dozes_longer_and_longer() -> None:
+    rests, looked = Rests(), []
+    rests.start(0)
+    assert rests.is_cold(0), "nothing has come of it yet"
+    for step in range(60):
+        if rests.begin(step) and rests.is_awake(0):
+            looked.append(step)
+            rests.doze(0)
+        rests.settle([0])
+    assert [later - earlier for earlier, later in pairwise(looked)] == [2, 2, 4, 4, *[8] * 5]
+    rests.begin(looked[-1] + 8)
+    rests.went(0, gained=False)
+    assert not rests.begin(looked[-1] + 9) or not rests.is_awake(0)
+    assert rests.begin(looked[-1] + 10) and rests.is_awake(0), "dozing makes no rest longer"
+    rests.went(0, gained=True)
+    assert not rests.is_cold(0)
