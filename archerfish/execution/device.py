@@ -13,7 +13,7 @@ from archerfish.execution.executor import Finished
 from archerfish.execution.inputs import Outline
 from archerfish.execution.local import LocalExecutor
 from archerfish.sampling.sampler import why_nothing
-from archerfish.scheduling.plan import Guessing, Plan, StepResult
+from archerfish.scheduling.plan import Plan, RoomForGuesses, StepResult
 
 
 class DeviceExecutor:
@@ -28,7 +28,7 @@ class DeviceExecutor:
         self._last: _Drawing | None = None
 
     @property
-    def guessing(self) -> Guessing | None:
+    def guessing(self) -> RoomForGuesses | None:
         return self._local.guessing
 
     @torch.inference_mode()

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from archerfish.scheduling.plan import Guessing, Plan, StepResult
+from archerfish.scheduling.plan import Plan, RoomForGuesses, StepResult
 
 
 class Launched(Protocol):
@@ -27,7 +27,7 @@ class Executor(Protocol):
         """
 
     @property
-    def guessing(self) -> Guessing | None:
+    def guessing(self) -> RoomForGuesses | None:
         """How many tokens it guesses for each sequence of a step, at most; None if it never guesses."""
 
     def launch(self, plan: Plan) -> Launched:

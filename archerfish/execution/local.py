@@ -20,7 +20,7 @@ from archerfish.kvcache.storage import KVStorage
 from archerfish.ops.signatures import DrawRows
 from archerfish.request import TokenLogprobs
 from archerfish.sampling.sampler import Sampler, token_logprobs
-from archerfish.scheduling.plan import Chunk, Guessing, Plan, StepResult
+from archerfish.scheduling.plan import Chunk, Plan, RoomForGuesses, StepResult
 from archerfish.speculation.draft import Draft
 
 PromptListener = Callable[[Tensor, Tensor], None]
@@ -97,7 +97,7 @@ class LocalExecutor:
         return self.launch(plan).result()
 
     @property
-    def guessing(self) -> Guessing | None:
+    def guessing(self) -> RoomForGuesses | None:
         """How many tokens are guessed for each sequence of a step, at most; None where nobody guesses."""
         return None if self.speculator is None else self.speculator.most
 

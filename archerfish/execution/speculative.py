@@ -191,7 +191,8 @@ class Speculator:
             if last.is_asked:
                 self.lengths.times.record(last.num_tokens, seconds - last.guessing)
                 if last.num_drawn:
-                    saved = last.num_written * self.lengths.token_seconds(last.num_drawn) - seconds
+                    usual = last.num_written * self.lengths.token_seconds(last.num_drawn)
+                    saved = usual * self.lengths.pace.factor - seconds
             elif last.num_tokens:
                 self.lengths.plain.record(last.num_tokens, seconds)
         self._last = None

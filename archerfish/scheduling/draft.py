@@ -7,7 +7,7 @@ from typing import NamedTuple
 from archerfish.kvcache.prefix import NO_MATCH, PrefixMatch
 from archerfish.kvcache.tables import BlockCopy, Blocks, BlockTable, KVTables
 from archerfish.request import RequestClass
-from archerfish.scheduling.plan import Chunk, Guessing, SequenceStart
+from archerfish.scheduling.plan import Chunk, RoomForGuesses, SequenceStart
 from archerfish.scheduling.roster import Roster
 from archerfish.scheduling.sequence import Sequence
 
@@ -87,7 +87,7 @@ class Draft:
         sequence.length += samples
         self._budget -= length
 
-    def make_room_for_guesses(self, guessing: Guessing, max_drawn: int) -> int:
+    def make_room_for_guesses(self, guessing: RoomForGuesses, max_drawn: int) -> int:
         """Give what is left of the budget to guesses after chunks that sample, which draw `max_drawn` tokens in all.
 
         Blocks are taken that nobody will need soon: nobody makes way for a guess. Returns how many a chunk may have.

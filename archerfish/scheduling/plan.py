@@ -59,7 +59,7 @@ class Plan:
         return sum(chunk.length for chunk in self.chunks)
 
 
-Guessing = Callable[[Collection[Chunk], Collection[SequenceStart]], int]
+RoomForGuesses = Callable[[Collection[Chunk], Collection[SequenceStart]], int]
 """How many tokens are guessed for each sequence of a step, at most, given its chunks and who begins with it."""
 
 

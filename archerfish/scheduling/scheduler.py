@@ -15,7 +15,7 @@ from archerfish.request import FinishReason, Request, RequestClass, TokenEvent, 
 from archerfish.scheduling.draft import Draft
 from archerfish.scheduling.flights import Flights
 from archerfish.scheduling.foresight import must_preempt
-from archerfish.scheduling.plan import Chunk, Guessing, Plan, StepResult
+from archerfish.scheduling.plan import Chunk, Plan, RoomForGuesses, StepResult
 from archerfish.scheduling.policy import BatchingPolicy
 from archerfish.scheduling.roster import Roster
 from archerfish.scheduling.sequence import Sequence, SequenceFacts, open_sequences
@@ -56,7 +56,7 @@ class Scheduler:
         self.prefix_counts = PrefixCounts()
         self.expects_more = False
         """Whether more requests may come: batches that wait to be full go on waiting."""
-        self.guessing: Guessing | None = None
+        self.guessing: RoomForGuesses | None = None
         """How many tokens the executor would guess for each of so many sequences; None where it guesses none."""
         self._roster = Roster(limits.max_num_seqs, tables)
         self._requests: dict[str, list[Sequence]] = {}

@@ -11,7 +11,7 @@ before (Dinkelbach's way to maximize a ratio).
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from archerfish.speculation.times import StepTimes
+from archerfish.speculation.times import Pace, StepTimes
 
 _MOST_ROUNDS = 8
 _LOOKED_AHEAD = 16
@@ -47,11 +47,12 @@ class Lengths:
     """Chooses, and learns from what became of it."""
 
     def __init__(self) -> None:
-        self.times = StepTimes()
+        self.pace = Pace()
+        self.times = StepTimes(self.pace, leads=True)
         """Of steps in which somebody was asked, from one to the next, what asking took aside."""
-        self.drafting = StepTimes()
+        self.drafting = StepTimes(self.pace)
         """Of passes of the network that guesses, where there is one."""
-        self.plain = StepTimes()
+        self.plain = StepTimes(self.pace, leads=True)
         """Of steps in which nobody was asked for guesses."""
         self._num_refused = 0
         """Steps in which no guess could have paid, since one was last tried all the same."""

@@ -1,4 +1,8 @@
-"""How long a step takes for the tokens in it, learned from the steps that were made. Knows no clock."""
+"""How long a step takes for the tokens in it, learned from the steps that were made. Knows no clock.
+
+Others have the machine, too: for some seconds everything may take half as long again. Steps of a kind that is seldom
+made would then be held against those of another time, so what is learned is what they take at the usual pace.
+"""
 
 import bisect
 
@@ -6,6 +10,8 @@ _GUESSED_SLOPE = 0.2
 """What one token more adds to a step of one token, before anything was measured: more than on most machines."""
 _WEIGHT = 0.1
 """Of a new measurement against what is known of its size."""
+_PACE_WEIGHT = 0.25
+"""Of a new measurement against the pace of those before it: it changes within a few steps, what is known does not."""
 _ODD = 2.0
 """A time so much longer than what is known counts as no more than that: mostly somebody else had the machine."""
 _FIRST = 3
@@ -16,10 +22,24 @@ _FEW = 16
 """Up to so many tokens each number has its own time; beyond, sizes that differ by an eighth share one."""
 
 
+class Pace:
+    """How much longer than usual everything takes at the moment."""
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+
+    def heard(self, ratio: float) -> None:
+        """Something took so many times as long as what is known of it."""
+        self.factor += _PACE_WEIGHT * (min(ratio, _ODD) - self.factor)
+
+
 class StepTimes:
     """Seconds by the number of tokens: measured where there were steps, a line between them and beyond."""
 
-    def __init__(self) -> None:
+    def __init__(self, pace: Pace | None = None, *, leads: bool = False) -> None:
+        """Times that lead set the pace; others are only measured by it."""
+        self._pace = Pace() if pace is None else pace
+        self._leads = leads
         self._seconds: dict[int, float] = {}
         self._num_recorded: dict[int, int] = {}
         self._curve: tuple[list[int], list[float]] | None = None
@@ -34,6 +54,9 @@ class StepTimes:
         seconds *= size / num_tokens if num_tokens > _FEW else 1.0
         count = self._num_recorded[size] = self._num_recorded.get(size, 0) + 1
         before = self._seconds.get(size, seconds)
+        if self._leads and count > _FIRST:
+            self._pace.heard(seconds / before)
+        seconds /= self._pace.factor
         if count <= _FIRST:
             self._seconds[size] = min(before, seconds)
         else:

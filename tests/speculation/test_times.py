@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archerfish.speculation.times import StepTimes
+from archerfish.speculation.times import Pace, StepTimes
 
 
 def test_what_was_measured_is_told_and_lies_between_on_a_line() -> None:
@@ -46,6 +46,26 @@ def test_new_measurements_move_it_slowly() -> None:
     for _ in range(100):
         times.record(2, 2.0)
     assert times.of(2) == pytest.approx(2.0, rel=1e-3)
+
+
+def test_what_is_learned_is_what_steps_take_at_the_usual_pace() -> None:
+    pace = Pace()
+    often, seldom, network = StepTimes(pace, leads=True), StepTimes(pace, leads=True), StepTimes(pace)
+    for _ in range(10):
+        often.record(1, 1.0)
+        seldom.record(4, 2.0)
+        network.record(1, 0.25)
+    for _ in range(40):
+        often.record(1, 1.5)
+    assert often.of(1) == pytest.approx(1.0, abs=0.15), "for a while everything takes longer"
+    network.record(1, 0.375)
+    seldom.record(4, 3.0)
+    assert often.of(1) * pace.factor == pytest.approx(1.5, rel=0.05)
+    assert seldom.of(4) == pytest.approx(2.0, rel=0.05) and network.of(1) == pytest.approx(0.25, rel=0.05)
+    for _ in range(200):
+        often.record(1, 3.0)
+        seldom.record(4, 3.0)
+    assert seldom.of(4) / often.of(1) == pytest.approx(1.0, rel=0.05), "what changes alone is learned all the same"
 
 
 def test_many_tokens_share_sizes() -> None:

@@ -17,7 +17,7 @@ from archerfish.metrics.guessing import Guessing, GuessTotals, guessing_between
 from archerfish.metrics.state import Peak
 from archerfish.metrics.timing import RequestTiming
 from archerfish.request import Request, SamplingParams, TokenEvent
-from archerfish.scheduling.plan import Guessing, Plan, StepResult
+from archerfish.scheduling.plan import Plan, RoomForGuesses, StepResult
 from archerfish.scheduling.scheduler import Scheduler
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class TimedExecutor:
         return self._inner.max_in_flight
 
     @property
-    def guessing(self) -> Guessing | None:
+    def guessing(self) -> RoomForGuesses | None:
         return self._inner.guessing
 
     def launch(self, plan: Plan) -> "TimedStep":
