@@ -15,6 +15,7 @@ from archerfish.speculation.lengths import Lengths, Offer, Step
 from archerfish.speculation.proposer import Ask, Proposer
 from archerfish.speculation.rests import Rests
 from archerfish.speculation.trust import Trust
+from archerfish.speculation.uses import Uses
 
 Clock = Callable[[], float]
 TakesTree = Callable[[Chunk], bool]
@@ -40,6 +41,7 @@ class Way:
     """A draft is checked whole or not at all: its parts have other uses than to stand."""
     trust: Trust = field(default_factory=Trust)
     rests: Rests = field(default_factory=Rests)
+    uses: Uses = field(default_factory=Uses)
 
     @property
     def network(self) -> NetworkProposer | None:
@@ -67,8 +69,8 @@ class _Began:
     num_tokens: int
     num_drawn: int
     num_written: int
-    guessing: float = 0.0
-    """Seconds that were spent on it."""
+    drafting: float = 0.0
+    """Seconds that a network spent on guesses for it."""
 
 
 class Speculator:
@@ -110,6 +112,8 @@ class Speculator:
         self._mean_answer = _FIRST_ANSWER
         self.seconds = 0.0
         """That the last guessing took."""
+        self._drafting = 0.0
+        """The part of it that a network took."""
 
     def most(self, chunks: Collection[Chunk], starts: Collection[SequenceStart]) -> int:
         """How many guesses each sequence of a step should have room for: none where none could pay.
@@ -189,7 +193,7 @@ class Speculator:
         if last is not None and not plan.starts:
             seconds = now - last.at
             if last.is_asked:
-                self.lengths.times.record(last.num_tokens, seconds - last.guessing)
+                self.lengths.times.record(last.num_tokens, seconds - last.drafting)
                 if last.num_drawn:
                     usual = last.num_written * self.lengths.token_seconds(last.num_drawn)
                     saved = usual * self.lengths.pace.factor - seconds
@@ -237,6 +241,7 @@ class Speculator:
             self._told.pop((way.name, start.row), None)
             way.trust.start(start.row)
             way.rests.start(start.row)
+            way.uses.start(start.row)
 
     @property
     def is_asked(self) -> bool:
@@ -245,7 +250,7 @@ class Speculator:
 
     def guess(self, plan: Plan, takes_tree: TakesTree) -> list[Draft] | None:
         """For each chunk of a plan; None where nothing is guessed. The guesses are then on the rows."""
-        started = self._clock()
+        started, drafted = self._clock(), self.lengths.drafting.total
         places = [place for place, chunk in enumerate(plan.chunks) if chunk.num_guesses]
         offered = self._best([one for way in self._in_use for one in self._offers(way, plan, places, takes_tree)])
         drafts = [NO_DRAFT] * len(plan.chunks)
@@ -258,6 +263,7 @@ class Speculator:
             if len(draft):
                 self._rows.write(chunk.row, chunk.start + chunk.length, draft.tokens)
         self.seconds = self._clock() - started
+        self._drafting = self.lengths.drafting.total - drafted
         found = any(map(len, drafts))
         if not found:
             self._settle_rests(plan)
@@ -270,13 +276,14 @@ class Speculator:
                 way.proposer.saw(chunk.row, drafts[place], drawn[place])
                 way.trust.checked(chunk.row, max(drafts[place].depths), stood[place])
                 way.rests.went(chunk.row, gained=stood[place] > 0)
+                way.uses.used(chunk.row)
         self._settle_rests(plan)
 
     def took(self, num_tokens: int, num_written: int) -> None:
         """What the step came to with its guesses."""
         last = self._last
         assert last is not None
-        last.num_tokens, last.num_written, last.guessing = num_tokens, num_written, self.seconds
+        last.num_tokens, last.num_written, last.drafting = num_tokens, num_written, self._drafting
 
     def _settle_rests(self, plan: Plan) -> None:
         rows = [chunk.row for chunk in plan.chunks if chunk.num_guesses]
@@ -338,8 +345,9 @@ class Speculator:
         depth = min(ask.most // width, network.room(ask.end))
         chances = tuple(trust**one for one in range(1, depth + 1))
         unread = network.num_unread(ask.row, ask.end)
-        # Reading a whole prompt is paid back over the answer, in steps that bring more than a token each.
-        num_steps = self._num_left(ask) / (1 + _sum_of_powers(trust, 2))
+        # Reading a whole prompt is paid back over the answer, in steps that bring more than a token each; over as many
+        # of them as others leave to the network.
+        num_steps = min(self._num_left(ask) / (1 + _sum_of_powers(trust, 2)), way.uses.expected(ask.row))
         return Offer(chances, 1 + (unread - 1) / max(1.0, num_steps), width)
 
     def _num_left(self, ask: Ask) -> float:

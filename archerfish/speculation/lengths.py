@@ -49,7 +49,7 @@ class Lengths:
     def __init__(self) -> None:
         self.pace = Pace()
         self.times = StepTimes(self.pace, leads=True)
-        """Of steps in which somebody was asked, from one to the next, what asking took aside."""
+        """Of steps in which somebody was asked, from one to the next, with what asking takes, but for drafting."""
         self.drafting = StepTimes(self.pace)
         """Of passes of the network that guesses, where there is one."""
         self.plain = StepTimes(self.pace, leads=True)

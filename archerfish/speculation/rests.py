@@ -12,8 +12,8 @@ _LONGEST = 16
 """Steps."""
 _PAUSE, _LONGEST_PAUSE = 8, 64
 """Steps: each pause is twice as long as the one before, until something is gained."""
-_DOZE, _LONGEST_DOZE = 2, 8
-"""Steps from one look for a hint to the next: every second doze is twice as long, until there is a hint."""
+_LONGEST_DOZE = 8
+"""Steps from one look for a hint to the next: at first one, and every second doze is twice as long."""
 _LATE = 4
 """Steps that a new row rests, after this many in vain for all rows:"""
 _LONG_IN_VAIN = 32
@@ -56,9 +56,14 @@ class Rests:
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
     def start(self, row: int) -> None:
-        """Another sequence takes up the row. Where nobody has gained for long, it need not begin at once."""
+        """Another sequence takes up the row.
+
+        If whoever was asked last gained, it needs no hint; where nobody has gained for long, it need not begin at once.
+        """
         is_late = self._num_in_vain >= _LONG_IN_VAIN
         self._rests[row] = _Rest(self._step + 1 + _LATE, _LATE) if is_late else _AWAKE
+        if not self._num_in_vain:
+            del self._rests[row]
         self.quiet_until = 0
 
     def is_awake(self, row: int) -> bool:
@@ -70,7 +75,7 @@ class Rests:
     def doze(self, row: int) -> None:
         """There was no hint for a cold row."""
         _, length, num_looks = self._rests[row]
-        doze = min(_DOZE << num_looks // 2, _LONGEST_DOZE)
+        doze = min(1 << num_looks // 2, _LONGEST_DOZE)
         self._rests[row] = _Rest(self._step + doze, length, num_looks + 1)
 
     def went(self, row: int, *, gained: bool) -> None:
@@ -80,7 +85,8 @@ class Rests:
             self._num_in_vain, self._pause = 0, _PAUSE
         else:
             self._num_in_vain += 1
-            rest = min(_LONGEST, 2 * self._rests.get(row, _AWAKE).length or 1)
+            # Whoever was not cold yet is cold now, and needs no rest to be asked on a hint alone.
+            rest = min(_LONGEST, 2 * self._rests[row].length or 1) if row in self._rests else 0
             self._rests[row] = _Rest(self._step + 1 + rest, rest)
 
     def settle(self, rows: Iterable[int]) -> None:

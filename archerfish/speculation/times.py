@@ -5,6 +5,8 @@ made would then be held against those of another time, so what is learned is wha
 """
 
 import bisect
+from collections.abc import Mapping
+from typing import NamedTuple
 
 _GUESSED_SLOPE = 0.2
 """What one token more adds to a step of one token, before anything was measured: more than on most machines."""
@@ -18,8 +20,17 @@ _FIRST = 3
 """Measurements of a size of which the best counts: a cold start is nothing that returns."""
 _NEAR = 2
 """Sizes that differ by a larger factor say little of those between them."""
+_REACH = 4
+"""Times the largest size that is known well: beyond, what is known says nothing."""
 _FEW = 16
 """Up to so many tokens each number has its own time; beyond, sizes that differ by an eighth share one."""
+
+
+class _Curve(NamedTuple):
+    """Sizes, and seconds that never fall."""
+
+    sizes: list[int]
+    seconds: list[float]
 
 
 class Pace:
@@ -42,19 +53,22 @@ class StepTimes:
         self._leads = leads
         self._seconds: dict[int, float] = {}
         self._num_recorded: dict[int, int] = {}
-        self._curve: tuple[list[int], list[float]] | None = None
-        """Sizes and seconds that never fall, made when they are asked for."""
+        self._curve: _Curve | None = None
+        """Made when it is asked for."""
+        self.total = 0.0
+        """Seconds of all that was recorded, as they were."""
 
     def __bool__(self) -> bool:
         return bool(self._seconds)
 
     def record(self, num_tokens: int, seconds: float) -> None:
+        self.total += seconds
         size = _size(num_tokens)
         # A step of this size as its mean would be, had it exactly so many tokens.
         seconds *= size / num_tokens if num_tokens > _FEW else 1.0
         count = self._num_recorded[size] = self._num_recorded.get(size, 0) + 1
         before = self._seconds.get(size, seconds)
-        if self._leads and count > _FIRST:
+        if self._leads and count > _FIRST and before:
             self._pace.heard(seconds / before)
         seconds /= self._pace.factor
         if count <= _FIRST:
@@ -71,7 +85,10 @@ class StepTimes:
 
     def of(self, num_tokens: float) -> float:
         """Seconds of a step with so many tokens, or parts of them. Something must have been recorded."""
-        sizes, seconds = self._curve or self._made()
+        return self._along(self._curve or self._made(), num_tokens)
+
+    def _along(self, curve: "_Curve", num_tokens: float) -> float:
+        sizes, seconds = curve
         place = bisect.bisect_left(sizes, num_tokens)
         if place < len(sizes) and sizes[place] == num_tokens:
             return seconds[place]
@@ -84,24 +101,36 @@ class StepTimes:
             # Rather too little than too much: what is tried is measured, and what is not tried never is.
             return min(between, seconds[place - 1] * (1 + _guessed_slope(below) * (num_tokens - below)))
         known = 0 if place == 0 else len(sizes) - 1
-        return seconds[known] * (1 + self._slope(known) * (num_tokens - sizes[known]))
+        return seconds[known] * (1 + _slope(curve, known) * (num_tokens - sizes[known]))
 
-    def _made(self) -> tuple[list[int], list[float]]:
-        """More tokens never take less time. What says otherwise was held up: that only ever adds."""
-        sizes = sorted(self._seconds)
-        seconds = [self._seconds[size] for size in sizes]
-        for place in range(len(sizes) - 2, -1, -1):
-            seconds[place] = min(seconds[place], seconds[place + 1])
-        self._curve = (sizes, seconds)
+    def _made(self) -> "_Curve":
+        """Sizes that were measured often enough say what others take at most, if these were measured only once or
+        twice: whatever took too long the first time would never be tried again."""
+        sure = _never_falling({size: self._seconds[size] for size, n in self._num_recorded.items() if n >= _FIRST})
+        known = self._seconds
+        if sure.sizes:
+            near = range(sure.sizes[0], _REACH * sure.sizes[-1] + 1)
+            known = {n: min(seconds, self._along(sure, n)) if n in near else seconds for n, seconds in known.items()}
+        self._curve = _never_falling(known)
         return self._curve
 
-    def _slope(self, known: int) -> float:
-        """What a token more adds beyond the smallest or largest size that was seen, as a share of its time."""
-        sizes, seconds = self._curve or self._made()
-        if len(sizes) == 1:
-            return _guessed_slope(sizes[0])
-        one, other = (0, 1) if known == 0 else (known - 1, known)
-        return (seconds[other] - seconds[one]) / (sizes[other] - sizes[one]) / seconds[known]
+
+def _never_falling(known: Mapping[int, float]) -> _Curve:
+    """More tokens never take less time. What says otherwise was held up: that only ever adds."""
+    sizes = sorted(known)
+    seconds = [known[size] for size in sizes]
+    for place in range(len(sizes) - 2, -1, -1):
+        seconds[place] = min(seconds[place], seconds[place + 1])
+    return _Curve(sizes, seconds)
+
+
+def _slope(curve: _Curve, known: int) -> float:
+    """What a token more adds beyond the smallest or largest size that was seen, as a share of its time."""
+    sizes, seconds = curve
+    if len(sizes) == 1:
+        return _guessed_slope(sizes[0])
+    one, other = (0, 1) if known == 0 else (known - 1, known)
+    return (seconds[other] - seconds[one]) / (sizes[other] - sizes[one]) / seconds[known]
 
 
 def _guessed_slope(size: int) -> float:

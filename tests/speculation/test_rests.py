@@ -20,7 +20,7 @@ def steps_asked(gains: set[int], num_steps: int) -> list[int]:
 def test_rests_double_up_to_a_limit() -> None:
     asked = steps_asked(set(), 120)
     rests = [later - earlier - 1 for earlier, later in pairwise(asked)]
-    assert rests == [1, 2, 4, 8, 16, 16, 16, 16, 16]
+    assert rests == [0, 1, 2, 4, 8, 16, 16, 16, 16, 16]
 
 
 def test_who_gains_is_asked_again_at_once() -> None:
@@ -37,15 +37,18 @@ def test_all_rest_only_while_nobody_is_awake() -> None:
     rests.went(0, gained=False)
     rests.went(1, gained=True)
     rests.settle([0, 1])
-    assert rests.begin(2) and not rests.is_awake(0) and rests.is_awake(1)
-    rests.went(1, gained=False)
+    assert rests.begin(2) and rests.is_cold(0) and rests.is_awake(0), "once is no habit"
+    rests.went(0, gained=False)
     rests.settle([0, 1])
-    assert rests.begin(3) and rests.is_awake(0), "its rest is over first"
+    assert rests.begin(3) and not rests.is_awake(0) and rests.is_awake(1)
+    rests.went(1, gained=False)
+    rests.settle([0])
+    assert rests.begin(4) and rests.is_awake(0)
     rests.went(0, gained=False)
     rests.settle([0])
-    assert not rests.begin(4)
+    assert not rests.begin(5)
     rests.start(7)
-    assert rests.begin(5), "a new sequence wakes everybody"
+    assert rests.begin(6), "a new sequence wakes everybody"
 
 
 def test_who_comes_when_nobody_has_gained_for_long_begins_late() -> None:
@@ -76,13 +79,16 @@ def test_a_pause_is_for_everybody() -> None:
 def test_a_cold_row_without_a_hint_dozes_longer_and_longer() -> None:
     rests, looked = Rests(), []
     rests.start(0)
-    assert rests.is_cold(0), "nothing has come of it yet"
+    assert not rests.is_cold(0), "nothing is known yet"
+    rests.went(1, gained=False)
+    rests.start(0)
+    assert rests.is_cold(0)
     for step in range(60):
         if rests.begin(step) and rests.is_awake(0):
             looked.append(step)
             rests.doze(0)
         rests.settle([0])
-    assert [later - earlier for earlier, later in pairwise(looked)] == [2, 2, 4, 4, *[8] * 5]
+    assert [later - earlier for earlier, later in pairwise(looked)] == [1, 1, 2, 2, 4, 4, *[8] * 5]
     rests.begin(looked[-1] + 8)
     rests.went(0, gained=False)
     assert not rests.begin(looked[-1] + 9) or not rests.is_awake(0)

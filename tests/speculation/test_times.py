@@ -36,6 +36,23 @@ def test_a_size_far_away_does_not_keep_from_trying() -> None:
     assert times.of(2) == 2.5, "what was tried is known"
 
 
+def test_what_took_too_long_once_is_tried_again() -> None:
+    times = StepTimes()
+    for _ in range(3):
+        times.record(4, 1.0)
+        times.record(8, 1.4)
+    times.record(32, 9.0)
+    times.record(100, 20.0)
+    assert times.of(32) == pytest.approx(3.8), "as it goes on from what is known well"
+    assert times.of(100) == pytest.approx(20.0, rel=0.05), "of what is far away that says nothing"
+    times.record(32, 3.0)
+    assert times.of(32) == 3.0
+    times.record(32, 5.0)
+    for _ in range(60):
+        times.record(32, 5.0)
+    assert times.of(32) == pytest.approx(5.0, rel=0.01)
+
+
 def test_new_measurements_move_it_slowly() -> None:
     times = StepTimes()
     for seconds in (5.0, 1.0, 1.2):
