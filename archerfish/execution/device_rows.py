@@ -49,6 +49,10 @@ class DeviceRows(Rows):
         places = (rows * self.tokens.shape[1] + positions).tolist()
         self._news += [(place, (token,)) for place, token in zip(places, tokens, strict=True)]
 
+    def write(self, row: int, first: int, tokens: Sequence[int]) -> None:
+        super().write(row, first, tokens)
+        self._tell(0, self.tokens, row, first, len(tokens))
+
     def remember_tokens(self, rows: Ints, positions: Ints, tokens: Sequence[int]) -> None:
         """Tokens that the device drew, and has already."""
         super().write_tokens(rows, positions, tokens)

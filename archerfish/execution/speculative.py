@@ -134,9 +134,9 @@ class Speculator:
         most = max((way.most for way in ways if self._is_worth_asking(way, len(chunks), known)), default=0)
         if not most:
             self._quiet_until = min((way.rests.quiet_until for way in ways), default=0)
-            self._num_plain += 1
             # Few such steps are timed: it would cost each of them.
             self.is_quiet = self._last is None and self._num_plain % _PLAIN_TIMED != 0
+            self._num_plain += self.is_quiet
         return most
 
     def _is_worth_asking(self, way: Way, num_drawn: int, known: Sequence[Chunk]) -> bool:
@@ -208,6 +208,7 @@ class Speculator:
             self._num_asked = 0
             if self._num_plain % _PLAIN_TIMED == 0:
                 self._last = _Began(now, False, plan.num_tokens, 0, 0)
+            self._num_plain += 1
         return saved
 
     def _learn_method(self) -> None:

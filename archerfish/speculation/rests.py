@@ -30,7 +30,8 @@ class _Rest(NamedTuple):
     """Times in a row that there was no hint."""
 
 
-_AWAKE = _Rest(0)
+_COLD = _Rest(0)
+"""And awake."""
 
 
 class Rests:
@@ -60,14 +61,16 @@ class Rests:
 
         If whoever was asked last gained, it needs no hint; where nobody has gained for long, it need not begin at once.
         """
-        is_late = self._num_in_vain >= _LONG_IN_VAIN
-        self._rests[row] = _Rest(self._step + 1 + _LATE, _LATE) if is_late else _AWAKE
-        if not self._num_in_vain:
-            del self._rests[row]
+        if self._num_in_vain >= _LONG_IN_VAIN:
+            self._rests[row] = _Rest(self._step + 1 + _LATE, _LATE)
+        elif self._num_in_vain:
+            self._rests[row] = _COLD
+        else:
+            self._rests.pop(row, None)
         self.quiet_until = 0
 
     def is_awake(self, row: int) -> bool:
-        return self._step >= self._rests.get(row, _AWAKE).until
+        return self._step >= self._rests.get(row, _COLD).until
 
     def is_cold(self, row: int) -> bool:
         return row in self._rests
@@ -75,8 +78,8 @@ class Rests:
     def doze(self, row: int) -> None:
         """There was no hint for a cold row."""
         _, length, num_looks = self._rests[row]
-        doze = min(1 << num_looks // 2, _LONGEST_DOZE)
-        self._rests[row] = _Rest(self._step + doze, length, num_looks + 1)
+        doze = 1 << num_looks // 2
+        self._rests[row] = _Rest(self._step + doze, length, num_looks + (doze < _LONGEST_DOZE))
 
     def went(self, row: int, *, gained: bool) -> None:
         """The row was asked, and it brought a token or did not."""
@@ -91,4 +94,4 @@ class Rests:
 
     def settle(self, rows: Iterable[int]) -> None:
         """These are all that could be asked: if all of them rest, so does everybody."""
-        self.quiet_until = min((self._rests.get(row, _AWAKE).until for row in rows), default=0)
+        self.quiet_until = min((self._rests.get(row, _COLD).until for row in rows), default=0)

@@ -72,7 +72,7 @@ def load_head(head: Eagle | Medusa, directory: Path, keep: Keep | None = None, d
     check_shapes(directory, places, {name: tuple(tensor.shape) for name, tensor in tensors.items()}, parameters)
     fill(parameters, places, tensors.__getitem__, keep=keep, device=device)
     if tokens is not None:
-        choose_tokens(head, tokens, keep, device)
+        choose_tokens(head, tokens.to(device), keep, device)
 
 
 def choose_tokens(head: Eagle | Medusa, target_ids: Tensor, keep: Keep | None = None, device: str = "cpu") -> None:

@@ -68,6 +68,22 @@ def test_a_tiny_model_writes_what_the_reference_writes(tiny: dict[str, Any]) -> 
     assert told["triton"] == told["reference"]
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="perch is tried instead")
+def test_guesses_change_nothing(tiny: dict[str, Any]) -> None:
+    prompts = [[5, 6, 7, 8, 5, 6], [11, 12, 11]]
+    told = []
+    for method in ("off", "reference"):
+        with LLM(**tiny, kernels="triton", speculative_config=_fixed(method, 2)) as llm:
+            told.append(tokens(llm, prompts))
+            assert bool(llm.assembly.engine.counts.num_drafts) == (method != "off")
+    assert told[0] == told[1]
+
+
+def _fixed(method: str, count: int) -> dict[str, Any]:
+    """So many guesses in every step, whether they pay or not."""
+    return {"method": method} if method == "off" else {"method": method, "num_speculative_tokens": count}
+
+
 @pytest.mark.skipif(not INTERPRETED, reason="kernels for a GPU are asked to run on a CPU")
 def test_what_a_gpu_cannot_do_is_refused_by_name(tiny: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="--quantization fp8 is for a GPU"):
@@ -102,6 +118,30 @@ def test_experts_of_few_bits_give_one_answer(tiny: dict[str, Any], quantization:
     with LLM(**settings, quantization=quantization, enable_prefix_caching=False) as llm:
         together = bits.answers(llm, prompts, asked)
         assert bits.answers(llm, prompts[1:2], asked) == together[1:2]
+
+
+@needs_gpu
+def test_guesses_of_every_kind_change_nothing() -> None:
+    asked: list[dict[str, Any]] = [{"max_tokens": 24}, {"temperature": 0.9, "seed": 3, "max_tokens": 24}]
+    told = {}
+    for method in ("off", "reference", "draft_model", "eagle", "medusa"):
+        with LLM(max_num_seqs=16, speculative_config=_fixed(method, 3)) as llm:
+            told[method] = [tokens(llm, PROMPTS[:12], **one) for one in asked]
+            counts = llm.assembly.engine.counts
+            assert method == "off" or counts.num_drafts
+            if method in ("draft_model", "eagle"):
+                assert counts.stood_at[0] > counts.num_drafts / 3, "what is guessed by is what was written"
+    assert all(answers == told["off"] for answers in told.values())
+
+
+@needs_gpu
+@pytest.mark.xfail(reason="where two tokens are exactly as likely, a tree of many guesses chose the other one")
+def test_large_trees_of_guesses_change_nothing() -> None:
+    told = []
+    for method in ("off", "lookahead"):
+        with LLM(max_num_seqs=16, speculative_config=_fixed(method, 31)) as llm:
+            told.append(tokens(llm, PROMPTS[:12], max_tokens=24))
+    assert told[0] == told[1]
 
 
 @needs_gpu

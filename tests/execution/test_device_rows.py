@@ -36,6 +36,7 @@ def test_the_device_knows_what_the_host_knows() -> None:
     rows.start(start(2, (3, 1), (7,)))  # Dropped before anything was told.
     told(rows, memory)
     rows.write_tokens(np.array([1, 2]), np.array([3, 2]), [11, 12])
+    rows.write(1, 4, [13, 14])
     told(rows, memory)
     assert rows.take_news().shape == (0, 2)
     assert np.array_equal(memory[: rows.tokens.size].reshape(rows.tokens.shape), rows.tokens)
