@@ -193,7 +193,10 @@ class Speculator:
         if last is not None and not plan.starts:
             seconds = now - last.at
             if last.is_asked:
-                self.lengths.times.record(last.num_tokens, seconds - last.drafting)
+                if last.drafting:
+                    self.lengths.drafted(last.num_tokens, seconds - last.drafting)
+                else:
+                    self.lengths.times.record(last.num_tokens, seconds)
                 if last.num_drawn:
                     usual = last.num_written * self.lengths.token_seconds(last.num_drawn)
                     saved = usual * self.lengths.pace.factor - seconds

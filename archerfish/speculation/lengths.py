@@ -20,6 +20,7 @@ _PATIENCE = 64
 """Steps after which it is tried again whether guesses pay."""
 _LONG_PATIENCE = 512
 """The same, and what is known of longer steps is forgotten: times that say no may have been an accident."""
+_EXCESS_WEIGHT = 0.1
 _MARGIN = 1.1
 """What a guess must save of what it costs: estimates are not exact."""
 
@@ -52,6 +53,9 @@ class Lengths:
         """Of steps in which somebody was asked, from one to the next, with what asking takes, but for drafting."""
         self.drafting = StepTimes(self.pace)
         """Of passes of the network that guesses, where there is one."""
+        self.excess = 0.0
+        """Seconds that a step with a network's guesses takes beyond what its tokens and drafting do: the network's
+        weights took the place of the model's in the cache."""
         self.plain = StepTimes(self.pace, leads=True)
         """Of steps in which nobody was asked for guesses."""
         self._num_refused = 0
@@ -61,6 +65,13 @@ class Lengths:
         """A step was tried before there was anything to do. Whoever is asked takes little beside."""
         self.times.record(num_tokens, seconds)
         self.plain.record(num_tokens, seconds)
+
+    def drafted(self, num_tokens: int, seconds: float) -> None:
+        """A step with guesses of a network took so long, drafting aside."""
+        if not self.times:
+            self.times.record(num_tokens, seconds)
+        usual = self.times.of(num_tokens)
+        self.excess += _EXCESS_WEIGHT * (min(seconds / self.pace.factor - usual, usual) - self.excess)
 
     def token_seconds(self, num_drawn: int) -> float:
         """What a token costs without guesses."""
@@ -77,7 +88,7 @@ class Lengths:
         seconds = self.times.of(1 + num_guesses)
         if is_drafted:
             # What was written by the step before is read first: as many tokens as a step writes, but for guesses read.
-            seconds += self.drafting.of(2) + (num_guesses - 1) * self.drafting.of(1)
+            seconds += self.drafting.of(2) + (num_guesses - 1) * self.drafting.of(1) + self.excess
         return num_tokens * self.token_seconds(1) / seconds
 
     def may_pay(self, num_drawn: int, surest: float, *, is_drafted: bool = False) -> bool:
@@ -85,12 +96,12 @@ class Lengths:
         if not self.times or not num_drawn:
             return True
         before, worth, expected = self.step_seconds(num_drawn), self.token_seconds(num_drawn), 0.0
-        drafting = self.drafting.of(1) if is_drafted and self.drafting else 0.0
+        drafting, excess = (self.drafting.of(1), self.excess) if is_drafted and self.drafting else (0.0, 0.0)
         for count in range(1, _LOOKED_AHEAD + 1):
             expected += surest**count
             # Not every number need be tried: where so many pay, about as many do.
             if count & (count - 1) == 0:
-                added = self.times.of(num_drawn + count) - before + count * drafting
+                added = self.times.of(num_drawn + count) - before + count * drafting + excess
                 if expected * worth > _MARGIN * added:
                     return True
         self._num_refused += 1
@@ -107,7 +118,7 @@ class Lengths:
             return sum(offer.chances)
         first, further = self.drafting.of(offer.num_unread), self.drafting.of(1)
         token = self.token_seconds(1)
-        gained = best = -first / token
+        gained = best = -(first + self.excess) / token
         for depth, chance in enumerate(offer.chances):
             gained += chance - (further / token if depth else 0.0)
             best = max(best, gained)
@@ -126,7 +137,7 @@ class Lengths:
             ],
             reverse=True,
         )
-        drafting, before = _Drafting(self.drafting, offers), self.step_seconds(step.num_tokens)
+        drafting, before = _Drafting(self.drafting, offers, self.excess), self.step_seconds(step.num_tokens)
         expected, costs, num_tokens = [0.0], [0.0], step.num_tokens
         for chance, depth, place in ranked:
             num_tokens += offers[place].width
@@ -154,9 +165,11 @@ def _cheapest(expected: Sequence[float], costs: Sequence[float], num_drawn: int,
 class _Drafting:
     """What it takes to make guesses, as more and more of them are wanted."""
 
-    def __init__(self, times: StepTimes, offers: Sequence[Offer]) -> None:
+    def __init__(self, times: StepTimes, offers: Sequence[Offer], excess: float) -> None:
         self._times = times
         self._offers = offers
+        self._excess = excess
+        """Seconds that are added once, with the first guess."""
         self._rows_at: dict[int, float] = {}
         """By depth, how many tokens the pass reads."""
         self._seconds = 0.0
@@ -165,6 +178,7 @@ class _Drafting:
         """One guess more, at this depth of an offer. Seconds of all."""
         unread = self._offers[place].num_unread
         if unread and self._times:
+            self._seconds += 0.0 if self._rows_at else self._excess
             before = self._rows_at.get(depth, 0)
             after = self._rows_at[depth] = before + (unread if depth == 1 else 1)
             self._seconds += self._times.of(after) - (self._times.of(before) if before else 0.0)

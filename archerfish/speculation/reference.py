@@ -3,7 +3,8 @@
 The longest suffix of a sequence that occurred before is found in a suffix automaton, and what followed it there is the
 guess. That a copy of n tokens goes on for one more has the chance n / (n + doubt): with a doubt of one, a match of n
 tokens is as likely as not to be followed by n that fit. So drafts are as long as their matches deserve, and every row
-learns its own doubt from how its copies went. Looking up n-grams is the special case of short matches.
+learns its own doubt from how its copies went, beginning with what others have taught. Looking up n-grams is the special
+case of short matches.
 """
 
 from collections import OrderedDict
@@ -20,8 +21,8 @@ from archerfish.speculation.suffixes import EMPTY, SuffixAutomaton
 FIRST_DOUBT = 1.0
 LEAST_DOUBT, MOST_DOUBT = 0.05, 8.0
 """What experience may make of it: whoever copied for pages will end one day, and whoever never did may begin."""
-LEARNING = 0.25
-"""How far a failure that nobody expected moves the logarithm of a row's doubt."""
+LEARNING, GENERAL_LEARNING = 0.25, 0.05
+"""How far a failure that nobody expected moves the logarithm of a row's doubt, and of what new rows begin with."""
 MANY_WAYS = 64
 """A string that went on in more ways than this tells nothing, and looking through them takes time."""
 SHARED_TOKENS = 65_536
@@ -105,7 +106,7 @@ class _Row:
     nothing it never is.
     """
 
-    def __init__(self, tokens: Sequence[int], page: Page | None) -> None:
+    def __init__(self, tokens: Sequence[int], page: Page | None, doubt: float) -> None:
         self._text = SuffixAutomaton()
         self._end = EMPTY
         self._unread = list(tokens)
@@ -118,7 +119,7 @@ class _Row:
         """Whether the last two tokens followed each other before; and whether any did."""
         self._pairs.add(last)
         self._page = page
-        self.doubt = FIRST_DOUBT
+        self.doubt = doubt
 
     def extend(self, tokens: Sequence[int]) -> None:
         if not tokens:
@@ -149,8 +150,11 @@ class _Row:
             self._unread.clear()
         return Match(self._text, self._end, self._text.length[self._end]).continued()
 
-    def learn(self, draft: Draft, drawn: Sequence[int]) -> None:
-        """One step up the slope of the likelihood of what stood and what failed, in the doubt's logarithm."""
+    def learn(self, draft: Draft, drawn: Sequence[int]) -> float:
+        """One step up the slope of the likelihood of what stood and what failed, in the doubt's logarithm.
+
+        Returns the slope: more than nothing if copies went worse than expected.
+        """
         node, num_stood, failed = ROOT, 0, False
         for place, parent in enumerate(draft.parents):
             if parent != node:
@@ -160,8 +164,12 @@ class _Row:
                 node, num_stood = place, num_stood + 1
         length = self.match().length
         expected = sum(self.doubt / (tried + self.doubt) for tried in range(length, length + num_stood + failed))
-        doubt = exp(log(self.doubt) + LEARNING * (failed - expected))
-        self.doubt = min(max(doubt, LEAST_DOUBT), MOST_DOUBT)
+        self.doubt = _moved(self.doubt, LEARNING * (failed - expected))
+        return failed - expected
+
+
+def _moved(doubt: float, step: float) -> float:
+    return min(max(exp(log(doubt) + step), LEAST_DOUBT), MOST_DOUBT)
 
 
 class _Guess(NamedTuple):
@@ -243,6 +251,8 @@ class ReferenceProposer:
         self._branches = branches
         self._least = least
         self._rows: dict[int, _Row] = {}
+        self._doubt = FIRST_DOUBT
+        """What rows begin with: so much have others taught."""
         self._memories: OrderedDict[str, Memory] | None = OrderedDict() if shared else None
 
     def start(self, row: int, tokens: Sequence[int], num_prompt_tokens: int, tenant: str) -> None:
@@ -250,7 +260,7 @@ class ReferenceProposer:
         if self._memories is not None:
             page = Page(self._remembered(self._memories, tenant))
             page.write(tokens[max(num_prompt_tokens, len(tokens) - RESUMED_TOKENS) :])
-        self._rows[row] = _Row(tokens, page)
+        self._rows[row] = _Row(tokens, page, self._doubt)
 
     def _remembered(self, memories: OrderedDict[str, Memory], tenant: str) -> Memory:
         memory = memories.setdefault(tenant, Memory())
@@ -278,4 +288,4 @@ class ReferenceProposer:
 
     def saw(self, row: int, draft: Draft, drawn: Sequence[int]) -> None:
         if len(draft):
-            self._rows[row].learn(draft, drawn)
+            self._doubt = _moved(self._doubt, GENERAL_LEARNING * self._rows[row].learn(draft, drawn))

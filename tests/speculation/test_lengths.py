@@ -74,6 +74,20 @@ def test_a_network_that_takes_longer_than_it_saves_is_not_asked() -> None:
     assert lengths.choose(Step(1, 1), offers_of([0.9], [8])) == [8], "guesses that are there already cost nothing"
 
 
+def test_what_a_network_costs_the_steps_it_guesses_for_counts_once() -> None:
+    lengths = lengths_of([1.0 + 0.1 * count for count in range(16)], drafting=0.05)
+    drafted, copied = offers_of([0.5], [4], num_unread=1.0), offers_of([0.5], [4])
+    assert lengths.choose(Step(1, 1), drafted)[0] > 0 and lengths.may_pay(1, 0.5, is_drafted=True)
+    gain, speed_up = lengths.gain(drafted[0]), lengths.speed_up(0.8, 4, is_drafted=True)
+    for _ in range(100):
+        lengths.drafted(4, lengths.times.of(4) + 1.0)
+    assert lengths.excess == pytest.approx(1.0, rel=0.01)
+    assert lengths.gain(drafted[0]) == pytest.approx(gain - 1.0, rel=0.02)
+    assert lengths.speed_up(0.8, 4, is_drafted=True) < speed_up
+    assert lengths.choose(Step(1, 1), drafted) == [0] and lengths.choose(Step(1, 1), copied)[0] > 0
+    assert not lengths.may_pay(1, 0.5, is_drafted=True)
+
+
 def test_what_is_checked_as_a_whole_costs_all_its_tokens() -> None:
     lengths = lengths_of([1.0 + 0.1 * count for count in range(16)])
     assert lengths.choose(Step(1, 1), [Offer((0.9,), width=2)]) == [1]

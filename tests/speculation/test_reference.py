@@ -153,15 +153,25 @@ def test_drafts_grow_where_copies_go_well_and_shrink_where_they_fail() -> None:
     assert len(guess(bad)) > 1, "a long match is trusted again"
 
 
-def test_what_is_learned_is_the_rows_own_and_lasts_no_longer_than_its_sequence() -> None:
+def test_what_is_learned_is_the_rows_own_and_new_rows_begin_with_a_little_of_it() -> None:
     text = [*PROSE, 7, *PROSE[:4]]
     proposer = started(text)
     proposer.start(1, text, len(text), "tenant")
     first = guess(proposer)
     tell(proposer, first, right=False)
-    assert guess(proposer, 1) == first != guess(proposer)
-    proposer.start(0, text, len(text), "tenant")
-    assert guess(proposer) == first
+    assert guess(proposer, 1) == first, "who is under way learns from itself"
+    proposer.start(2, text, len(text), "tenant")
+    assert len(guess(proposer)) < len(guess(proposer, 2)) < len(first)
+    for _ in range(200):
+        proposer.start(0, text, len(text), "tenant")
+        tell(proposer, first, right=False)
+    proposer.start(2, text, len(text), "tenant")
+    assert len(guess(proposer, 2)) == 1
+    for _ in range(200):
+        proposer.start(0, text, len(text), "tenant")
+        tell(proposer, first, right=True)
+    proposer.start(2, text, len(text), "tenant")
+    assert len(guess(proposer, 2)) > len(first)
 
 
 def test_branches_are_the_ways_a_text_went_on_merged_where_they_begin_alike() -> None:
