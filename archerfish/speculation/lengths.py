@@ -49,7 +49,8 @@ class Lengths:
 
     def __init__(self) -> None:
         self.pace = Pace()
-        self.times = StepTimes(self.pace, leads=True)
+        """Set by plain steps alone: there are always some, and they are all alike."""
+        self.times = StepTimes(self.pace)
         """Of steps in which somebody was asked, from one to the next, with what asking takes, but for drafting."""
         self.drafting = StepTimes(self.pace)
         """Of passes of the network that guesses, where there is one."""
