@@ -49,8 +49,7 @@ class Lengths:
 
     def __init__(self) -> None:
         self.pace = Pace()
-        """Set by plain steps alone: there are always some, and they are all alike."""
-        self.times = StepTimes(self.pace)
+        self.times = StepTimes(self.pace, leads=True)
         """Of steps in which somebody was asked, from one to the next, with what asking takes, but for drafting."""
         self.drafting = StepTimes(self.pace)
         """Of passes of the network that guesses, where there is one."""
