@@ -104,7 +104,7 @@ class Speculator:
         self._last: _Began | None = None
         """The step that is under way, or was just made."""
         self._num_asked = self._num_plain = 0
-        """Steps with and without room for guesses, since there was last one of the other kind, and in all."""
+        """Steps with room for guesses since there was one without, and steps without, but for quiet ones."""
         self._usual_method = ""
         self._usual: Sequence[Way] = ()
         """Ways of rows that chose no other."""
