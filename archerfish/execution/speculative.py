@@ -25,8 +25,8 @@ _FIRST_ANSWER = 64.0
 _LENGTH_MEMORY = 0.9
 _ASKED_ON_END = 64
 """Steps, after which one is made without asking anybody."""
-_PLAIN_TIMED = 8
-"""One of so many steps without guesses is timed."""
+_PLAIN_TIMED, _KNOWN_PLAIN_TIMED = 8, 32
+"""One of so many steps without guesses is timed, and of those that are known well."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,8 +103,10 @@ class Speculator:
         """Nobody is asked in the step that is planned: unless something new begins, it is no concern of theirs."""
         self._last: _Began | None = None
         """The step that is under way, or was just made."""
-        self._num_asked = self._num_plain = 0
-        """Steps with room for guesses since there was one without, and steps without, but for quiet ones."""
+        self._num_asked = 0
+        """Steps with room for guesses, since one without was timed."""
+        self._num_plain = self._num_untimed = 0
+        """Steps without: on end, and since one was timed."""
         self._usual_method = ""
         self._usual: Sequence[Way] = ()
         """Ways of rows that chose no other."""
@@ -121,9 +123,10 @@ class Speculator:
         Rows have their tokens, but for those that begin.
         """
         self._step += 1
-        self.is_quiet = self._step < self._quiet_until and self._last is None
         if self._step < self._quiet_until:
+            self._be_quiet(self._last is None)
             return 0
+        self.is_quiet = False
         ways = self._in_use or self._ways_of(self.method)
         if self.fixed is not None:
             return max((min(self.fixed * _width(way), way.most) for way in ways), default=0)
@@ -134,10 +137,19 @@ class Speculator:
         most = max((way.most for way in ways if self._is_worth_asking(way, len(chunks), known)), default=0)
         if not most:
             self._quiet_until = min((way.rests.quiet_until for way in ways), default=0)
-            # Few such steps are timed: it would cost each of them.
-            self.is_quiet = self._last is None and self._num_plain % _PLAIN_TIMED != 0
-            self._num_plain += self.is_quiet
+            self._be_quiet(self._last is None and not self._is_timed(sum(chunk.length for chunk in chunks)))
         return most
+
+    def _be_quiet(self, is_quiet: bool) -> None:
+        self.is_quiet = is_quiet
+        self._num_plain += is_quiet
+        self._num_untimed += is_quiet
+
+    def _is_timed(self, num_tokens: int) -> bool:
+        """Whether a step without guesses is. Few are, since it takes time; and none that follows one of another kind:
+        that is no measure of what steps take where nobody guesses."""
+        rare = _KNOWN_PLAIN_TIMED if self.lengths.plain.is_known_well(num_tokens) else _PLAIN_TIMED
+        return self._num_plain > 0 and (self._num_untimed >= rare or self._num_asked >= _ASKED_ON_END)
 
     def _is_worth_asking(self, way: Way, num_drawn: int, known: Sequence[Chunk]) -> bool:
         if not way.rests.begin(self._step) or not self._has_hint(way, known):
@@ -194,7 +206,7 @@ class Speculator:
             seconds = now - last.at
             if last.is_asked:
                 if last.drafting:
-                    self.lengths.drafted(last.num_tokens, seconds - last.drafting)
+                    self.lengths.drafted.record(last.num_tokens, seconds - last.drafting)
                 else:
                     self.lengths.times.record(last.num_tokens, seconds)
                 if last.num_drawn:
@@ -205,13 +217,17 @@ class Speculator:
         self._last = None
         if any(chunk.num_guesses for chunk in plan.chunks):
             self._num_asked += 1
+            self._num_plain = 0
             num_drawn = sum(chunk.samples for chunk in plan.chunks)
             self._last = _Began(now, True, plan.num_tokens, num_drawn, num_drawn)
+        elif any(chunk.length > 1 for chunk in plan.chunks):
+            self._num_plain = 0
         else:
-            self._num_asked = 0
-            if self._num_plain % _PLAIN_TIMED == 0:
+            if self._is_timed(plan.num_tokens):
+                self._num_asked = self._num_untimed = 0
                 self._last = _Began(now, False, plan.num_tokens, 0, 0)
             self._num_plain += 1
+            self._num_untimed += 1
         return saved
 
     def _learn_method(self) -> None:

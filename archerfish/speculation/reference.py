@@ -232,6 +232,27 @@ class _Growth:
                 self._num_found += 1
 
 
+def _chain(match: Match, doubt: float, least: float, most: int) -> Draft:
+    """What a draft with a single branch grows to, found without choosing between branches."""
+    text, state, length = match
+    tokens: list[int] = []
+    chances: list[float] = []
+    chance = 1.0
+    while len(tokens) < most:
+        if (state := text.continued(before := state)) != before:
+            length = min(length, text.length[state])
+        if text.num_followers(state) > MANY_WAYS:
+            break
+        (token, state), share = text.likeliest(state)
+        chance *= length / (length + doubt) * share
+        if chance < least:
+            break
+        tokens.append(token)
+        chances.append(chance)
+        length += 1
+    return Draft(tuple(tokens), tuple(range(ROOT, len(tokens) - 1)), tuple(chances))
+
+
 class ReferenceProposer:
     """Copies for every row.
 
@@ -284,6 +305,8 @@ class ReferenceProposer:
         match = row.match()
         if match.length < self._shortest:
             return NO_DRAFT
+        if self._branches == 1:
+            return _chain(match, row.doubt, self._least, most)
         return _Growth(match.text, row.doubt, self._branches, self._least).grow(match, most)
 
     def saw(self, row: int, draft: Draft, drawn: Sequence[int]) -> None:

@@ -84,6 +84,20 @@ class SuffixAutomaton:
             return [Follower(token, target) for token, target in self._forks[state].items()]
         return [] if only == _NOTHING else [Follower(only, self._target[state])]
 
+    def likeliest(self, state: int) -> tuple[Follower, float]:
+        """Of what followed a state that a text has left: what did most often, the latest of several, and its share."""
+        only = self._token[state]
+        if only != _SEVERAL:
+            return Follower(only, self._target[state]), 1.0
+        occurred, recent = self.occurred, self.recent
+        forks = self._forks[state].items()
+        token, following = max(forks, key=lambda fork: (occurred[fork[1]], recent[fork[1]]))
+        return Follower(token, following), occurred[following] / sum(occurred[target] for _, target in forks)
+
+    def num_followers(self, state: int) -> int:
+        only = self._token[state]
+        return len(self._forks[state]) if only == _SEVERAL else int(only != _NOTHING)
+
     def continued(self, state: int) -> int:
         """The state of the longest suffix that something followed: this one's if a text has left it."""
         token, link = self._token, self.link

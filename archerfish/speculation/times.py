@@ -10,18 +10,22 @@ from typing import NamedTuple
 
 _GUESSED_SLOPE = 0.2
 """What one token more adds to a step of one token, before anything was measured: more than on most machines."""
-_WEIGHT = 0.1
-"""Of a new measurement against what is known of its size."""
+_LEAST_WEIGHT = 0.01
+"""Of a new measurement against what is known of its size, once that is a mean of many."""
 _PACE_WEIGHT = 0.25
 """Of a new measurement against the pace of those before it: it changes within a few steps, what is known does not."""
 _ODD = 2.0
 """A time so much longer than what is known counts as no more than that: mostly somebody else had the machine."""
+_KNOWN_WELL = 16
+"""Measurements of a size, after which another one says something of the pace."""
 _FIRST = 3
 """Measurements of a size of which the best counts: a cold start is nothing that returns."""
 _NEAR = 2
 """Sizes that differ by a larger factor say little of those between them."""
 _REACH = 4
 """Times the largest size that is known well: beyond, what is known says nothing."""
+_LITTLE = 0.02
+"""A share: what is known of a size may change by so much without anybody being told."""
 _FEW = 16
 """Up to so many tokens each number has its own time; beyond, sizes that differ by an eighth share one."""
 
@@ -53,13 +57,24 @@ class StepTimes:
         self._leads = leads
         self._seconds: dict[int, float] = {}
         self._num_recorded: dict[int, int] = {}
+        self._expected: dict[int, float] = {}
+        """What is told of sizes as long as there was no step."""
         self._curve: _Curve | None = None
-        """Made when it is asked for."""
+        """Made when it is asked for, and again when something has changed:"""
+        self._drawn: dict[int, float] = {}
+        """What was known when it was made."""
+        self._found: dict[float, float] = {}
+        """On the curve."""
         self.total = 0.0
         """Seconds of all that was recorded, as they were."""
 
     def __bool__(self) -> bool:
-        return bool(self._seconds)
+        return bool(self._seconds or self._expected)
+
+    def expect(self, num_tokens: int, seconds: float) -> None:
+        """Something like a step took so long, but for what every step takes beside: the least of several such times."""
+        self._expected[num_tokens] = min(seconds, self._expected.get(num_tokens, seconds))
+        self._curve = None
 
     def record(self, num_tokens: int, seconds: float) -> None:
         self.total += seconds
@@ -68,14 +83,19 @@ class StepTimes:
         seconds *= size / num_tokens if num_tokens > _FEW else 1.0
         count = self._num_recorded[size] = self._num_recorded.get(size, 0) + 1
         before = self._seconds.get(size, seconds)
-        if self._leads and count > _FIRST and before:
+        if self._leads and self.is_known_well(num_tokens) and before:
             self._pace.heard(seconds / before)
         seconds /= self._pace.factor
         if count <= _FIRST:
             self._seconds[size] = min(before, seconds)
         else:
-            self._seconds[size] = before + _WEIGHT * (min(seconds, _ODD * before) - before)
-        self._curve = None
+            self._seconds[size] = before + max(_LEAST_WEIGHT, 1 / count) * (min(seconds, _ODD * before) - before)
+        drawn = self._drawn.get(size, 0.0)
+        if count <= _KNOWN_WELL or abs(self._seconds[size] - drawn) > _LITTLE * drawn:
+            self._curve = None
+
+    def is_known_well(self, num_tokens: int) -> bool:
+        return self._num_recorded.get(_size(num_tokens), 0) > _KNOWN_WELL
 
     def forget_beyond(self, num_tokens: int) -> None:
         """Larger steps are to be measured anew: what is known of them may have been an accident."""
@@ -85,7 +105,11 @@ class StepTimes:
 
     def of(self, num_tokens: float) -> float:
         """Seconds of a step with so many tokens, or parts of them. Something must have been recorded."""
-        return self._along(self._curve or self._made(), num_tokens)
+        curve = self._curve or self._made()
+        seconds = self._found.get(num_tokens)
+        if seconds is None:
+            seconds = self._found[num_tokens] = self._along(curve, num_tokens)
+        return seconds
 
     def _along(self, curve: "_Curve", num_tokens: float) -> float:
         sizes, seconds = curve
@@ -106,21 +130,37 @@ class StepTimes:
     def _made(self) -> "_Curve":
         """Sizes that were measured often enough say what others take at most, if these were measured only once or
         twice: whatever took too long the first time would never be tried again."""
-        sure = _never_falling({size: self._seconds[size] for size, n in self._num_recorded.items() if n >= _FIRST})
-        known = self._seconds
-        if sure.sizes:
-            near = range(sure.sizes[0], _REACH * sure.sizes[-1] + 1)
-            known = {n: min(seconds, self._along(sure, n)) if n in near else seconds for n, seconds in known.items()}
-        self._curve = _never_falling(known)
+        known, counts = self._seconds.copy(), self._num_recorded
+        sure = _never_falling({size: known[size] for size, count in counts.items() if count >= _FIRST}, counts)
+        for size, count in counts.items():
+            if count < _FIRST and sure.sizes and sure.sizes[0] <= size <= _REACH * sure.sizes[-1]:
+                known[size] = min(known[size], self._along(sure, size))
+        self._curve = _never_falling(self._still_expected() | known, counts)
+        self._drawn = self._seconds.copy()
+        self._found.clear()
         return self._curve
 
+    def _still_expected(self) -> dict[int, float]:
+        """With what the steps that there were took beside."""
+        both = self._expected.keys() & self._seconds.keys()
+        beside = sum(self._seconds[size] - self._expected[size] for size in both) / len(both) if both else 0.0
+        return {size: max(seconds, seconds + beside) for size, seconds in self._expected.items()}
 
-def _never_falling(known: Mapping[int, float]) -> _Curve:
-    """More tokens never take less time. What says otherwise was held up: that only ever adds."""
-    sizes = sorted(known)
-    seconds = [known[size] for size in sizes]
-    for place in range(len(sizes) - 2, -1, -1):
-        seconds[place] = min(seconds[place], seconds[place + 1])
+
+def _never_falling(known: Mapping[int, float], counts: Mapping[int, int]) -> _Curve:
+    """More tokens never take less time: sizes that say otherwise are taken together, each for as much as is known."""
+    sizes, seconds = sorted(known), []
+    together: list[tuple[float, float, int]] = []
+    """Seconds, what is known of them, and how many sizes they are."""
+    for size in sizes:
+        mean, weight, num_sizes = known[size], float(max(1, counts.get(size, 0))), 1
+        while together and together[-1][0] > mean:
+            other, other_weight, other_sizes = together.pop()
+            mean = (mean * weight + other * other_weight) / (weight + other_weight)
+            weight, num_sizes = weight + other_weight, num_sizes + other_sizes
+        together.append((mean, weight, num_sizes))
+    for mean, _, num_sizes in together:
+        seconds += [mean] * num_sizes
     return _Curve(sizes, seconds)
 
 

@@ -185,6 +185,15 @@ def test_branches_are_the_ways_a_text_went_on_merged_where_they_begin_alike() ->
     assert guess(started(text, least=0.05, branches=3), most=2).tokens == (3, 4)
 
 
+@given(st.lists(st.integers(0, 5), min_size=2, max_size=60), st.sampled_from([0.05, 0.25, 0.5]), st.integers(1, 20))
+def test_a_chain_is_a_tree_with_a_single_branch(text: list[int], least: float, most: int) -> None:
+    proposer = started(text, least=least)
+    chain, row = guess(proposer, most=most), proposer._rows[0]
+    if (match := row.match()).length:
+        tree = reference._Growth(match.text, row.doubt, 1, least).grow(match, most)
+        assert chain == tree and chain.chances == pytest.approx(tree.chances)
+
+
 def test_of_a_tree_the_branch_that_was_drawn_counts() -> None:
     text = [1, 2, *PROSE[:15], 1, 2, *PROSE[20:35], 1, 2]
     right, wrong = started(text, least=0.1, branches=2), started(text, least=0.1, branches=2)
