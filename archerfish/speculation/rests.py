@@ -12,8 +12,8 @@ _LONGEST = 16
 """Steps."""
 _PAUSE, _LONGEST_PAUSE = 8, 64
 """Steps: each pause is twice as long as the one before, until something is gained."""
-_LONGEST_DOZE = 8
-"""Steps from one look for a hint to the next: at first one, and every second doze is twice as long."""
+_LONGEST_DOZE = 16
+"""Steps from one look for a hint to the next: at first one, then twice as many each time."""
 _LATE = 4
 """Steps that a new row rests, after this many in vain for all rows:"""
 _LONG_IN_VAIN = 32
@@ -78,7 +78,7 @@ class Rests:
     def doze(self, row: int) -> None:
         """There was no hint for a cold row."""
         _, length, num_looks = self._rests[row]
-        doze = 1 << num_looks // 2
+        doze = 1 << num_looks
         self._rests[row] = _Rest(self._step + doze, length, num_looks + (doze < _LONGEST_DOZE))
 
     def went(self, row: int, *, gained: bool) -> None:

@@ -88,10 +88,10 @@ def test_a_cold_row_without_a_hint_dozes_longer_and_longer() -> None:
             looked.append(step)
             rests.doze(0)
         rests.settle([0])
-    assert [later - earlier for earlier, later in pairwise(looked)] == [1, 1, 2, 2, 4, 4, *[8] * 5]
-    rests.begin(looked[-1] + 8)
+    assert [later - earlier for earlier, later in pairwise(looked)] == [1, 2, 4, 8, 16, 16]
+    rests.begin(looked[-1] + 16)
     rests.went(0, gained=False)
-    assert not rests.begin(looked[-1] + 9) or not rests.is_awake(0)
-    assert rests.begin(looked[-1] + 10) and rests.is_awake(0), "dozing makes no rest longer"
+    assert not rests.begin(looked[-1] + 17) or not rests.is_awake(0)
+    assert rests.begin(looked[-1] + 18) and rests.is_awake(0), "dozing makes no rest longer"
     rests.went(0, gained=True)
     assert not rests.is_cold(0)
