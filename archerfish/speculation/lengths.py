@@ -73,7 +73,7 @@ class Lengths:
 
     def step_seconds(self, num_tokens: int) -> float:
         """Of a step without guesses; as long as none was seen, of one in which they would have been in vain."""
-        return (self.plain or self.times).of(num_tokens)
+        return (self.plain or self.times or self.drafted).of(num_tokens)
 
     def speed_up(self, trust: float, num_guesses: int, *, is_drafted: bool) -> float:
         """The classical estimate for one sequence: tokens of a step with so many guesses, each of which stands as often

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 _GUESSED_SLOPE = 0.2
 """What one token more adds to a step of one token, before anything was measured: more than on most machines."""
-_LEAST_WEIGHT = 0.01
+_LEAST_WEIGHT = 0.004
 """Of a new measurement against what is known of its size, once that is a mean of many."""
-_PACE_WEIGHT = 0.25
-"""Of a new measurement against the pace of those before it: it changes within a few steps, what is known does not."""
+_PACE_WEIGHT = 0.1
+"""Of a new measurement against the pace of those before it: it changes sooner than what is known does."""
 _ODD = 2.0
 """A time so much longer than what is known counts as no more than that: mostly somebody else had the machine."""
 _KNOWN_WELL = 16

@@ -139,6 +139,15 @@ def test_before_anything_was_measured_one_guess_is_tried() -> None:
     assert Lengths().choose(Step(2, 2), [Offer((0.5,) * 5), Offer(())]) == [1, 0]
 
 
+def test_where_only_a_network_has_guessed_others_are_tried() -> None:
+    lengths = Lengths()
+    lengths.drafting.record(1, 0.1)
+    lengths.drafted.record(2, 1.0)
+    assert lengths.token_seconds(1) == pytest.approx(1.0, rel=0.3)
+    assert lengths.may_pay(1, 0.5) and lengths.may_pay(1, 0.5, is_drafted=True)
+    assert lengths.choose(Step(1, 1), offers_of([0.5], [4], num_unread=1.0)) == [1]
+
+
 def test_what_never_paid_is_tried_again_now_and_then() -> None:
     lengths = lengths_of([1.0 + 1.5 * count for count in range(20)])
     answers = [lengths.may_pay(1, 1.0) for _ in range(512)]

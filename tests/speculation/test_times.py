@@ -81,7 +81,7 @@ def test_what_is_learned_is_what_steps_take_at_the_usual_pace() -> None:
     seldom.record(4, 3.0)
     assert often.of(1) * pace.factor == pytest.approx(1.5, rel=0.05)
     assert seldom.of(4) == pytest.approx(2.0, rel=0.05) and network.of(1) == pytest.approx(0.25, rel=0.05)
-    for _ in range(400):
+    for _ in range(800):
         often.record(1, 3.0)
         seldom.record(4, 3.0)
     assert seldom.of(4) / often.of(1) == pytest.approx(1.0, rel=0.05), "what changes alone is learned all the same"
