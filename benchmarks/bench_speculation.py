@@ -146,6 +146,8 @@ class Bench:
 class Wrong:
     """Guesses as many tokens as it may, none of which stands."""
 
+    surest = None
+
     def start(self, row: int, tokens: Sequence[int], num_prompt_tokens: int, tenant: str) -> None: ...
 
     def extend(self, row: int, tokens: Sequence[int]) -> None: ...

@@ -42,6 +42,8 @@ class _Line:
 
 
 class NetworkProposer:
+    surest = None
+
     def __init__(
         self,
         network: Network,

@@ -48,6 +48,12 @@ class Way:
         """Who takes time for each guess, so that it is chosen before how many are made."""
         return self.proposer if isinstance(self.proposer, NetworkProposer) else None
 
+    @property
+    def surest(self) -> float:
+        """The largest chance that a guess may have to stand."""
+        surest = self.proposer.surest
+        return self.trust.surest if surest is None else surest
+
 
 class _Offered(NamedTuple):
     """What one way has for one chunk."""
@@ -152,19 +158,20 @@ class Speculator:
         return self._num_plain > 0 and (self._num_untimed >= rare or self._num_asked >= _ASKED_ON_END)
 
     def _is_worth_asking(self, way: Way, num_drawn: int, known: Sequence[Chunk]) -> bool:
-        if not way.rests.begin(self._step) or not self._has_hint(way, known):
+        if not way.rests.begin(self._step) or not (num_hinted := self._num_hinted(way, known)):
             return False
-        if self.lengths.may_pay(num_drawn, way.trust.surest, is_drafted=way.network is not None):
+        if self.lengths.may_pay(num_drawn, num_hinted, way.surest, is_drafted=way.network is not None):
             return True
         way.trust.pass_by(way.trust.rows)
-        way.rests.pause()
+        if num_hinted >= len(known):
+            way.rests.pause()
         return False
 
-    def _has_hint(self, way: Way, chunks: Sequence[Chunk]) -> bool:
-        """For any row. Cold ones without a hint doze."""
+    def _num_hinted(self, way: Way, chunks: Sequence[Chunk]) -> int:
+        """Rows that may be asked. Cold ones without a hint doze."""
         if way.network is not None:
-            return True
-        found = False
+            return max(1, len(chunks))  # It guesses what follows prompts, too.
+        found = 0
         for chunk in chunks:
             row = chunk.row
             if not way.rests.is_awake(row) or not self._may_use(way, row):
@@ -174,7 +181,7 @@ class Speculator:
                 if not way.proposer.hints(row):
                     way.rests.doze(row)
                     continue
-            found = True
+            found += 1
         if not found:
             way.rests.settle([chunk.row for chunk in chunks])
         return found

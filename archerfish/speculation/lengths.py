@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from archerfish.speculation.times import Pace, StepTimes
 
-_LOOKED_AHEAD = 16
+_LOOKED_AHEAD = 32
 """Guesses of one sequence, of which it is asked whether so many could pay."""
 _PATIENCE = 64
 """Steps after which it is tried again whether guesses pay."""
@@ -85,18 +85,18 @@ class Lengths:
             seconds += self.drafting.of(2) + (num_guesses - 1) * self.drafting.of(1)
         return num_tokens * self.token_seconds(1) / seconds
 
-    def may_pay(self, num_drawn: int, surest: float, *, is_drafted: bool = False) -> bool:
-        """Whether a guess could pay in a step that draws for so many sequences, if it stands as the surest do."""
+    def may_pay(self, num_drawn: int, num_guessed: int, surest: float, *, is_drafted: bool = False) -> bool:
+        """Whether guesses for some of the sequences that a step draws for could pay, if they stand as the surest do."""
         if not self.times or not num_drawn:
             return True
         before, worth, expected = self.step_seconds(num_drawn), self.token_seconds(num_drawn), 0.0
-        drafting = self.drafting.of(1) if is_drafted and self.drafting else 0.0
+        drafting = self.drafting.of(num_guessed) if is_drafted and self.drafting else 0.0
         times = self._checking(is_drafted=is_drafted)
         for count in range(1, _LOOKED_AHEAD + 1):
-            expected += surest**count
+            expected += num_guessed * surest**count
             # Not every number need be tried: where so many pay, about as many do.
             if count & (count - 1) == 0:
-                added = times.of(num_drawn + count) - before + count * drafting
+                added = times.of(num_drawn + num_guessed * count) - before + count * drafting
                 if expected * worth > _MARGIN * added:
                     return True
         self._num_refused += 1

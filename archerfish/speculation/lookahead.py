@@ -187,6 +187,8 @@ class _Row:
 class LookaheadProposer:
     """A window and a pool for every row. A draft holds both: n-grams of the pool first, then the window's guesses."""
 
+    surest = None
+
     def __init__(self, *, window: int = 7, ngram: int = 5, guesses: int = 7, seed: int = 0) -> None:
         """
         window: places ahead for which tokens are drawn.

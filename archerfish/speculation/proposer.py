@@ -20,6 +20,10 @@ class Ask(NamedTuple):
 class Proposer(Protocol):
     """Suggests what sequences may go on with. Guesses decide how many tokens a pass writes, never which."""
 
+    @property
+    def surest(self) -> float | None:
+        """The chance of a guess to stand, if the one before it did, where all goes well. None: only experience tells."""
+
     def start(self, row: int, tokens: Sequence[int], num_prompt_tokens: int, tenant: str) -> None:
         """A sequence takes up the row, for the first time or after a preemption, with these tokens."""
 

@@ -23,6 +23,8 @@ LEAST_DOUBT, MOST_DOUBT = 0.05, 8.0
 """What experience may make of it: whoever copied for pages will end one day, and whoever never did may begin."""
 LEARNING, GENERAL_LEARNING = 0.25, 0.05
 """How far a failure that nobody expected moves the logarithm of a row's doubt, and of what new rows begin with."""
+LONG_MATCH = 8
+"""Tokens of a match by which copies are worth looking for."""
 MANY_WAYS = 64
 """A string that went on in more ways than this tells nothing, and looking through them takes time."""
 SHARED_TOKENS = 65_536
@@ -275,6 +277,11 @@ class ReferenceProposer:
         self._doubt = FIRST_DOUBT
         """What rows begin with: so much have others taught."""
         self._memories: OrderedDict[str, Memory] | None = OrderedDict() if shared else None
+
+    @property
+    def surest(self) -> float:
+        """Most matches are short and end soon, so that experience with them says nothing of a long one."""
+        return LONG_MATCH / (LONG_MATCH + self._doubt)
 
     def start(self, row: int, tokens: Sequence[int], num_prompt_tokens: int, tenant: str) -> None:
         page = None

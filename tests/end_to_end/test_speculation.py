@@ -48,6 +48,8 @@ PARAMS = {
 class Oracle:
     """Knows most answers beforehand, and is wrong now and then: guesses of every length stand."""
 
+    surest = None
+
     def __init__(self) -> None:
         self.answers: dict[tuple[int, ...], list[int]] = {}
         self._rows: dict[int, list[int]] = {}

@@ -88,6 +88,8 @@ class ModelTarget(Target):
 class Proposer:
     """Guesses by whatever is given: (row, what is written, how many at most) -> a draft."""
 
+    surest = None
+
     def __init__(self) -> None:
         self.guess: Callable[[int, Tokens, int], Draft]
         self.seen: list[tuple[Draft, list[int]]] = []

@@ -77,14 +77,14 @@ def test_a_network_that_takes_longer_than_it_saves_is_not_asked() -> None:
 def test_what_a_network_costs_the_steps_it_guesses_for_counts_once() -> None:
     lengths = lengths_of([1.0 + 0.1 * count for count in range(16)], drafting=0.05)
     drafted, copied = offers_of([0.5], [4], num_unread=1.0), offers_of([0.5], [4])
-    assert lengths.choose(Step(1, 1), drafted)[0] > 0 and lengths.may_pay(1, 0.5, is_drafted=True)
+    assert lengths.choose(Step(1, 1), drafted)[0] > 0 and lengths.may_pay(1, 1, 0.5, is_drafted=True)
     gain, speed_up = lengths.gain(drafted[0]), lengths.speed_up(0.8, 4, is_drafted=True)
     for num_tokens in range(1, 9):
         lengths.drafted.record(num_tokens, lengths.times.of(num_tokens) + 1.0)
     assert lengths.gain(drafted[0]) == pytest.approx(gain - 1.0)
     assert lengths.speed_up(0.8, 4, is_drafted=True) < speed_up
     assert lengths.choose(Step(1, 1), drafted) == [0] and lengths.choose(Step(1, 1), copied)[0] > 0
-    assert not lengths.may_pay(1, 0.5, is_drafted=True)
+    assert not lengths.may_pay(1, 1, 0.5, is_drafted=True)
 
 
 def test_what_is_checked_as_a_whole_costs_all_its_tokens() -> None:
@@ -100,19 +100,19 @@ def test_what_asking_takes_is_part_of_the_price() -> None:
     lengths.plain.record(1, 0.5)
     assert lengths.token_seconds(1) == 0.5
     assert lengths.choose(Step(1, 1), offers) == [0], "a step that asks nobody is shorter"
-    assert not lengths.may_pay(1, 0.5)
+    assert not lengths.may_pay(1, 1, 0.5)
 
 
 def test_where_tokens_cost_as_much_as_steps_nothing_is_checked() -> None:
     lengths = lengths_of([0.1 * num_tokens for num_tokens in range(1, 17)])
     assert lengths.choose(Step(1, 1), offers_of([0.9], [8])) == [0]
-    assert not lengths.may_pay(1, 0.9)
+    assert not lengths.may_pay(1, 1, 0.9)
 
 
 def test_where_tokens_cost_nothing_all_are() -> None:
     lengths = lengths_of([1.0] * 16)
     assert lengths.choose(Step(1, 1), offers_of([0.5], [8])) == [8]
-    assert lengths.may_pay(1, 0.5)
+    assert lengths.may_pay(1, 1, 0.5)
 
 
 def test_the_classical_estimate() -> None:
@@ -144,24 +144,29 @@ def test_where_only_a_network_has_guessed_others_are_tried() -> None:
     lengths.drafting.record(1, 0.1)
     lengths.drafted.record(2, 1.0)
     assert lengths.token_seconds(1) == pytest.approx(1.0, rel=0.3)
-    assert lengths.may_pay(1, 0.5) and lengths.may_pay(1, 0.5, is_drafted=True)
+    assert lengths.may_pay(1, 1, 0.5) and lengths.may_pay(1, 1, 0.5, is_drafted=True)
     assert lengths.choose(Step(1, 1), offers_of([0.5], [4], num_unread=1.0)) == [1]
 
 
 def test_what_never_paid_is_tried_again_now_and_then() -> None:
     lengths = lengths_of([1.0 + 1.5 * count for count in range(20)])
-    answers = [lengths.may_pay(1, 1.0) for _ in range(512)]
+    answers = [lengths.may_pay(1, 1, 1.0) for _ in range(512)]
     assert [place for place, answer in enumerate(answers) if answer] == [63, 127, 191, 255, 319, 383, 447, 511]
     lengths.times.record(2, 2.5)
-    assert not lengths.may_pay(1, 0.5), "what was measured is forgotten in the end, and may be measured again"
+    assert not lengths.may_pay(1, 1, 0.5), "what was measured is forgotten in the end, and may be measured again"
     for _ in range(300):
         lengths.times.record(2, 1.1)
-    assert lengths.may_pay(1, 0.5)
+    assert lengths.may_pay(1, 1, 0.5)
+
+
+def test_guesses_for_several_sequences_may_pay_where_those_for_one_do_not() -> None:
+    lengths = lengths_of([1.0, 1.1, 1.2, 1.3, *[2.0] * 60])
+    assert lengths.may_pay(4, 4, 0.6) and not lengths.may_pay(4, 1, 0.6)
 
 
 def test_many_may_pay_where_one_does_not() -> None:
     lengths = lengths_of([1.0, *[2.0] * 19])
-    assert lengths.may_pay(1, 0.9) and not lengths.may_pay(1, 0.4)
+    assert lengths.may_pay(1, 1, 0.9) and not lengths.may_pay(1, 1, 0.4)
     for num_tokens in range(1, 5):
         lengths.drafting.record(num_tokens, 1.0)
-    assert not lengths.may_pay(1, 0.9, is_drafted=True)
+    assert not lengths.may_pay(1, 1, 0.9, is_drafted=True)

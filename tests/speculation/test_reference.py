@@ -174,6 +174,15 @@ def test_what_is_learned_is_the_rows_own_and_new_rows_begin_with_a_little_of_it(
     assert len(guess(proposer, 2)) > len(first)
 
 
+def test_copies_are_worth_looking_for_the_less_the_worse_they_went() -> None:
+    text = [*PROSE, *PROSE[:6]]
+    well, badly = started(text), started(text)
+    for _ in range(20):
+        tell(well, guess(well), right=True)
+        tell(badly, guess(badly), right=False)
+    assert badly.surest < started(text).surest < well.surest < 1
+
+
 def test_branches_are_the_ways_a_text_went_on_merged_where_they_begin_alike() -> None:
     text = [1, 2, 3, 4, 5, 9, 1, 2, 3, 4, 6, 9, 1, 2, 3, 8, 1, 2]
     chain = guess(started(text, least=WIDE), most=3)
