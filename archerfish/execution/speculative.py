@@ -20,6 +20,8 @@ from archerfish.speculation.uses import Uses
 Clock = Callable[[], float]
 TakesTree = Callable[[Chunk], bool]
 
+_FAST = 1.25
+"""Tokens a step, from which on a sequence comes on faster than without guesses."""
 _FIRST_ANSWER = 64.0
 """Tokens that an answer has, before any was seen."""
 _LENGTH_MEMORY = 0.9
@@ -95,6 +97,8 @@ class Speculator:
         self._rows = rows
         self._clock = clock
         self._starts: dict[int, SequenceStart] = {}
+        self._began: dict[int, int] = {}
+        """Of each row, the step it started at."""
         self._chosen: dict[int, str] = {}
         """The method of rows that have another than most."""
         self._in_use: Sequence[Way] = ()
@@ -160,12 +164,18 @@ class Speculator:
     def _is_worth_asking(self, way: Way, num_drawn: int, known: Sequence[Chunk]) -> bool:
         if not way.rests.begin(self._step) or not (num_hinted := self._num_hinted(way, known)):
             return False
-        if self.lengths.may_pay(num_drawn, num_hinted, way.surest, is_drafted=way.network is not None):
+        num_fast = sum(map(self._is_fast, known))
+        step = Step(num_drawn, num_drawn, min(1.0, max(num_hinted, num_fast) / num_drawn))
+        if self.lengths.may_pay(step, num_hinted, way.surest, is_drafted=way.network is not None):
             return True
         way.trust.pass_by(way.trust.rows)
-        if num_hinted >= len(known):
-            way.rests.pause()
+        way.rests.pause(is_brief=num_hinted < len(known))
         return False
+
+    def _is_fast(self, chunk: Chunk) -> bool:
+        """Whether the sequence has come on faster than a token a step so far."""
+        num_written = chunk.start + chunk.length - len(self._starts[chunk.row].tokens)
+        return num_written > _FAST * (self._step - self._began[chunk.row])
 
     def _num_hinted(self, way: Way, chunks: Sequence[Chunk]) -> int:
         """Rows that may be asked. Cold ones without a hint doze."""
@@ -259,7 +269,7 @@ class Speculator:
             length = known - before.num_prompt_tokens
             if length > 0:
                 self._mean_answer += (1 - _LENGTH_MEMORY) * (length - self._mean_answer)
-        self._starts[start.row] = start
+        self._starts[start.row], self._began[start.row] = start, self._step
         asked = start.params.speculation
         self._chosen.pop(start.row, None)
         if asked is not None and asked.method not in (None, self.method):
@@ -422,7 +432,10 @@ class Speculator:
         """How many steps along each offer are taken."""
         if self.fixed is not None or not offered:
             return [len(one.offer.chances) for one in offered]
-        step = Step(plan.num_tokens, sum(chunk.samples for chunk in plan.chunks))
+        num_drawn = sum(chunk.samples for chunk in plan.chunks)
+        places = {one.place for one in offered}
+        num_fast = sum(place in places or self._is_fast(chunk) for place, chunk in enumerate(plan.chunks))
+        step = Step(plan.num_tokens, num_drawn, min(1.0, num_fast / max(1, num_drawn)))
         counts = self.lengths.choose(step, [one.offer for one in offered])
         passed: dict[str, list[int]] = {}
         for one, count in zip(offered, counts, strict=True):

@@ -5,6 +5,10 @@ it takes to make it. All of that is learned from the past, so what is chosen say
 
 What a token costs is what it costs with the guesses that are chosen: tokens come cheaper then, and another guess is
 worth less. So the number is chosen that makes all tokens of the step cheapest.
+
+Sequences that are written side by side end together only if all of them come on: a step that one of them saves is still
+made for the others, just with a sequence less. So guesses count in full where all sequences come on faster than a token
+a step, and for little where few do.
 """
 
 from collections.abc import Sequence
@@ -28,6 +32,8 @@ class Step(NamedTuple):
     num_tokens: int
     num_drawn: int
     """Sequences that it draws a token for."""
+    share: float = 1.0
+    """The part of them that come on faster than a token a step."""
 
 
 class Offer(NamedTuple):
@@ -85,11 +91,13 @@ class Lengths:
             seconds += self.drafting.of(2) + (num_guesses - 1) * self.drafting.of(1)
         return num_tokens * self.token_seconds(1) / seconds
 
-    def may_pay(self, num_drawn: int, num_guessed: int, surest: float, *, is_drafted: bool = False) -> bool:
+    def may_pay(self, step: Step, num_guessed: int, surest: float, *, is_drafted: bool = False) -> bool:
         """Whether guesses for some of the sequences that a step draws for could pay, if they stand as the surest do."""
+        num_drawn = step.num_drawn
         if not self.times or not num_drawn:
             return True
-        before, worth, expected = self.step_seconds(num_drawn), self.token_seconds(num_drawn), 0.0
+        before, expected = self.step_seconds(num_drawn), 0.0
+        worth = self.token_seconds(num_drawn) * self._weight(step)
         drafting = self.drafting.of(num_guessed) if is_drafted and self.drafting else 0.0
         times = self._checking(is_drafted=is_drafted)
         for count in range(1, _LOOKED_AHEAD + 1):
@@ -106,6 +114,14 @@ class Lengths:
             self._num_refused = 0
             self.times.forget_beyond(num_drawn)
         return True
+
+    def _weight(self, step: Step) -> float:
+        """What a token written ahead is worth, as a part of what tokens cost."""
+        num_drawn, share = step.num_drawn, step.share
+        if num_drawn == 1 or share == 1:
+            return 1.0
+        less = self.step_seconds(num_drawn) - self.step_seconds(num_drawn - 1)
+        return share + (1 - share) * min(1.0, less / self.token_seconds(num_drawn))
 
     def gain(self, offer: Offer) -> float:
         """What an offer brings by itself, in tokens, before they are checked: to tell which of several is best."""
@@ -137,9 +153,10 @@ class Lengths:
         num_tokens, num_expected = step.num_tokens, float(step.num_drawn)
         plain = self.step_seconds(step.num_drawn)
         cheapest, count, times = plain / num_expected, 0, self.times
+        weight = self._weight(step)
         for number, (chance, depth, place) in enumerate(ranked, 1):
             num_tokens += offers[place].width
-            num_expected += chance
+            num_expected += weight * chance
             if offers[place].num_unread:
                 drafting.add(place, -depth)
                 times = self._checking(is_drafted=True)

@@ -22,7 +22,7 @@ class Proposer(Protocol):
 
     @property
     def surest(self) -> float | None:
-        """The chance of a guess to stand, if the one before it did, where all goes well. None: only experience tells."""
+        """The chance of a guess to stand, if the one before it did, if all goes well. None: only experience tells."""
 
     def start(self, row: int, tokens: Sequence[int], num_prompt_tokens: int, tenant: str) -> None:
         """A sequence takes up the row, for the first time or after a preemption, with these tokens."""
@@ -39,7 +39,7 @@ class Proposer(Protocol):
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """Guesses that follow each row's last token; a draft may be empty.
 
-        The past alone decides: nothing is changed by asking.
+        The past alone decides: whoever asks again gets the same.
         """
 
     def saw(self, row: int, draft: Draft, drawn: Sequence[int]) -> None:

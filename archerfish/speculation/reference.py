@@ -3,8 +3,8 @@
 The longest suffix of a sequence that occurred before is found in a suffix automaton, and what followed it there is the
 guess. That a copy of n tokens goes on for one more has the chance n / (n + doubt): with a doubt of one, a match of n
 tokens is as likely as not to be followed by n that fit. So drafts are as long as their matches deserve, and every row
-learns its own doubt from how its copies went, beginning with what others have taught. Looking up n-grams is the special
-case of short matches.
+learns its own doubt from how its copies went, or would have gone had anybody checked them, beginning with what others
+have taught. Looking up n-grams is the special case of short matches.
 """
 
 from collections import OrderedDict
@@ -122,6 +122,8 @@ class _Row:
         self._pairs.add(last)
         self._page = page
         self.doubt = doubt
+        self.unchecked: tuple[Draft, int] | None = None
+        """The last draft, and the tokens of its match, unless something was heard of it since."""
 
     def extend(self, tokens: Sequence[int]) -> None:
         if not tokens:
@@ -153,10 +155,7 @@ class _Row:
         return Match(self._text, self._end, self._text.length[self._end]).continued()
 
     def learn(self, draft: Draft, drawn: Sequence[int]) -> float:
-        """One step up the slope of the likelihood of what stood and what failed, in the doubt's logarithm.
-
-        Returns the slope: more than nothing if copies went worse than expected.
-        """
+        """What a draft came to. Returns the slope, as `_learn` does."""
         node, num_stood, failed = ROOT, 0, False
         for place, parent in enumerate(draft.parents):
             if parent != node:
@@ -164,7 +163,28 @@ class _Row:
             failed = draft.tokens[place] != drawn[node + 1]
             if not failed:
                 node, num_stood = place, num_stood + 1
-        length = self.match().length
+        self.unchecked = None
+        return self._learn(self.match().length, num_stood, failed)
+
+    def overhear(self, tokens: Sequence[int]) -> float:
+        """The same of a draft that nobody checked, from what was written instead."""
+        if self.unchecked is None or not tokens:
+            return 0.0
+        (draft, length), self.unchecked = self.unchecked, None
+        node, num_stood, failed = ROOT, 0, False
+        for token in tokens:
+            following = {draft.tokens[child]: child for child in draft.children(node)}
+            failed = bool(following) and token not in following
+            if token not in following:
+                break
+            node, num_stood = following[token], num_stood + 1
+        return self._learn(length, num_stood, failed)
+
+    def _learn(self, length: int, num_stood: int, failed: bool) -> float:
+        """One step up the slope of the likelihood of what stood and what failed, in the doubt's logarithm.
+
+        Returns the slope: more than nothing if copies went worse than expected.
+        """
         expected = sum(self.doubt / (tried + self.doubt) for tried in range(length, length + num_stood + failed))
         self.doubt = _moved(self.doubt, LEARNING * (failed - expected))
         return failed - expected
@@ -298,7 +318,9 @@ class ReferenceProposer:
         return memory
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:
-        self._rows[row].extend(tokens)
+        found = self._rows[row]
+        self._hear(found.overhear(tokens))
+        found.extend(tokens)
 
     def hints(self, row: int) -> bool:
         """Two tokens that followed each other before. One alone is enough only where copies went on just now."""
@@ -313,9 +335,16 @@ class ReferenceProposer:
         if match.length < self._shortest:
             return NO_DRAFT
         if self._branches == 1:
-            return _chain(match, row.doubt, self._least, most)
-        return _Growth(match.text, row.doubt, self._branches, self._least).grow(match, most)
+            draft = _chain(match, row.doubt, self._least, most)
+        else:
+            draft = _Growth(match.text, row.doubt, self._branches, self._least).grow(match, most)
+        row.unchecked = (draft, match.length)
+        return draft
 
     def saw(self, row: int, draft: Draft, drawn: Sequence[int]) -> None:
         if len(draft):
-            self._doubt = _moved(self._doubt, GENERAL_LEARNING * self._rows[row].learn(draft, drawn))
+            self._hear(self._rows[row].learn(draft, drawn))
+
+    def _hear(self, slope: float) -> None:
+        """How it went for one row is a little of what others begin with."""
+        self._doubt = _moved(self._doubt, GENERAL_LEARNING * slope)

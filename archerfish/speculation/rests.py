@@ -12,6 +12,7 @@ _LONGEST = 16
 """Steps."""
 _PAUSE, _LONGEST_PAUSE = 8, 64
 """Steps: each pause is twice as long as the one before, until something is gained."""
+_BRIEF_PAUSE = 4
 _LONGEST_DOZE = 16
 """Steps from one look for a hint to the next: at first one, then twice as many each time."""
 _LATE = 4
@@ -51,10 +52,11 @@ class Rests:
         self._step = step
         return step >= self.quiet_until
 
-    def pause(self) -> None:
-        """Nobody need be asked for a while: nothing would pay."""
-        self.quiet_until = self._step + self._pause
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+    def pause(self, *, is_brief: bool = False) -> None:
+        """Nobody need be asked for a while: nothing would pay. Briefly, if it might with more rows to be asked."""
+        self.quiet_until = self._step + (_BRIEF_PAUSE if is_brief else self._pause)
+        if not is_brief:
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
     def start(self, row: int) -> None:
         """Another sequence takes up the row.

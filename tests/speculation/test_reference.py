@@ -174,6 +174,26 @@ def test_what_is_learned_is_the_rows_own_and_new_rows_begin_with_a_little_of_it(
     assert len(guess(proposer, 2)) > len(first)
 
 
+@pytest.mark.parametrize("branches", [1, 2])
+def test_what_nobody_checked_is_learned_from_what_was_written_instead(branches: int) -> None:
+    text = [*PROSE, *PROSE[:6]]
+    fits, fails = (started(text, branches=branches) for _ in range(2))
+    before = [fits._rows[0].doubt, fits._doubt]
+    assert guess(fits) == guess(fails)
+    fits.extend(0, PROSE[6:9])
+    fails.extend(0, [7, 8])
+    assert [fits._rows[0].doubt, fits._doubt] < before < [fails._rows[0].doubt, fails._doubt]
+    learned = fits._doubt
+    fits.extend(0, [5])
+    assert fits._doubt == learned, "once"
+    checked = started(text, branches=branches)
+    draft = guess(checked)
+    checked.saw(0, draft, [*draft.tokens, -1])
+    learned = checked._doubt
+    checked.extend(0, [*draft.tokens, 5])
+    assert checked._doubt == learned, "and not of what was checked"
+
+
 def test_copies_are_worth_looking_for_the_less_the_worse_they_went() -> None:
     text = [*PROSE, *PROSE[:6]]
     well, badly = started(text), started(text)

@@ -69,11 +69,14 @@ def test_a_pause_is_for_everybody() -> None:
     rests.begin(1)
     rests.pause()
     assert [rests.begin(step) for step in range(2, 11)] == [False] * 7 + [True] * 2
+    rests.pause(is_brief=True)
+    assert rests.quiet_until == 10 + 4, "more rows may be awake soon"
+    rests.begin(14)
     rests.pause()
-    assert next(step for step in range(11, 40) if rests.begin(step)) == 10 + 16, "longer and longer"
+    assert next(step for step in range(15, 40) if rests.begin(step)) == 14 + 16, "longer and longer"
     rests.went(0, gained=True)
     rests.pause()
-    assert rests.quiet_until == 26 + 8
+    assert rests.quiet_until == 30 + 8
 
 
 def test_a_cold_row_without_a_hint_dozes_longer_and_longer() -> None:
