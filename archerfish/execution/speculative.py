@@ -238,7 +238,8 @@ class Speculator:
             num_drawn = sum(chunk.samples for chunk in plan.chunks)
             self._last = _Began(now, True, plan.num_tokens, num_drawn, num_drawn)
         elif any(chunk.length > 1 for chunk in plan.chunks):
-            self._num_plain = 0
+            # No measure; and nobody waits for one where prompts never end.
+            self._num_plain = self._num_asked = 0
         else:
             if self._is_timed(plan.num_tokens):
                 self._num_asked = self._num_untimed = 0
