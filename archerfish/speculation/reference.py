@@ -8,7 +8,7 @@ have taught. Looking up n-grams is the special case of short matches.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import pairwise
 from math import exp, log
@@ -155,36 +155,33 @@ class _Row:
         return Match(self._text, self._end, self._text.length[self._end]).continued()
 
     def learn(self, draft: Draft, drawn: Sequence[int]) -> float:
-        """What a draft came to. Returns the slope, as `_learn` does."""
+        """What a draft came to, by what was drawn after the last token and after each guess. The slope, as `_learn`."""
+        self.unchecked = None
+        return self._learn(draft, self.match().length, lambda node, depth: drawn[node + 1])
+
+    def overhear(self, tokens: Sequence[int]) -> float:
+        """The same of a draft that nobody checked, by what was written instead."""
+        if self.unchecked is None or not tokens:
+            return 0.0
+        (draft, length), self.unchecked = self.unchecked, None
+        return self._learn(draft, length, lambda node, depth: tokens[depth] if depth < len(tokens) else None)
+
+    def _learn(self, draft: Draft, length: int, following: Callable[[int, int], int | None]) -> float:
+        """One step up the slope of the likelihood of what stood and what failed, in the doubt's logarithm.
+
+        The match had this length. What followed is told for a guess, or ROOT, and its depth; None is not known.
+        Returns the slope: more than nothing if copies went worse than expected.
+        """
         node, num_stood, failed = ROOT, 0, False
         for place, parent in enumerate(draft.parents):
             if parent != node:
                 continue
-            failed = draft.tokens[place] != drawn[node + 1]
+            token = following(node, num_stood)
+            if token is None:
+                break
+            failed = draft.tokens[place] != token
             if not failed:
                 node, num_stood = place, num_stood + 1
-        self.unchecked = None
-        return self._learn(self.match().length, num_stood, failed)
-
-    def overhear(self, tokens: Sequence[int]) -> float:
-        """The same of a draft that nobody checked, from what was written instead."""
-        if self.unchecked is None or not tokens:
-            return 0.0
-        (draft, length), self.unchecked = self.unchecked, None
-        node, num_stood, failed = ROOT, 0, False
-        for token in tokens:
-            following = {draft.tokens[child]: child for child in draft.children(node)}
-            failed = bool(following) and token not in following
-            if token not in following:
-                break
-            node, num_stood = following[token], num_stood + 1
-        return self._learn(length, num_stood, failed)
-
-    def _learn(self, length: int, num_stood: int, failed: bool) -> float:
-        """One step up the slope of the likelihood of what stood and what failed, in the doubt's logarithm.
-
-        Returns the slope: more than nothing if copies went worse than expected.
-        """
         expected = sum(self.doubt / (tried + self.doubt) for tried in range(length, length + num_stood + failed))
         self.doubt = _moved(self.doubt, LEARNING * (failed - expected))
         return failed - expected

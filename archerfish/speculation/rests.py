@@ -13,6 +13,7 @@ _LONGEST = 16
 _PAUSE, _LONGEST_PAUSE = 8, 64
 """Steps: each pause is twice as long as the one before, until something is gained."""
 _BRIEF_PAUSE = 4
+"""Steps: where more rows to be asked might make it pay."""
 _LONGEST_DOZE = 16
 """Steps from one look for a hint to the next: at first one, then twice as many each time."""
 _LATE = 4
