@@ -3,32 +3,32 @@
 Knows plans and rows; not how guesses are made, nor how tokens are drawn.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from archerfish.execution.drafting import NetworkProposer
 from archerfish.execution.rows import Rows
+from archerfish.execution.stopwatch import Clock, Stopwatch
 from archerfish.scheduling.plan import Chunk, Plan, SequenceStart
+from archerfish.speculation.account import Account
 from archerfish.speculation.draft import NO_DRAFT, Draft
+from archerfish.speculation.ends import Progress, worths
 from archerfish.speculation.lengths import Lengths, Offer, Step
 from archerfish.speculation.proposer import Ask, Proposer
 from archerfish.speculation.rests import Rests
 from archerfish.speculation.trust import Trust
 from archerfish.speculation.uses import Uses
 
-Clock = Callable[[], float]
 TakesTree = Callable[[Chunk], bool]
 
-_FAST = 1.25
-"""Tokens a step, from which on a sequence comes on faster than without guesses."""
+_LONGEST_QUIET = 32
+"""Steps: one without guesses is to be timed now and then."""
+_HINTED = 1.0
+"""Guesses that may stand where there is a hint."""
 _FIRST_ANSWER = 64.0
 """Tokens that an answer has, before any was seen."""
 _LENGTH_MEMORY = 0.9
-_ASKED_ON_END = 64
-"""Steps, after which one is made without asking anybody."""
-_PLAIN_TIMED, _KNOWN_PLAIN_TIMED = 8, 32
-"""One of so many steps without guesses is timed, and of those that are known well."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,19 +68,6 @@ class _Offered(NamedTuple):
     """NO_DRAFT where it is yet to be made."""
 
 
-@dataclass(slots=True)
-class _Began:
-    """A step whose time is known when the next one begins."""
-
-    at: float
-    is_asked: bool
-    num_tokens: int
-    num_drawn: int
-    num_written: int
-    drafting: float = 0.0
-    """Seconds that a network spent on guesses for it."""
-
-
 class Speculator:
     def __init__(self, ways: Sequence[Way], method: str, rows: Rows, clock: Clock, fixed: int | None = None) -> None:
         """The method is that of requests which name none: one of the ways, or auto.
@@ -94,11 +81,12 @@ class Speculator:
         self.fixed = fixed
         """Likewise."""
         self.lengths = Lengths()
+        self._account = Account()
+        self._progress = Progress()
+        self._stopwatch = Stopwatch(self.lengths, self._account, clock)
         self._rows = rows
         self._clock = clock
         self._starts: dict[int, SequenceStart] = {}
-        self._began: dict[int, int] = {}
-        """Of each row, the step it started at."""
         self._chosen: dict[int, str] = {}
         """The method of rows that have another than most."""
         self._in_use: Sequence[Way] = ()
@@ -111,12 +99,10 @@ class Speculator:
         """Plans that were made, and the one before which nobody need be asked."""
         self.is_quiet = False
         """Nobody is asked in the step that is planned: unless something new begins, it is no concern of theirs."""
-        self._last: _Began | None = None
-        """The step that is under way, or was just made."""
-        self._num_asked = 0
-        """Steps with room for guesses, since one without was timed."""
-        self._num_plain = self._num_untimed = 0
-        """Steps without: on end, and since one was timed."""
+        self._accounted = 0
+        """The step up to which the account has the time that passed."""
+        self._do_others_wait = False
+        """For the first place that becomes free."""
         self._usual_method = ""
         self._usual: Sequence[Way] = ()
         """Ways of rows that chose no other."""
@@ -127,61 +113,80 @@ class Speculator:
         self._drafting = 0.0
         """The part of it that a network took."""
 
-    def most(self, chunks: Collection[Chunk], starts: Collection[SequenceStart]) -> int:
+    def most(self, chunks: Collection[Chunk], starts: Collection[SequenceStart], others_wait: bool) -> int:
         """How many guesses each sequence of a step should have room for: none where none could pay.
 
         Rows have their tokens, but for those that begin.
         """
         self._step += 1
         if self._step < self._quiet_until:
-            self._be_quiet(self._last is None)
+            self._be_quiet()
             return 0
-        self.is_quiet = False
+        self.is_quiet, self._do_others_wait = False, others_wait
         ways = self._in_use or self._ways_of(self.method)
         if self.fixed is not None:
             return max((min(self.fixed * _width(way), way.most) for way in ways), default=0)
-        if self._num_asked >= _ASKED_ON_END:
+        if self._stopwatch.wants_plain:
             return 0
-        new = {start.row for start in starts}
+        new, most = {start.row for start in starts}, 0
         known = [chunk for chunk in chunks if chunk.samples and chunk.length == 1 and chunk.row not in new]
-        most = max((way.most for way in ways if self._is_worth_asking(way, len(chunks), known)), default=0)
-        if not most:
-            self._quiet_until = min((way.rests.quiet_until for way in ways), default=0)
-            self._be_quiet(self._last is None and not self._is_timed(sum(chunk.length for chunk in chunks)))
+        self._settle_account(known)
+        if wait := self._account.wait():
+            self._quiet_until = self._step + min(wait, _LONGEST_QUIET)
+        else:
+            began = self._clock()
+            most = max((way.most for way in ways if self._is_worth_asking(way, len(chunks), known)), default=0)
+            if not most:
+                self._quiet_until = min((way.rests.quiet_until for way in ways), default=0)
+            self._stopwatch.looked(self._clock() - began, len(chunks), in_vain=not most)
+        if not most and not self._stopwatch.times(sum(chunk.length for chunk in chunks)):
+            self._be_quiet()
         return most
 
-    def _be_quiet(self, is_quiet: bool) -> None:
-        self.is_quiet = is_quiet
-        self._num_plain += is_quiet
-        self._num_untimed += is_quiet
+    def _settle_account(self, chunks: Sequence[Chunk]) -> None:
+        """What came of the steps since it was last done."""
+        self._account.passed(self._step - self._accounted)
+        self._accounted = self._step
+        saved = self._progress.saved({chunk.row: self._num_written(chunk) for chunk in chunks}, self._step)
+        if not self._do_others_wait:
+            self._account.saved(saved)
 
-    def _is_timed(self, num_tokens: int) -> bool:
-        """Whether a step without guesses is. Few are, since it takes time; and none that follows one of another kind:
-        that is no measure of what steps take where nobody guesses."""
-        rare = _KNOWN_PLAIN_TIMED if self.lengths.plain.is_known_well(num_tokens) else _PLAIN_TIMED
-        return self._num_plain > 0 and (self._num_untimed >= rare or self._num_asked >= _ASKED_ON_END)
+    def _num_written(self, chunk: Chunk) -> int:
+        return chunk.start + chunk.length - len(self._starts[chunk.row].tokens)
+
+    def _be_quiet(self) -> None:
+        """Unless a step is being timed."""
+        self.is_quiet = not self._stopwatch.is_running
+        if self.is_quiet:
+            self._stopwatch.pass_by()
 
     def _is_worth_asking(self, way: Way, num_drawn: int, known: Sequence[Chunk]) -> bool:
-        if not way.rests.begin(self._step) or not (num_hinted := self._num_hinted(way, known)):
+        if not way.rests.begin(self._step) or (hinted := self._hinted(way, known)) is None:
             return False
-        num_fast = sum(map(self._is_fast, known))
-        step = Step(num_drawn, num_drawn, min(1.0, max(num_hinted, num_fast) / num_drawn))
-        if self.lengths.may_pay(step, num_hinted, way.surest, is_drafted=way.network is not None):
+        worth = self._worths(known, dict.fromkeys((chunk.row for chunk in hinted), _HINTED))
+        worth_hinted = [worth[chunk.row] for chunk in hinted] or [1.0]  # A network guesses what follows prompts, too.
+        if self.lengths.may_pay(num_drawn, worth_hinted, way.surest, is_drafted=way.network is not None):
             return True
         way.trust.pass_by(way.trust.rows)
-        way.rests.pause(is_brief=num_hinted < len(known))
+        way.rests.pause(is_brief=len(hinted) < len(known))
         return False
 
-    def _is_fast(self, chunk: Chunk) -> bool:
-        """Whether the sequence has come on faster than a token a step so far."""
-        num_written = chunk.start + chunk.length - len(self._starts[chunk.row].tokens)
-        return num_written > _FAST * (self._step - self._began[chunk.row])
+    def _worths(self, chunks: Sequence[Chunk], expected: Mapping[int, float]) -> dict[int, float]:
+        """By row, what a token more is worth, if so many guesses will probably stand in this step."""
+        if self._do_others_wait or len(chunks) <= 1:
+            return {chunk.row: 1.0 for chunk in chunks}
+        left = {chunk.row: self._num_left(chunk.row, chunk.start + chunk.length) for chunk in chunks}
+        speeds = {}
+        for chunk in chunks:
+            row, speed = chunk.row, self._progress.speed(chunk.row, self._num_written(chunk), self._step)
+            speeds[row] = max(1 + expected.get(row, 0.0), speed)
+        return worths(left, speeds)
 
-    def _num_hinted(self, way: Way, chunks: Sequence[Chunk]) -> int:
-        """Rows that may be asked. Cold ones without a hint doze."""
+    def _hinted(self, way: Way, chunks: Sequence[Chunk]) -> Sequence[Chunk] | None:
+        """Those that may be asked; None if nobody. Cold ones without a hint doze."""
         if way.network is not None:
-            return max(1, len(chunks))  # It guesses what follows prompts, too.
-        found = 0
+            return chunks
+        found = []
         for chunk in chunks:
             row = chunk.row
             if not way.rests.is_awake(row) or not self._may_use(way, row):
@@ -191,9 +196,10 @@ class Speculator:
                 if not way.proposer.hints(row):
                     way.rests.doze(row)
                     continue
-            found += 1
+            found.append(chunk)
         if not found:
             way.rests.settle([chunk.row for chunk in chunks])
+            return None
         return found
 
     def take_in(self, plan: Plan) -> float:
@@ -207,45 +213,13 @@ class Speculator:
         self.is_quiet = False
         if plan.starts:
             self._quiet_until = 0
-        saved = self._settle_times(plan)
+        saved = self._stopwatch.begin(plan)
         for start in plan.starts:
             self._start(start)
         self._in_use = self._usual
         if self._chosen:
             methods = {self._chosen.get(chunk.row, self.method) for chunk in plan.chunks}
             self._in_use = [way for way in self.ways if any(way in self._ways_of(method) for method in methods)]
-        return saved
-
-    def _settle_times(self, plan: Plan) -> float:
-        """The last step took from its start to this one's, unless there was nothing to do in the meantime."""
-        now, last, saved = self._clock(), self._last, 0.0
-        if last is not None and not plan.starts:
-            seconds = now - last.at
-            if last.is_asked:
-                if last.drafting:
-                    self.lengths.drafted.record(last.num_tokens, seconds - last.drafting)
-                else:
-                    self.lengths.times.record(last.num_tokens, seconds)
-                if last.num_drawn:
-                    usual = last.num_written * self.lengths.token_seconds(last.num_drawn)
-                    saved = usual * self.lengths.pace.factor - seconds
-            elif last.num_tokens:
-                self.lengths.plain.record(last.num_tokens, seconds)
-        self._last = None
-        if any(chunk.num_guesses for chunk in plan.chunks):
-            self._num_asked += 1
-            self._num_plain = 0
-            num_drawn = sum(chunk.samples for chunk in plan.chunks)
-            self._last = _Began(now, True, plan.num_tokens, num_drawn, num_drawn)
-        elif any(chunk.length > 1 for chunk in plan.chunks):
-            # No measure; and nobody waits for one where prompts never end.
-            self._num_plain = self._num_asked = 0
-        else:
-            if self._is_timed(plan.num_tokens):
-                self._num_asked = self._num_untimed = 0
-                self._last = _Began(now, False, plan.num_tokens, 0, 0)
-            self._num_plain += 1
-            self._num_untimed += 1
         return saved
 
     def _learn_method(self) -> None:
@@ -270,7 +244,8 @@ class Speculator:
             length = known - before.num_prompt_tokens
             if length > 0:
                 self._mean_answer += (1 - _LENGTH_MEMORY) * (length - self._mean_answer)
-        self._starts[start.row], self._began[start.row] = start, self._step
+        self._starts[start.row] = start
+        self._progress.start(start.row)
         asked = start.params.speculation
         self._chosen.pop(start.row, None)
         if asked is not None and asked.method not in (None, self.method):
@@ -284,7 +259,7 @@ class Speculator:
     @property
     def is_asked(self) -> bool:
         """Whether the plan that was taken in has room for guesses."""
-        return self._last is not None and self._last.is_asked
+        return self._stopwatch.is_asked
 
     def guess(self, plan: Plan, takes_tree: TakesTree) -> list[Draft] | None:
         """For each chunk of a plan; None where nothing is guessed. The guesses are then on the rows."""
@@ -313,15 +288,16 @@ class Speculator:
             if way is not None:
                 way.proposer.saw(chunk.row, drafts[place], drawn[place])
                 way.trust.checked(chunk.row, max(drafts[place].depths), stood[place])
-                way.rests.went(chunk.row, gained=stood[place] > 0)
-                way.uses.used(chunk.row)
+                if self.fixed is None:
+                    way.rests.went(chunk.row, gained=stood[place] > 0)
+                    way.uses.used(chunk.row)
+        if self._do_others_wait:
+            self._account.saved(sum(stood) / sum(chunk.samples for chunk in plan.chunks))
         self._settle_rests(plan)
 
     def took(self, num_tokens: int, num_written: int) -> None:
         """What the step came to with its guesses."""
-        last = self._last
-        assert last is not None
-        last.num_tokens, last.num_written, last.drafting = num_tokens, num_written, self._drafting
+        self._stopwatch.came_to(num_tokens, num_written, self._drafting, is_charged=self.fixed is None)
 
     def _settle_rests(self, plan: Plan) -> None:
         rows = [chunk.row for chunk in plan.chunks if chunk.num_guesses]
@@ -365,9 +341,10 @@ class Speculator:
         """What was written to the row since it was told last."""
         told = self._told.get((way.name, row))
         if told is None:
-            start = self._starts[row]
+            start, began = self._starts[row], self._clock()
             way.proposer.start(row, start.tokens, start.num_prompt_tokens, start.tenant)
             told = len(start.tokens)
+            self._stopwatch.leave_out(self._clock() - began)
         if told < end:
             way.proposer.extend(row, self._rows.tokens[row, told:end].tolist())
         self._told[way.name, row] = end
@@ -385,14 +362,14 @@ class Speculator:
         unread = network.num_unread(ask.row, ask.end)
         # Reading a whole prompt is paid back over the answer, in steps that bring more than a token each; over as many
         # of them as others leave to the network.
-        num_steps = min(self._num_left(ask) / (1 + _sum_of_powers(trust, 2)), way.uses.expected(ask.row))
+        num_steps = min(self._num_left(ask.row, ask.end) / (1 + _sum_of_powers(trust, 2)), way.uses.expected(ask.row))
         return Offer(chances, 1 + (unread - 1) / max(1.0, num_steps), width)
 
-    def _num_left(self, ask: Ask) -> float:
+    def _num_left(self, row: int, end: int) -> float:
         """Tokens that are probably still to come: as many as answers have, but for what was asked for."""
-        start = self._starts[ask.row]
+        start = self._starts[row]
         limit = start.params.max_tokens
-        left = self._mean_answer if limit is None else limit - (ask.end - start.num_prompt_tokens)
+        left = self._mean_answer if limit is None else limit - (end - start.num_prompt_tokens)
         return min(left, self._mean_answer)
 
     def _best(self, offered: list[_Offered]) -> list[_Offered]:
@@ -434,10 +411,10 @@ class Speculator:
         if self.fixed is not None or not offered:
             return [len(one.offer.chances) for one in offered]
         num_drawn = sum(chunk.samples for chunk in plan.chunks)
-        places = {one.place for one in offered}
-        num_fast = sum(place in places or self._is_fast(chunk) for place, chunk in enumerate(plan.chunks))
-        step = Step(plan.num_tokens, num_drawn, min(1.0, num_fast / max(1, num_drawn)))
-        counts = self.lengths.choose(step, [one.offer for one in offered])
+        expected = {plan.chunks[one.place].row: sum(one.offer.chances) for one in offered}
+        worth = self._worths([chunk for chunk in plan.chunks if chunk.samples], expected)
+        offers = [one.offer._replace(worth=worth[plan.chunks[one.place].row]) for one in offered]
+        counts = self.lengths.choose(Step(plan.num_tokens, num_drawn), offers)
         passed: dict[str, list[int]] = {}
         for one, count in zip(offered, counts, strict=True):
             if not count:

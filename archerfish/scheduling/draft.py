@@ -87,25 +87,24 @@ class Draft:
         sequence.length += samples
         self._budget -= length
 
-    def make_room_for_guesses(self, guessing: RoomForGuesses, max_drawn: int) -> int:
+    def make_room_for_guesses(self, guessing: RoomForGuesses, max_drawn: int, *, others_wait: bool) -> int:
         """Give what is left of the budget to guesses after chunks that sample, which draw `max_drawn` tokens in all.
 
-        Blocks are taken that nobody will need soon: nobody makes way for a guess. Returns how many a chunk may have.
+        All get the same, but for what some have no use for. Blocks are taken that nobody will need soon: nobody makes
+        way for a guess. Returns how many a chunk may have.
         """
-        most = guessing(self.chunks.values(), self.starts) if self.chunks else 0
+        most = guessing(self.chunks.values(), self.starts, others_wait) if self.chunks else 0
         if not most:
             return 0
         self._budget = min(self._budget, max_drawn - sum(chunk.samples for chunk in self.chunks.values()))
         ample = self._roster.num_running * len(self._tables.windows)
-        for sequence, chunk in self.chunks.items():
-            if self._budget <= 0:
-                break
+        sampling = [(sequence, chunk) for sequence, chunk in self.chunks.items() if chunk.samples]
+        for place, (sequence, chunk) in enumerate(sampling):
             table = sequence.table
-            if not chunk.samples or table is None:
-                continue
+            assert table is not None, "it runs"
             end = chunk.start + chunk.length
             # The sequence has one more token when its draw is counted; guesses that go beyond its end are in vain.
-            count = min(most, self._budget, sequence.length_limit - sequence.length)
+            count = min(most, self._budget // (len(sampling) - place), sequence.length_limit - sequence.length)
             if sequence.most_guesses is not None:
                 count = min(count, sequence.most_guesses)
             if self._tables.pool.num_available <= ample + len(self._tables.windows) * (most // self._tables.block_size):

@@ -59,8 +59,9 @@ class Plan:
         return sum(chunk.length for chunk in self.chunks)
 
 
-RoomForGuesses = Callable[[Collection[Chunk], Collection[SequenceStart]], int]
-"""How many tokens are guessed for each sequence of a step, at most, given its chunks and who begins with it."""
+RoomForGuesses = Callable[[Collection[Chunk], Collection[SequenceStart], bool], int]
+"""How many tokens are guessed for each sequence of a step, at most, given its chunks, who begins with it, and whether
+others wait to begin as soon as somebody ends."""
 
 
 @dataclass(slots=True)

@@ -151,11 +151,17 @@ class Scheduler:
             self._count_prefixes(draft, draft.admit(kind, self.policy.admits))
         if self.guessing is not None and not self._flights:
             max_drawn = self.limits.max_drawn or self.limits.max_num_seqs
-            self._most_guesses = max(self._most_guesses, draft.make_room_for_guesses(self.guessing, max_drawn))
+            most = draft.make_room_for_guesses(self.guessing, max_drawn, others_wait=self._do_others_wait())
+            self._most_guesses = max(self._most_guesses, most)
         self._step += 1
         if draft.chunks:
             self._flights.take_off(self._step, draft.chunks, draft.sources)
         return Plan(self._step, draft.starts, draft.copies, list(draft.chunks.values()))
+
+    def _do_others_wait(self) -> bool:
+        """Whether somebody will begin as soon as there is room, and not only when all who run have ended."""
+        waiting = self._roster.waiting
+        return len(waiting) > 0 and self.policy.admits(next(iter(waiting)))
 
     def seconds_until_start(self, now: float) -> float | None:
         """After a plan without chunks: when to plan again. None if only an arrival or a cancel can help."""

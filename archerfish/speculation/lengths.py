@@ -5,10 +5,6 @@ it takes to make it. All of that is learned from the past, so what is chosen say
 
 What a token costs is what it costs with the guesses that are chosen: tokens come cheaper then, and another guess is
 worth less. So the number is chosen that makes all tokens of the step cheapest.
-
-Sequences that are written side by side end together only if all of them come on: a step that one of them saves is still
-made for the others, just with a sequence less. So guesses count in full where all sequences come on faster than a token
-a step, and for little where few do.
 """
 
 from collections.abc import Sequence
@@ -32,8 +28,6 @@ class Step(NamedTuple):
     num_tokens: int
     num_drawn: int
     """Sequences that it draws a token for."""
-    share: float = 1.0
-    """The part of them that come on faster than a token a step."""
 
 
 class Offer(NamedTuple):
@@ -45,6 +39,8 @@ class Offer(NamedTuple):
     """Tokens to be read before guesses can be made, or a part of them. 0: guesses are there, and cost nothing."""
     width: int = 1
     """Tokens that each of them adds to the step."""
+    worth: float = 1.0
+    """What a token written ahead is worth to this row, as a part of what tokens cost."""
 
 
 class Lengths:
@@ -73,6 +69,10 @@ class Lengths:
         """Times of steps with guesses."""
         return self.drafted if is_drafted and self.drafted else self.times
 
+    def __bool__(self) -> bool:
+        """Whether anything is known of steps."""
+        return bool(self.plain or self.times or self.drafted)
+
     def token_seconds(self, num_drawn: int) -> float:
         """What a token costs without guesses."""
         return self.step_seconds(num_drawn) / num_drawn
@@ -91,17 +91,28 @@ class Lengths:
             seconds += self.drafting.of(2) + (num_guesses - 1) * self.drafting.of(1)
         return num_tokens * self.token_seconds(1) / seconds
 
-    def may_pay(self, step: Step, num_guessed: int, surest: float, *, is_drafted: bool = False) -> bool:
-        """Whether guesses for some of the sequences that a step draws for could pay, if they stand as the surest do."""
-        num_drawn = step.num_drawn
+    def steps_spent(self, step: Step, num_tokens: int, drafting: float) -> float:
+        """What a step with guesses usually takes more than one without, in steps without: it has so many tokens with
+        them, and a network spent some seconds on it."""
+        added, times = drafting / self.pace.factor, self._checking(is_drafted=drafting > 0)
+        if times:
+            added += times.of(num_tokens) - self.step_seconds(step.num_tokens)
+        return added / self.step_seconds(step.num_drawn)
+
+    def may_pay(self, num_drawn: int, worths: Sequence[float], surest: float, *, is_drafted: bool = False) -> bool:
+        """Whether guesses for some of the sequences that a step draws for could pay, if they stand as the surest do.
+
+        `worths` says of each of these what a token is worth to it.
+        """
         if not self.times or not num_drawn:
             return True
+        num_guessed = len(worths)
         before, expected = self.step_seconds(num_drawn), 0.0
-        worth = self.token_seconds(num_drawn) * self._weight(step)
+        worth = self.token_seconds(num_drawn) * sum(worths)
         drafting = self.drafting.of(num_guessed) if is_drafted and self.drafting else 0.0
         times = self._checking(is_drafted=is_drafted)
         for count in range(1, _LOOKED_AHEAD + 1):
-            expected += num_guessed * surest**count
+            expected += surest**count
             # Not every number need be tried: where so many pay, about as many do.
             if count & (count - 1) == 0:
                 added = times.of(num_drawn + num_guessed * count) - before + count * drafting
@@ -114,14 +125,6 @@ class Lengths:
             self._num_refused = 0
             self.times.forget_beyond(num_drawn)
         return True
-
-    def _weight(self, step: Step) -> float:
-        """What a token written ahead is worth, as a part of what tokens cost."""
-        num_drawn, share = step.num_drawn, step.share
-        if num_drawn == 1 or share == 1:
-            return 1.0
-        less = self.step_seconds(num_drawn) - self.step_seconds(num_drawn - 1)
-        return share + (1 - share) * min(1.0, less / self.token_seconds(num_drawn))
 
     def gain(self, offer: Offer) -> float:
         """What an offer brings by itself, in tokens, before they are checked: to tell which of several is best."""
@@ -140,10 +143,10 @@ class Lengths:
         """How many of each offer to check."""
         if not self.times or not step.num_drawn:
             return [min(1, len(offer.chances)) for offer in offers]
-        # Likeliest first; an offer's own are in order by themselves, since chances only fall along it.
+        # What is worth most first; an offer's own are in order by themselves, since chances only fall along it.
         ranked = sorted(
             [
-                (chance, -depth, place)
+                (offer.worth * chance, -depth, place)
                 for place, offer in enumerate(offers)
                 for depth, chance in enumerate(offer.chances, 1)
             ],
@@ -153,10 +156,9 @@ class Lengths:
         num_tokens, num_expected = step.num_tokens, float(step.num_drawn)
         plain = self.step_seconds(step.num_drawn)
         cheapest, count, times = plain / num_expected, 0, self.times
-        weight = self._weight(step)
-        for number, (chance, depth, place) in enumerate(ranked, 1):
+        for number, (worth, depth, place) in enumerate(ranked, 1):
             num_tokens += offers[place].width
-            num_expected += weight * chance
+            num_expected += worth
             if offers[place].num_unread:
                 drafting.add(place, -depth)
                 times = self._checking(is_drafted=True)

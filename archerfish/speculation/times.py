@@ -20,6 +20,8 @@ _KNOWN_WELL = 16
 """Measurements of a size, after which another one says something of the pace."""
 _FIRST = 3
 """Measurements of a size of which the best counts: a cold start is nothing that returns."""
+_COLD = 4
+"""Measurements that are passed over where something was expected: the first time everything takes longer."""
 _NEAR = 2
 """Sizes that differ by a larger factor say little of those between them."""
 _REACH = 4
@@ -65,6 +67,7 @@ class StepTimes:
         """What was known when it was made."""
         self._found: dict[float, float] = {}
         """On the curve."""
+        self._num_cold = 0
         self.total = 0.0
         """Seconds of all that was recorded, as they were."""
 
@@ -78,6 +81,9 @@ class StepTimes:
 
     def record(self, num_tokens: int, seconds: float) -> None:
         self.total += seconds
+        if self._expected and self._num_cold < _COLD:
+            self._num_cold += 1
+            return
         size = _size(num_tokens)
         # A step of this size as its mean would be, had it exactly so many tokens.
         seconds *= size / num_tokens if num_tokens > _FEW else 1.0

@@ -1,5 +1,7 @@
 """What the scheduler plans step by step: chunks, ends, cancels, forks, preemption, failures, refusals."""
 
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +12,8 @@ from archerfish.errors import InvalidParameter, PromptTooLong, RequestError
 from archerfish.execution.scripted import ScriptedExecutor
 from archerfish.kvcache.tables import blocks_held
 from archerfish.request import FinishReason, Request, Speculation, TokenLogprobs
-from archerfish.scheduling.plan import Plan, StepResult
+from archerfish.scheduling.plan import Chunk, Plan, SequenceStart, StepResult
+from archerfish.scheduling.policy import BatchingPolicy, ContinuousBatching, WholeBatches
 from tests.scheduling.steps import Stepper, answer, request, stepper
 
 # -- chunks -----------------------------------------------------------------------------------------------------------
@@ -707,3 +710,31 @@ def test_a_request_has_room_for_as_many_guesses_as_it_says() -> None:
     assert [(event.num_guesses, event.num_stood) for event in events] == [
         (chunk.num_guesses, len(tokens) - 1) for chunk, tokens in zip(plan.chunks, result.tokens, strict=True)
     ]
+
+
+def test_all_have_the_same_room_for_guesses_but_for_what_some_have_no_use_for() -> None:
+    steps = stepper(rows=4)
+    limits = replace(steps.scheduler.limits, max_drawn=4 + 18)
+    steps.scheduler.limits = limits
+    steps.scheduler.guessing = lambda chunks, starts, others_wait: 32
+    for name, max_tokens in (("a", 30), ("b", 3), ("c", 30), ("d", 30)):
+        steps.add(request(name, 6, max_tokens=max_tokens))
+    assert [chunk.num_guesses for chunk in steps.scheduler.plan(0.0).chunks] == [4, 2, 6, 6]
+
+
+@pytest.mark.parametrize("policy", [ContinuousBatching(), WholeBatches(2, 0.0)])
+def test_who_guesses_is_told_whether_others_wait_for_a_place(policy: BatchingPolicy) -> None:
+    told = []
+
+    def guessing(_chunks: Collection[Chunk], _starts: Collection[SequenceStart], others_wait: bool) -> int:
+        told.append(others_wait)
+        return 0
+
+    steps = stepper(rows=2, policy=policy)
+    steps.scheduler.guessing = guessing
+    steps.add(*(request(name, 3, max_tokens=2) for name in "ab"))
+    steps.step()
+    steps.add(request("c", 3, max_tokens=2))
+    steps.finish()
+    joins = isinstance(policy, ContinuousBatching)
+    assert told == [False, joins, False, False], "who joins only when all have ended waits for nobody's place"

@@ -22,18 +22,16 @@ def lengths_of(seconds: list[float], drafting: float | None = None) -> Lengths:
     return lengths
 
 
-def offers_of(trusts: list[float], most: list[int], num_unread: float = 0.0) -> list[Offer]:
+def offers_of(trusts: list[float], most: list[int], num_unread: float = 0.0, worth: float = 1.0) -> list[Offer]:
     return [
-        Offer(tuple(trust**depth for depth in range(1, count + 1)), num_unread)
+        Offer(tuple(trust**depth for depth in range(1, count + 1)), num_unread, worth=worth)
         for trust, count in zip(trusts, most, strict=False)
     ]
 
 
-def token_seconds(
-    lengths: Lengths, step: Step, offers: list[Offer], chosen: tuple[int, ...], drafting: float, weight: float = 1.0
-) -> float:
-    """What a token costs with a choice, as estimates are trusted, if tokens written ahead count for so much."""
-    expected = weight * sum(sum(offer.chances[:count]) for offer, count in zip(offers, chosen, strict=True))
+def token_seconds(lengths: Lengths, step: Step, offers: list[Offer], chosen: tuple[int, ...], drafting: float) -> float:
+    """What a token costs with a choice, as estimates are trusted."""
+    expected = sum(offer.worth * sum(offer.chances[:count]) for offer, count in zip(offers, chosen, strict=True))
     added = lengths.times.of(step.num_tokens + sum(chosen)) - lengths.times.of(step.num_tokens)
     added += drafting * max(chosen)
     plain = lengths.times.of(step.num_drawn)
@@ -46,19 +44,18 @@ def token_seconds(
     slope=st.sampled_from([0.0, 0.02, 0.1, 0.5, 1.0]),
     knee=st.integers(1, 8),
     most=st.lists(st.integers(1, 4), min_size=3, max_size=3),
-    share=st.sampled_from([0.0, 0.25, 1.0]),
+    worths=st.lists(st.sampled_from([0.0, 0.25, 1.0, 3.0]), min_size=3, max_size=3),
 )
 def test_no_other_choice_makes_tokens_cheaper(
-    trusts: list[float], slope: float, knee: int, most: list[int], share: float
+    trusts: list[float], slope: float, knee: int, most: list[int], worths: list[float]
 ) -> None:
     lengths = lengths_of([1.0 + slope * max(0, num_tokens - knee) for num_tokens in range(1, 17)])
-    offers, step = offers_of(trusts, most), Step(len(trusts), len(trusts), share)
+    step = Step(len(trusts), len(trusts))
+    offers = [offer._replace(worth=worth) for offer, worth in zip(offers_of(trusts, most), worths, strict=False)]
     chosen = tuple(lengths.choose(step, offers))
     every = product(*(range(len(offer.chances) + 1) for offer in offers))
-    less, before = (lengths.times.of(len(trusts) - at) for at in (1, 0))
-    weight = share + (1 - share) * (before - less) / (before / len(trusts)) if len(trusts) > 1 else 1.0
-    best = min(token_seconds(lengths, step, offers, one, 0.0, weight) for one in every)
-    assert token_seconds(lengths, step, offers, chosen, 0.0, weight) == pytest.approx(best, rel=1e-9)
+    best = min(token_seconds(lengths, step, offers, one, 0.0) for one in every)
+    assert token_seconds(lengths, step, offers, chosen, 0.0) == pytest.approx(best, rel=1e-9)
 
 
 @settings(deadline=None, max_examples=60)
@@ -84,14 +81,14 @@ def test_a_network_that_takes_longer_than_it_saves_is_not_asked() -> None:
 def test_what_a_network_costs_the_steps_it_guesses_for_counts_once() -> None:
     lengths = lengths_of([1.0 + 0.1 * count for count in range(16)], drafting=0.05)
     drafted, copied = offers_of([0.5], [4], num_unread=1.0), offers_of([0.5], [4])
-    assert lengths.choose(Step(1, 1), drafted)[0] > 0 and lengths.may_pay(Step(1, 1), 1, 0.5, is_drafted=True)
+    assert lengths.choose(Step(1, 1), drafted)[0] > 0 and lengths.may_pay(1, [1.0], 0.5, is_drafted=True)
     gain, speed_up = lengths.gain(drafted[0]), lengths.speed_up(0.8, 4, is_drafted=True)
     for num_tokens in range(1, 9):
         lengths.drafted.record(num_tokens, lengths.times.of(num_tokens) + 1.0)
     assert lengths.gain(drafted[0]) == pytest.approx(gain - 1.0)
     assert lengths.speed_up(0.8, 4, is_drafted=True) < speed_up
     assert lengths.choose(Step(1, 1), drafted) == [0] and lengths.choose(Step(1, 1), copied)[0] > 0
-    assert not lengths.may_pay(Step(1, 1), 1, 0.5, is_drafted=True)
+    assert not lengths.may_pay(1, [1.0], 0.5, is_drafted=True)
 
 
 def test_what_is_checked_as_a_whole_costs_all_its_tokens() -> None:
@@ -107,19 +104,19 @@ def test_what_asking_takes_is_part_of_the_price() -> None:
     lengths.plain.record(1, 0.5)
     assert lengths.token_seconds(1) == 0.5
     assert lengths.choose(Step(1, 1), offers) == [0], "a step that asks nobody is shorter"
-    assert not lengths.may_pay(Step(1, 1), 1, 0.5)
+    assert not lengths.may_pay(1, [1.0], 0.5)
 
 
 def test_where_tokens_cost_as_much_as_steps_nothing_is_checked() -> None:
     lengths = lengths_of([0.1 * num_tokens for num_tokens in range(1, 17)])
     assert lengths.choose(Step(1, 1), offers_of([0.9], [8])) == [0]
-    assert not lengths.may_pay(Step(1, 1), 1, 0.9)
+    assert not lengths.may_pay(1, [1.0], 0.9)
 
 
 def test_where_tokens_cost_nothing_all_are() -> None:
     lengths = lengths_of([1.0] * 16)
     assert lengths.choose(Step(1, 1), offers_of([0.5], [8])) == [8]
-    assert lengths.may_pay(Step(1, 1), 1, 0.5)
+    assert lengths.may_pay(1, [1.0], 0.5)
 
 
 def test_the_classical_estimate() -> None:
@@ -151,40 +148,46 @@ def test_where_only_a_network_has_guessed_others_are_tried() -> None:
     lengths.drafting.record(1, 0.1)
     lengths.drafted.record(2, 1.0)
     assert lengths.token_seconds(1) == pytest.approx(1.0, rel=0.3)
-    assert lengths.may_pay(Step(1, 1), 1, 0.5) and lengths.may_pay(Step(1, 1), 1, 0.5, is_drafted=True)
+    assert lengths.may_pay(1, [1.0], 0.5) and lengths.may_pay(1, [1.0], 0.5, is_drafted=True)
     assert lengths.choose(Step(1, 1), offers_of([0.5], [4], num_unread=1.0)) == [1]
 
 
 def test_what_never_paid_is_tried_again_now_and_then() -> None:
     lengths = lengths_of([1.0 + 1.5 * count for count in range(20)])
-    answers = [lengths.may_pay(Step(1, 1), 1, 1.0) for _ in range(512)]
+    answers = [lengths.may_pay(1, [1.0], 1.0) for _ in range(512)]
     assert [place for place, answer in enumerate(answers) if answer] == [63, 127, 191, 255, 319, 383, 447, 511]
     lengths.times.record(2, 2.5)
-    assert not lengths.may_pay(Step(1, 1), 1, 0.5), (
-        "what was measured is forgotten in the end, and may be measured again"
-    )
+    assert not lengths.may_pay(1, [1.0], 0.5), "what was measured is forgotten in the end, and may be measured again"
     for _ in range(300):
         lengths.times.record(2, 1.1)
-    assert lengths.may_pay(Step(1, 1), 1, 0.5)
+    assert lengths.may_pay(1, [1.0], 0.5)
 
 
 def test_guesses_for_several_sequences_may_pay_where_those_for_one_do_not() -> None:
     lengths = lengths_of([1.0, 1.1, 1.2, 1.3, *[2.0] * 60])
-    assert lengths.may_pay(Step(4, 4), 4, 0.6) and not lengths.may_pay(Step(4, 4), 1, 0.6)
+    assert lengths.may_pay(4, [1.0] * 4, 0.6) and not lengths.may_pay(4, [1.0], 0.6)
 
 
-def test_guesses_for_one_of_many_sequences_save_no_step_of_the_others() -> None:
+def test_guesses_count_for_what_tokens_are_worth() -> None:
     lengths = lengths_of([1.0 + 0.08 * count for count in range(64)])
-    alone, together = offers_of([0.9], [8]), offers_of([0.9] * 8, [8] * 8)
-    assert lengths.choose(Step(8, 8), alone)[0] > lengths.choose(Step(8, 8, 1 / 8), alone)[0] == 0
-    assert all(lengths.choose(Step(8, 8), together))
-    assert lengths.may_pay(Step(8, 8), 1, 0.9) and not lengths.may_pay(Step(8, 8, 1 / 8), 1, 0.9)
-    assert lengths.choose(Step(1, 1), alone) == lengths.choose(Step(1, 1, 0.0), alone), "one has nobody to wait for"
+    full, little = ([offer._replace(worth=worth) for offer in offers_of([0.9], [8])] for worth in (1.0, 0.1))
+    assert lengths.choose(Step(8, 8), full)[0] > lengths.choose(Step(8, 8), little)[0] == 0
+    assert lengths.may_pay(8, [1.0], 0.9) and not lengths.may_pay(8, [0.1], 0.9)
+    [many, few] = lengths.choose(Step(2, 2), [*full, *little])
+    assert many > few, "those that are worth more come first"
+
+
+def test_what_a_step_with_guesses_costs_is_told_in_steps_without() -> None:
+    lengths = lengths_of([1.0, 1.5, 2.0, 2.5])
+    for _ in range(3):
+        lengths.plain.record(1, 0.5)
+    assert lengths.steps_spent(Step(1, 1), 3, 0.0) == pytest.approx((2.0 - 0.5) / 0.5)
+    assert lengths.steps_spent(Step(1, 1), 3, 0.25) == pytest.approx((2.0 - 0.5 + 0.25) / 0.5)
 
 
 def test_many_may_pay_where_one_does_not() -> None:
     lengths = lengths_of([1.0, *[2.0] * 19])
-    assert lengths.may_pay(Step(1, 1), 1, 0.9) and not lengths.may_pay(Step(1, 1), 1, 0.4)
+    assert lengths.may_pay(1, [1.0], 0.9) and not lengths.may_pay(1, [1.0], 0.4)
     for num_tokens in range(1, 5):
         lengths.drafting.record(num_tokens, 1.0)
-    assert not lengths.may_pay(Step(1, 1), 1, 0.9, is_drafted=True)
+    assert not lengths.may_pay(1, [1.0], 0.9, is_drafted=True)

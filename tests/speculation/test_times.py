@@ -92,6 +92,9 @@ def test_what_is_expected_stands_until_there_is_a_step_and_then_says_what_others
     for num_tokens, seconds in ((1, 3.0), (1, 1.0), (2, 1.5), (4, 2.0)):
         times.expect(num_tokens, seconds)
     assert times and times.of(1) == 1.0 and times.of(4) == 2.0
+    for _ in range(4):
+        times.record(1, 9.0)
+    assert times.of(1) == 1.0, "the first time everything takes longer"
     times.record(1, 1.5)
     assert times.of(1) == 1.5 and times.of(2) == 2.0 and times.of(4) == 2.5
     times.record(4, 1.0)
