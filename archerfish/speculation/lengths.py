@@ -20,6 +20,9 @@ _LONG_PATIENCE = 512
 """The same, and what is known of longer steps is forgotten: times that say no may have been an accident."""
 _MARGIN = 1.1
 """What a guess must save of what it costs: estimates are not exact."""
+_NETWORK_MARGIN = 1.5
+"""The same of guesses that a network makes: its weights and those of the model push each other out of caches, and steps
+that follow pay for that, too."""
 
 
 class Step(NamedTuple):
@@ -110,13 +113,13 @@ class Lengths:
         before, expected = self.step_seconds(num_drawn), 0.0
         worth = self.token_seconds(num_drawn) * sum(worths)
         drafting = self.drafting.of(num_guessed) if is_drafted and self.drafting else 0.0
-        times = self._checking(is_drafted=is_drafted)
+        times, margin = self._checking(is_drafted=is_drafted), _NETWORK_MARGIN if is_drafted else _MARGIN
         for count in range(1, _LOOKED_AHEAD + 1):
             expected += surest**count
             # Not every number need be tried: where so many pay, about as many do.
             if count & (count - 1) == 0:
                 added = times.of(num_drawn + num_guessed * count) - before + count * drafting
-                if expected * worth > _MARGIN * added:
+                if expected * worth > margin * added:
                     return True
         self._num_refused += 1
         if self._num_refused % _PATIENCE:
@@ -133,9 +136,9 @@ class Lengths:
         first, further = self.drafting.of(offer.num_unread), self.drafting.of(1)
         token = self.token_seconds(1)
         beside = max(0.0, self._checking(is_drafted=True).of(2) - self.times.of(2))
-        gained = best = -(first + beside) / token
+        gained = best = -_NETWORK_MARGIN * (first + beside) / token
         for depth, chance in enumerate(offer.chances):
-            gained += chance - (further / token if depth else 0.0)
+            gained += chance - (_NETWORK_MARGIN * further / token if depth else 0.0)
             best = max(best, gained)
         return best
 
@@ -155,15 +158,15 @@ class Lengths:
         drafting, before = _Drafting(self.drafting, offers), self.step_seconds(step.num_tokens)
         num_tokens, num_expected = step.num_tokens, float(step.num_drawn)
         plain = self.step_seconds(step.num_drawn)
-        cheapest, count, times = plain / num_expected, 0, self.times
+        cheapest, count, times, margin = plain / num_expected, 0, self.times, _MARGIN
         for number, (worth, depth, place) in enumerate(ranked, 1):
             num_tokens += offers[place].width
             num_expected += worth
             if offers[place].num_unread:
                 drafting.add(place, -depth)
-                times = self._checking(is_drafted=True)
+                times, margin = self._checking(is_drafted=True), _NETWORK_MARGIN
             added = times.of(num_tokens) - before + drafting.seconds
-            token = (plain + _MARGIN * added) / num_expected
+            token = (plain + margin * added) / num_expected
             if token < cheapest:
                 cheapest, count = token, number
         counts = [0] * len(offers)
