@@ -1,18 +1,21 @@
 """Guessing tokens, against none: perch on texts that are copied, on chats and on random ones; the cost of checking.
 
-One engine guesses and does not, by turns, for each few requests anew, and of each the best time counts: whatever else
-the machine does befalls both, and only ever adds.
+One engine guesses in every way and does not, by turns, for each few requests anew: whatever else the machine does
+befalls all alike. Of several such runs through all requests the one in the middle counts.
 """
 
 import argparse
 import json
 import random
+import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from chats import chat_prompts
+from numpy.typing import NDArray
 from workbench import show
 
 from archerfish import LLM, SamplingParams
@@ -81,6 +84,19 @@ def workloads(questions: str | None) -> dict[str, Workload]:
     }
 
 
+class Setting(NamedTuple):
+    method: str
+    fixed: int | None = None
+    """So many guesses each time; without it, as many as pay."""
+
+    @property
+    def name(self) -> str:
+        return self.method if self.fixed is None else f"{self.method}, {self.fixed}"
+
+
+OFF = Setting("off")
+
+
 class Ran(NamedTuple):
     times_as_fast: float
     """With guesses as without."""
@@ -100,37 +116,47 @@ class Bench:
         self._works = works
         self._num_repeats = num_repeats
         self._executor = executor
+        self._counts = llm.assembly.engine.counts
         self.speculator = executor.speculator
 
     @property
     def methods(self) -> list[str]:
         return [way.name for way in self.speculator.ways]
 
-    def run(self, name: str, batch: int, method: str, fixed: int | None = None, *, is_watched: bool = False) -> Ran:
+    def run(self, name: str, batch: int, settings: Sequence[Setting], *, is_watched: bool = False) -> list[Ran]:
         """Watched, the engine's cost model sees steps without guesses, too; that costs them a little."""
-        work, counts = self._works[name], self._llm.assembly.engine.counts
+        work = self._works[name]
         prompts = [work.prompts[number % len(work.prompts)] for number in range(max(NUM_ANSWERS, batch))]
         pieces = [prompts[first : first + batch] for first in range(0, len(prompts), batch)]
-        best = {(on, place): float("inf") for on in (False, True) for place in range(len(pieces))}
-        before = counts.num_drafts, list(counts.stood_at)
+        turns: list[dict[Setting, float]] = []
+        drafts = {setting: np.zeros(3) for setting in [OFF, *settings]}
         for turn in range(self._num_repeats + 1):
+            seconds = dict.fromkeys([OFF, *settings], 0.0)
             for place, piece in enumerate(pieces):
-                for on in (turn % 2 == 0, turn % 2 == 1):
-                    self._switch(on=on or is_watched, method=method if on else "off", fixed=fixed)
-                    seconds = self._answer(piece, work)
-                    if turn:  # The first time it learns what pays.
-                        best[on, place] = min(best[on, place], seconds)
-        num_drafts = max(1, counts.num_drafts - before[0])
-        known = [*before[1], *[0] * len(counts.stood_at)]
-        stood_at = [after - one for after, one in zip(counts.stood_at, known, strict=False)]
-        # A guess is checked if the one before it stood.
-        num_checked = num_drafts + sum(stood_at[: fixed - 1] if fixed is not None else stood_at)
-        without, guessing = (sum(value for (on, _), value in best.items() if on is kind) for kind in (False, True))
-        return Ran(without / guessing, 1 + sum(stood_at) / num_drafts, sum(stood_at) / num_checked)
+                for setting in _turned([OFF, *settings], turn + place):
+                    before = self._drafts(setting)
+                    self._switch(setting, is_watched=is_watched)
+                    seconds[setting] += self._answer(piece, work)
+                    drafts[setting] += self._drafts(setting) - before
+            turns.append(seconds)
+        found = []
+        for setting in settings:
+            # The first time it learns what pays.
+            times_as_fast = statistics.median(seconds[OFF] / seconds[setting] for seconds in turns[1:])
+            num_drafts, num_stood, num_checked = drafts[setting]
+            tokens_a_step, trust = 1 + num_stood / max(1, num_drafts), num_stood / max(1, num_checked)
+            found.append(Ran(times_as_fast, float(tokens_a_step), float(trust)))
+        return found
 
-    def _switch(self, *, on: bool, method: str, fixed: int | None) -> None:
-        self.speculator.method, self.speculator.fixed = method, fixed
-        self._executor.speculator = self.speculator if on else None
+    def _drafts(self, setting: Setting) -> NDArray[np.float64]:
+        """So far: how many, guesses that stood, and guesses that were checked, as those are before which all stood."""
+        num_drafts, stood_at = self._counts.num_drafts, self._counts.stood_at
+        checked = stood_at if setting.fixed is None else stood_at[: setting.fixed - 1]
+        return np.array([num_drafts, sum(stood_at), num_drafts + sum(checked)], np.float64)
+
+    def _switch(self, setting: Setting, *, is_watched: bool) -> None:
+        self.speculator.method, self.speculator.fixed = setting
+        self._executor.speculator = self.speculator if is_watched or setting != OFF else None
         self._llm.assembly.engine.scheduler.guessing = self._executor.guessing
 
     def _answer(self, prompts: Sequence[Any], work: Workload) -> float:
@@ -194,34 +220,43 @@ class Report:
 
 
 def measure(bench: Bench, names: Sequence[str], report: Report) -> None:
-    rows: dict[str, Sequence[float]] = {}
-    for method in ("auto", *bench.methods):
-        rows[method] = [bench.run(name, 1, method).times_as_fast for name in names]
-    report.table("one at a time, as many guesses as pay: times as fast as none", names, rows)
-    auto = dict(zip(names, rows["auto"], strict=True))
-    # Long answers are the short ones and what follows: once is enough.
+    chosen = [Setting(method) for method in ("auto", *bench.methods)]
+    fixed = [Setting(method, count) for method, counts in FIXED.items() for count in counts]
+    columns: dict[str, list[float]] = {}
+    for name in names:
+        # Long answers are the short ones and what follows: fixed numbers once are enough.
+        settings = chosen if name == "chats, long" else [*chosen, *fixed]
+        ran = [one.times_as_fast for one in bench.run(name, 1, settings)]
+        columns[name] = ran
+        report.table(f"{name}, one at a time: times as fast as none", [one.name for one in settings], {"": ran})
     names = [name for name in names if name != "chats, long"]
-    rows = {name: [bench.run(name, batch, "auto").times_as_fast for batch in BATCHES] for name in names}
+    best = {name: max(1.0, *columns[name][len(chosen) :]) for name in names}
+    share = [columns[name][0] / best[name] for name in names]
+    report.table("auto as a part of the best fixed setting", names, {"": share})
+    rows = {
+        name: [columns[name][0], *(bench.run(name, batch, chosen[:1])[0].times_as_fast for batch in BATCHES[1:])]
+        for name in names
+    }
     report.table("auto, so many at once: times as fast as none", BATCHES, rows)
-    best: dict[str, float] = {}
-    for method, counts in FIXED.items():
-        rows = {name: [bench.run(name, 1, method, count).times_as_fast for count in counts] for name in names}
-        report.table(f"{method}, one at a time, so many guesses: times as fast as none", counts, rows)
-        best |= {name: max(best.get(name, 1.0), *values) for name, values in rows.items()}
-    report.table("auto as a part of the best fixed setting", names, {"": [auto[name] / best[name] for name in names]})
 
 
 def estimate(bench: Bench, report: Report) -> None:
     """The classical estimate against what was measured, where answers are long and prompts are not."""
-    lengths = bench.speculator.lengths
-    ran, guessed = [], []
-    for count in ESTIMATED:
-        ran.append(bench.run("stories", 1, "draft_model", count, is_watched=True))
-        guessed.append(lengths.speed_up(ran[-1].trust, count, is_drafted=True))
+    ran = bench.run("stories", 1, [Setting("draft_model", count) for count in ESTIMATED], is_watched=True)
+    guessed = [
+        bench.speculator.lengths.speed_up(one.trust, count, is_drafted=True)
+        for one, count in zip(ran, ESTIMATED, strict=True)
+    ]
     measured = [one.times_as_fast for one in ran]
     rows = {"measured": measured, "estimated": guessed, "tokens a step": [one.tokens_a_step for one in ran]}
     rows["estimated / measured"] = [one / other for one, other in zip(guessed, measured, strict=True)]
     report.table("draft_model on stories, one at a time, so many guesses", ESTIMATED, rows)
+
+
+def _turned(settings: Sequence[Setting], number: int) -> Sequence[Setting]:
+    """In another order each time."""
+    first = number % len(settings)
+    return [*settings[first:], *settings[:first]]
 
 
 def main() -> None:
@@ -229,7 +264,7 @@ def main() -> None:
     parser.add_argument("output", nargs="?", help="JSON file for all figures")
     parser.add_argument("--questions", help="questions of Spec-Bench (question.jsonl), instead of some in their style")
     parser.add_argument("--only", nargs="*", default=[], help="workloads")
-    parser.add_argument("--repeats", type=int, default=NUM_REPEATS, help="of which the best counts")
+    parser.add_argument("--repeats", type=int, default=NUM_REPEATS, help="of which the one in the middle counts")
     given = parser.parse_args()
     report = Report()
     works = workloads(given.questions)
