@@ -228,7 +228,8 @@ def measure(bench: Bench, names: Sequence[str], report: Report) -> None:
         settings = chosen if name == "chats, long" else [*chosen, *fixed]
         ran = [one.times_as_fast for one in bench.run(name, 1, settings)]
         columns[name] = ran
-        report.table(f"{name}, one at a time: times as fast as none", [one.name for one in settings], {"": ran})
+        rows = {setting.name: [one] for setting, one in zip(settings, ran, strict=True)}
+        report.table(f"{name}, one at a time: times as fast as none", [""], rows)
     names = [name for name in names if name != "chats, long"]
     best = {name: max(1.0, *columns[name][len(chosen) :]) for name in names}
     share = [columns[name][0] / best[name] for name in names]

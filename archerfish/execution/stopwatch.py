@@ -13,8 +13,11 @@ from archerfish.speculation.lengths import Lengths, Step
 
 Clock = Callable[[], float]
 
-_ASKED_ON_END = 64
+_ASKED_ON_END = 256
 """Steps with room for guesses, after which some are made without."""
+_WARM = 12
+"""Steps without guesses, after which another one takes as long as they do where nobody guesses: for the first ones, what
+was asked before is still in the caches."""
 _DISTURBANCE = 2.5
 """What it costs to look whether anybody should be asked, against the time it takes: the step that follows is slower."""
 _PLAIN_TIMED, _KNOWN_PLAIN_TIMED = 8, 128
@@ -70,9 +73,9 @@ class Stopwatch:
         return self._num_asked >= _ASKED_ON_END
 
     def times(self, num_tokens: int) -> bool:
-        """Whether a step without guesses is timed: one of many, and only after another one."""
+        """Whether a step without guesses is timed: one of many, and only after some others."""
         rare = _KNOWN_PLAIN_TIMED if self._lengths.plain.is_known_well(num_tokens) else _PLAIN_TIMED
-        return self._num_plain > 0 and (self._num_untimed >= rare or self.wants_plain)
+        return self._num_plain >= _WARM and (self._num_untimed >= rare or self.wants_plain)
 
     def pass_by(self) -> None:
         """A step without guesses is not timed."""
