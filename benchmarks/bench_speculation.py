@@ -10,6 +10,8 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +23,11 @@ from workbench import show
 from archerfish import LLM, SamplingParams
 from archerfish.execution.local import LocalExecutor
 from archerfish.execution.speculative import Way
+from archerfish.speculation.account import Account
 from archerfish.speculation.draft import Draft
 from archerfish.speculation.proposer import Ask
+from archerfish.speculation.rests import Rests
+from archerfish.speculation.uses import Uses
 
 BATCHES = (1, 4, 16, 64)
 FIXED = {"reference": (4, 8, 16, 32), "draft_model": (2, 4, 6)}
@@ -117,7 +122,10 @@ class Bench:
         self._num_repeats = num_repeats
         self._executor = executor
         self._counts = llm.assembly.engine.counts
+        self._kept: dict[str, tuple[Sequence[Way], Account]] = {}
+        """What was learned of guesses with each method, as if it were the only one; times of steps are common."""
         self.speculator = executor.speculator
+        self._ways = [replace(way, trust=deepcopy(way.trust)) for way in self.speculator.ways]
 
     @property
     def methods(self) -> list[str]:
@@ -155,7 +163,11 @@ class Bench:
         return np.array([num_drafts, sum(stood_at), num_drafts + sum(checked)], np.float64)
 
     def _switch(self, setting: Setting, *, is_watched: bool) -> None:
+        if setting.method not in self._kept:
+            ways = [replace(way, trust=deepcopy(way.trust), rests=Rests(), uses=Uses()) for way in self._ways]
+            self._kept[setting.method] = ways, Account()
         self.speculator.method, self.speculator.fixed = setting
+        self.speculator.ways, self.speculator.account = self._kept[setting.method]
         self._executor.speculator = self.speculator if is_watched or setting != OFF else None
         self._llm.assembly.engine.scheduler.guessing = self._executor.guessing
 

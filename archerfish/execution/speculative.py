@@ -81,9 +81,8 @@ class Speculator:
         self.fixed = fixed
         """Likewise."""
         self.lengths = Lengths()
-        self._account = Account()
         self._progress = Progress()
-        self._stopwatch = Stopwatch(self.lengths, self._account, clock)
+        self._stopwatch = Stopwatch(self.lengths, Account(), clock)
         self._rows = rows
         self._clock = clock
         self._starts: dict[int, SequenceStart] = {}
@@ -113,6 +112,15 @@ class Speculator:
         self._drafting = 0.0
         """The part of it that a network took."""
 
+    @property
+    def account(self) -> Account:
+        """May be exchanged as well."""
+        return self._stopwatch.account
+
+    @account.setter
+    def account(self, account: Account) -> None:
+        self._stopwatch.account = account
+
     def most(self, chunks: Collection[Chunk], starts: Collection[SequenceStart], others_wait: bool) -> int:
         """How many guesses each sequence of a step should have room for: none where none could pay.
 
@@ -131,7 +139,7 @@ class Speculator:
         new, most = {start.row for start in starts}, 0
         known = [chunk for chunk in chunks if chunk.samples and chunk.length == 1 and chunk.row not in new]
         self._settle_account(known)
-        if wait := self._account.wait():
+        if wait := self.account.wait():
             self._quiet_until = self._step + min(wait, _LONGEST_QUIET)
         else:
             began = self._clock()
@@ -145,11 +153,12 @@ class Speculator:
 
     def _settle_account(self, chunks: Sequence[Chunk]) -> None:
         """What came of the steps since it was last done."""
-        self._account.passed(self._step - self._accounted)
+        self.account.passed(self._step - self._accounted)
         self._accounted = self._step
         saved = self._progress.saved({chunk.row: self._num_written(chunk) for chunk in chunks}, self._step)
         if not self._do_others_wait:
-            self._account.saved(saved)
+            self.account.saved(saved)
+        self.lengths.price = self.account.price
 
     def _num_written(self, chunk: Chunk) -> int:
         return chunk.start + chunk.length - len(self._starts[chunk.row].tokens)
@@ -292,7 +301,7 @@ class Speculator:
                     way.rests.went(chunk.row, gained=stood[place] > 0)
                     way.uses.used(chunk.row)
         if self._do_others_wait:
-            self._account.saved(sum(stood) / sum(chunk.samples for chunk in plan.chunks))
+            self.account.saved(sum(stood) / sum(chunk.samples for chunk in plan.chunks))
         self._settle_rests(plan)
 
     def took(self, num_tokens: int, num_written: int) -> None:

@@ -13,11 +13,8 @@ from archerfish.speculation.lengths import Lengths, Step
 
 Clock = Callable[[], float]
 
-_ASKED_ON_END = 256
+_ASKED_ON_END = 64
 """Steps with room for guesses, after which some are made without."""
-_WARM = 12
-"""Steps without guesses, after which another one takes as long as they do where nobody guesses: for the first ones, what
-was asked before is still in the caches."""
 _DISTURBANCE = 2.5
 """What it costs to look whether anybody should be asked, against the time it takes: the step that follows is slower."""
 _PLAIN_TIMED, _KNOWN_PLAIN_TIMED = 8, 128
@@ -47,7 +44,7 @@ class _Began:
 class Stopwatch:
     def __init__(self, lengths: Lengths, account: Account, clock: Clock) -> None:
         self._lengths = lengths
-        self._account = account
+        self.account = account
         self._clock = clock
         self._last: _Began | None = None
         """The step that is under way, or was just made."""
@@ -73,9 +70,9 @@ class Stopwatch:
         return self._num_asked >= _ASKED_ON_END
 
     def times(self, num_tokens: int) -> bool:
-        """Whether a step without guesses is timed: one of many, and only after some others."""
+        """Whether a step without guesses is timed: one of many, and only after another one."""
         rare = _KNOWN_PLAIN_TIMED if self._lengths.plain.is_known_well(num_tokens) else _PLAIN_TIMED
-        return self._num_plain >= _WARM and (self._num_untimed >= rare or self.wants_plain)
+        return self._num_plain > 0 and (self._num_untimed >= rare or self.wants_plain)
 
     def pass_by(self) -> None:
         """A step without guesses is not timed."""
@@ -118,7 +115,7 @@ class Stopwatch:
             self.leave_out(seconds)  # Where nobody guesses, nobody looks.
         if in_vain and self._lengths.plain:
             usual = self._lengths.step_seconds(num_drawn) * self._lengths.pace.factor
-            self._account.spent(_DISTURBANCE * seconds / usual)
+            self.account.spent(_DISTURBANCE * seconds / usual)
 
     def came_to(self, num_tokens: int, num_written: int, drafting: float, *, is_charged: bool) -> None:
         """What the step that is under way has with its guesses, and seconds that a network spent on them."""
@@ -140,5 +137,5 @@ class Stopwatch:
         if not num_drawn or not lengths:
             return 0.0
         if last.is_charged:
-            self._account.spent(lengths.steps_spent(last.planned, last.num_tokens, last.drafting))
+            self.account.spent(lengths.steps_spent(last.planned, last.num_tokens, last.drafting))
         return last.num_written * lengths.token_seconds(num_drawn) * lengths.pace.factor - seconds

@@ -13,6 +13,10 @@ _FIRST, _MOST = 16.0, 64.0
 _MOST_AT_ONCE = 5.0
 """Steps that asking once can cost: what takes longer took so long by accident, and the work may change while all wait
 to have it back."""
+_MEMORY = 0.99
+"""Of what tokens cost, with every step."""
+_PRIOR = 4.0
+"""Steps, as if they had been made without guesses."""
 
 
 class Account:
@@ -20,18 +24,34 @@ class Account:
 
     def __init__(self) -> None:
         self._balance = _FIRST
+        self._made = self._taken = _PRIOR
+        """Steps without guesses that the last ones were worth, and that they took."""
+
+    @property
+    def price(self) -> float:
+        """What tokens cost lately, as a part of what they cost without guesses; never more."""
+        return min(1.0, self._taken / self._made)
 
     def passed(self, num_steps: int) -> None:
         """So many steps went by."""
-        self.saved(_ALLOWED * num_steps)
+        self._add(_ALLOWED * num_steps)
+        kept = _MEMORY**num_steps
+        self._made = _PRIOR + kept * (self._made - _PRIOR) + num_steps
+        self._taken = _PRIOR + kept * (self._taken - _PRIOR) + num_steps
 
     def saved(self, steps: float) -> None:
         """By guesses."""
-        self._balance = min(_MOST, self._balance + steps)
+        self._add(steps)
+        self._made += steps
 
     def spent(self, steps: float) -> None:
         """Somebody was asked, or it was seen whether somebody should be."""
-        self._balance -= min(steps, _MOST_AT_ONCE)
+        cost = min(steps, _MOST_AT_ONCE)
+        self._add(-cost)
+        self._taken += cost
+
+    def _add(self, steps: float) -> None:
+        self._balance = min(_MOST, self._balance + steps)
 
     def wait(self) -> int:
         """Steps until somebody may be asked again."""

@@ -20,7 +20,7 @@ _LONG_PATIENCE = 512
 """The same, and what is known of longer steps is forgotten: times that say no may have been an accident."""
 _MARGIN = 1.1
 """What a guess must save of what it costs: estimates are not exact."""
-_NETWORK_MARGIN = 1.5
+_NETWORK_MARGIN = 1.2
 """The same of guesses that a network makes: its weights and those of the model push each other out of caches, and steps
 that follow pay for that, too."""
 
@@ -60,6 +60,9 @@ class Lengths:
         As long as there was none, they are thought to be like others."""
         self.plain = StepTimes(self.pace, leads=True)
         """Of steps in which nobody was asked for guesses."""
+        self.price = 1.0
+        """What tokens cost lately, as a part of what they cost without guesses. What a network guesses saves no more:
+        where others make tokens cheap, they would have come as cheaply later."""
         self._num_refused = 0
         """Steps in which no guess could have paid, since one was last tried all the same."""
 
@@ -111,7 +114,7 @@ class Lengths:
             return True
         num_guessed = len(worths)
         before, expected = self.step_seconds(num_drawn), 0.0
-        worth = self.token_seconds(num_drawn) * sum(worths)
+        worth = self.token_seconds(num_drawn) * sum(worths) * (self.price if is_drafted else 1.0)
         drafting = self.drafting.of(num_guessed) if is_drafted and self.drafting else 0.0
         times, margin = self._checking(is_drafted=is_drafted), _NETWORK_MARGIN if is_drafted else _MARGIN
         for count in range(1, _LOOKED_AHEAD + 1):
@@ -138,7 +141,7 @@ class Lengths:
         beside = max(0.0, self._checking(is_drafted=True).of(2) - self.times.of(2))
         gained = best = -_NETWORK_MARGIN * (first + beside) / token
         for depth, chance in enumerate(offer.chances):
-            gained += chance - (_NETWORK_MARGIN * further / token if depth else 0.0)
+            gained += self.price * chance - (_NETWORK_MARGIN * further / token if depth else 0.0)
             best = max(best, gained)
         return best
 
@@ -149,7 +152,7 @@ class Lengths:
         # What is worth most first; an offer's own are in order by themselves, since chances only fall along it.
         ranked = sorted(
             [
-                (offer.worth * chance, -depth, place)
+                (offer.worth * chance * (self.price if offer.num_unread else 1.0), -depth, place)
                 for place, offer in enumerate(offers)
                 for depth, chance in enumerate(offer.chances, 1)
             ],

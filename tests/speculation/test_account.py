@@ -38,6 +38,20 @@ def test_time_that_passes_can_be_spent() -> None:
     assert account.wait() == 0
 
 
+def test_tokens_cost_what_steps_took_lately_with_what_was_spent_on_guesses() -> None:
+    account = Account()
+    assert account.price == 1.0
+    for _ in range(1000):
+        account.passed(1)
+        account.spent(1.0)
+        account.saved(3.0)
+    assert account.price == pytest.approx((1 + 1) / (1 + 3), rel=0.05)
+    account.passed(1000)
+    assert account.price == pytest.approx(1.0, rel=0.01)
+    account.spent(4.0)
+    assert account.price == 1.0, "never more than without guesses"
+
+
 def test_only_so_much_is_saved_up() -> None:
     account = Account()
     account.saved(1e9)

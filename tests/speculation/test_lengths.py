@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from archerfish.speculation.lengths import Lengths, Offer, Step
 
-MARGIN, NETWORK_MARGIN = 1.1, 1.5
+MARGIN, NETWORK_MARGIN = 1.1, 1.2
 
 
 def lengths_of(seconds: list[float], drafting: float | None = None) -> Lengths:
@@ -175,6 +175,17 @@ def test_guesses_count_for_what_tokens_are_worth() -> None:
     assert lengths.may_pay(8, [1.0], 0.9) and not lengths.may_pay(8, [0.1], 0.9)
     [many, few] = lengths.choose(Step(2, 2), [*full, *little])
     assert many > few, "those that are worth more come first"
+
+
+def test_what_a_network_guesses_saves_no_more_than_tokens_cost_lately() -> None:
+    lengths = lengths_of([1.0 + 0.1 * count for count in range(16)], drafting=0.05)
+    [drafted], [copied] = offers_of([0.7], [4], num_unread=1.0), offers_of([0.7], [4])
+    gain = lengths.gain(drafted)
+    assert lengths.choose(Step(1, 1), [drafted])[0] > 0 and lengths.may_pay(1, [1.0], 0.7, is_drafted=True)
+    lengths.price = 0.1
+    assert lengths.gain(drafted) < gain and lengths.gain(copied) == sum(copied.chances)
+    assert lengths.choose(Step(1, 1), [drafted]) == [0] and lengths.choose(Step(1, 1), [copied])[0] > 0
+    assert lengths.may_pay(1, [1.0], 0.7) and not lengths.may_pay(1, [1.0], 0.7, is_drafted=True)
 
 
 def test_what_a_step_with_guesses_costs_is_told_in_steps_without() -> None:
