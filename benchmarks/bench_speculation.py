@@ -37,6 +37,8 @@ LONG_ANSWER = 400
 """Tokens: what the longest question leaves of the context. Spec-Bench itself allows 1,024."""
 NUM_ANSWERS = 24
 """Of a run, at least: one by one, or as many at once as the batch has."""
+LEAST_PIECES = 15
+"""Of requests that are answered together, for each setting: where there are few of them, there are more rounds."""
 MODEL_1B = Path(__file__).parent / "gpu" / "shapes" / "llama-3.2-1b.json"
 CHECKED = (1, 2, 3, 4, 6, 8, 12, 16)
 
@@ -138,7 +140,8 @@ class Bench:
         pieces = [prompts[first : first + batch] for first in range(0, len(prompts), batch)]
         turns: list[dict[Setting, float]] = []
         drafts = {setting: np.zeros(3) for setting in [OFF, *settings]}
-        for turn in range(self._num_repeats + 1):
+        num_repeats = max(self._num_repeats, LEAST_PIECES // len(pieces))
+        for turn in range(num_repeats + 1):
             seconds = dict.fromkeys([OFF, *settings], 0.0)
             for place, piece in enumerate(pieces):
                 for setting in _turned([OFF, *settings], turn + place):
