@@ -45,7 +45,7 @@ class ScriptedExecutor:
         assert tokens_per_draw == 1 or max_in_flight == 1, "later steps must know where earlier ones end"
         self.max_in_flight = max_in_flight
         self.guessing: RoomForGuesses | None = (
-            (lambda chunks, starts, others_wait: num_guesses) if num_guesses else None
+            (lambda chunks, starts, room, others_wait: num_guesses) if num_guesses else None
         )
         self._script = script
         self._block_size = block_size

@@ -121,13 +121,13 @@ class Speculator:
     def account(self, account: Account) -> None:
         self._stopwatch.account = account
 
-    def most(self, chunks: Collection[Chunk], starts: Collection[SequenceStart], others_wait: bool) -> int:
-        """How many guesses each sequence of a step should have room for: none where none could pay.
+    def most(self, chunks: Collection[Chunk], starts: Collection[SequenceStart], room: int, others_wait: bool) -> int:
+        """How many guesses each sequence of a step should have, out of the room there is: none where none could pay.
 
         Rows have their tokens, but for those that begin.
         """
         self._step += 1
-        if self._step < self._quiet_until:
+        if self._step < self._quiet_until or not room:
             self._be_quiet()
             return 0
         self.is_quiet, self._do_others_wait = False, others_wait

@@ -93,12 +93,14 @@ class Draft:
         All get the same, but for what some have no use for. Blocks are taken that nobody will need soon: nobody makes
         way for a guess. Returns how many a chunk may have.
         """
-        most = guessing(self.chunks.values(), self.starts, others_wait) if self.chunks else 0
+        sampling = [(sequence, chunk) for sequence, chunk in self.chunks.items() if chunk.samples]
+        if not sampling:
+            return 0
+        self._budget = min(self._budget, max_drawn - len(sampling))
+        most = guessing(self.chunks.values(), self.starts, self._budget // len(sampling), others_wait)
         if not most:
             return 0
-        self._budget = min(self._budget, max_drawn - sum(chunk.samples for chunk in self.chunks.values()))
         ample = self._roster.num_running * len(self._tables.windows)
-        sampling = [(sequence, chunk) for sequence, chunk in self.chunks.items() if chunk.samples]
         for place, (sequence, chunk) in enumerate(sampling):
             table = sequence.table
             assert table is not None, "it runs"

@@ -59,9 +59,9 @@ class Plan:
         return sum(chunk.length for chunk in self.chunks)
 
 
-RoomForGuesses = Callable[[Collection[Chunk], Collection[SequenceStart], bool], int]
-"""How many tokens are guessed for each sequence of a step, at most, given its chunks, who begins with it, and whether
-others wait to begin as soon as somebody ends."""
+RoomForGuesses = Callable[[Collection[Chunk], Collection[SequenceStart], int, bool], int]
+"""How many tokens are guessed for each sequence of a step, at most, given its chunks, who begins with it, how many
+guesses there is room for if all have as many, and whether others wait to begin as soon as somebody ends."""
 
 
 @dataclass(slots=True)

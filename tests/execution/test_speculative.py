@@ -30,13 +30,13 @@ class Bench:
             seed=1,
             stop_token_ids=(),
         )
-        self.speculator.most([Chunk(0, 0, 3, samples=True)], [start], False)
+        self.speculator.most([Chunk(0, 0, 3, samples=True)], [start], 64, False)
         self.speculator.take_in(Plan(0, [start], [], [Chunk(0, 0, 3, samples=True)]))
 
-    def step(self, seconds: float, *, reads_prompt: bool = False) -> int:
+    def step(self, seconds: float, *, reads_prompt: bool = False, room: int = 64) -> int:
         """How many guesses it has room for."""
         chunk = Chunk(0, self._end, 1, samples=True)
-        most = self.speculator.most([chunk], [], False)
+        most = self.speculator.most([chunk], [], room, False)
         prompt = [Chunk(0, 0, 3, samples=False)] if reads_prompt else []
         if not self.speculator.is_quiet:
             guesses = 0 if reads_prompt else most
@@ -65,6 +65,15 @@ def test_now_and_then_it_is_seen_what_steps_take_without_guesses() -> None:
     assert all(room) and not bench.speculator.lengths.plain
     assert [bench.step(1.0) for _ in range(3)] == [0, 0, room[0]]
     assert bench.speculator.lengths.plain.of(1) == 1.0 < bench.speculator.lengths.times.of(1)
+
+
+def test_nobody_is_looked_for_where_there_is_no_room() -> None:
+    bench = Bench("lookahead")
+    assert [bench.step(1.0, room=room) for room in (64, 0, 0, 64)] == [4, 0, 0, 4]
+    bench.step(1.0, room=0)
+    assert not bench.speculator.is_quiet, "it is yet to hear how long the last one took"
+    bench.step(1.0, room=0)
+    assert bench.speculator.is_quiet
 
 
 def test_where_prompts_never_end_nobody_waits_for_that() -> None:

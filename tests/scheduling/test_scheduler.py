@@ -716,17 +716,33 @@ def test_all_have_the_same_room_for_guesses_but_for_what_some_have_no_use_for() 
     steps = stepper(rows=4)
     limits = replace(steps.scheduler.limits, max_drawn=4 + 18)
     steps.scheduler.limits = limits
-    steps.scheduler.guessing = lambda chunks, starts, others_wait: 32
+    steps.scheduler.guessing = lambda chunks, starts, room, others_wait: 32
     for name, max_tokens in (("a", 30), ("b", 3), ("c", 30), ("d", 30)):
         steps.add(request(name, 6, max_tokens=max_tokens))
     assert [chunk.num_guesses for chunk in steps.scheduler.plan(0.0).chunks] == [4, 2, 6, 6]
+
+
+def test_who_guesses_is_told_how_much_room_there_is_for_each() -> None:
+    told = []
+
+    def guessing(_chunks: Collection[Chunk], _starts: Collection[SequenceStart], room: int, _others_wait: bool) -> int:
+        told.append(room)
+        return 0
+
+    steps = stepper(rows=5)
+    steps.scheduler.limits = replace(steps.scheduler.limits, max_drawn=5)
+    steps.scheduler.guessing = guessing
+    for number in range(5):
+        steps.add(request(f"{number}", 3, max_tokens=9))
+        steps.step()
+    assert told == [4, 1, 0, 0, 0], "with three of five the two that are left are too few for all"
 
 
 @pytest.mark.parametrize("policy", [ContinuousBatching(), WholeBatches(2, 0.0)])
 def test_who_guesses_is_told_whether_others_wait_for_a_place(policy: BatchingPolicy) -> None:
     told = []
 
-    def guessing(_chunks: Collection[Chunk], _starts: Collection[SequenceStart], others_wait: bool) -> int:
+    def guessing(_chunks: Collection[Chunk], _starts: Collection[SequenceStart], _room: int, others_wait: bool) -> int:
         told.append(others_wait)
         return 0
 
