@@ -1,10 +1,10 @@
 """Guesses copied from texts: a sequence goes on as it, or another of its tenant, went on before. Knows no model.
 
 The longest suffix of a sequence that occurred before is found in a suffix automaton, and what followed it there is the
-guess. That a copy of n tokens goes on for one more has the chance n / (n + doubt): with a doubt of one, a match of n
-tokens is as likely as not to be followed by n that fit. So drafts are as long as their matches deserve, and every row
-learns its own doubt from how its copies went, or would have gone had anybody checked them, beginning with what others
-have taught. Looking up n-grams is the special case of short matches.
+guess. That a copy of n tokens goes on for one more has the chance n / (n + 1), to begin with: a match of n tokens is as
+likely as not to be followed by n that fit. So drafts are as long as their matches deserve. At which lengths copies end
+is learned from all of them, and every row learns how much more or less its own are to be doubted: from how they went,
+or would have gone had anybody checked them. Looking up n-grams is the special case of short matches.
 """
 
 from collections import OrderedDict
@@ -21,8 +21,10 @@ from archerfish.speculation.suffixes import EMPTY, SuffixAutomaton
 FIRST_DOUBT = 1.0
 LEAST_DOUBT, MOST_DOUBT = 0.05, 8.0
 """What experience may make of it: whoever copied for pages will end one day, and whoever never did may begin."""
-LEARNING, GENERAL_LEARNING = 0.25, 0.05
-"""How far a failure that nobody expected moves the logarithm of a row's doubt, and of what new rows begin with."""
+LEARNING, GENERAL_LEARNING = 0.25, 0.1
+"""How far a failure that nobody expected moves the logarithm of a row's doubt, and of that in matches of its length."""
+LONGEST_KNOWN = 64
+"""Tokens of a match: longer ones end as seldom as these."""
 LONG_MATCH = 8
 """Tokens of a match by which copies are worth looking for."""
 MANY_WAYS = 64
@@ -33,6 +35,10 @@ MOST_TENANTS = 16
 """Whose written tokens are remembered: those that started something last."""
 RESUMED_TOKENS = 16
 """Of an answer that was preempted, how many are read again to find its place in the memory."""
+
+
+Odds = Sequence[float]
+"""That a copy ends after a match of so many tokens, against that it goes on."""
 
 
 class Match(NamedTuple):
@@ -101,6 +107,41 @@ class Page:
         return [Match(young, self._end, young.length[self._end]).continued(), self._old.continued()]
 
 
+class Ends:
+    """How likely copies are to end, by the tokens of their match so far: learned from all rows."""
+
+    def __init__(self) -> None:
+        self._doubts = [FIRST_DOUBT] * (LONGEST_KNOWN.bit_length() + 1)
+        """In matches whose length has so many bits: copies that are twice as long are something else."""
+        self.odds: list[float] = [0.0] * (LONGEST_KNOWN + 1)
+        """For a row with a doubt of one."""
+        for size in range(1, len(self._doubts)):
+            self._tell(size)
+
+    def learn(self, length: int, num_stood: int, failed: bool, doubt: float) -> float:
+        """What came of a match of this length: so many tokens fitted, and then, perhaps, one did not.
+
+        One step up the slope of the likelihood of that, in the logarithm of what is doubted. Returns the slope: more
+        than nothing if it went worse than this doubt of the row's led to expect.
+        """
+        slopes: dict[int, float] = {}
+        for tried in range(length, length + num_stood + failed):
+            known = min(tried, LONGEST_KNOWN)
+            odds = doubt * self.odds[known]
+            size = known.bit_length()
+            slopes[size] = slopes.get(size, 0.0) - odds / (1 + odds)
+        if failed:
+            slopes[size] += 1
+        for size, slope in slopes.items():
+            self._doubts[size] = _moved(self._doubts[size], GENERAL_LEARNING * slope)
+            self._tell(size)
+        return sum(slopes.values())
+
+    def _tell(self, size: int) -> None:
+        for length in range(1 << size - 1, min(1 << size, LONGEST_KNOWN + 1)):
+            self.odds[length] = self._doubts[size] / length
+
+
 class _Row:
     """One sequence: its own text, its answer in the tenant's memory, and how its copies went.
 
@@ -108,7 +149,7 @@ class _Row:
     nothing it never is.
     """
 
-    def __init__(self, tokens: Sequence[int], page: Page | None, doubt: float) -> None:
+    def __init__(self, tokens: Sequence[int], page: Page | None, ends: Ends) -> None:
         self._text = SuffixAutomaton()
         self._end = EMPTY
         self._unread = list(tokens)
@@ -121,18 +162,23 @@ class _Row:
         """Whether the last two tokens followed each other before; and whether any did."""
         self._pairs.add(last)
         self._page = page
-        self.doubt = doubt
+        self._ends = ends
+        self.doubt = FIRST_DOUBT
+        """In its copies, beside what is doubted in those of all rows."""
         self.unchecked: tuple[Draft, int] | None = None
         """The last draft, and the tokens of its match, unless something was heard of it since."""
 
     def extend(self, tokens: Sequence[int]) -> None:
-        if not tokens:
-            return
-        for pair in pairwise((self._last, *tokens)):
-            self.repeats = pair in self._pairs
-            self._has_repeated = self._has_repeated or self.repeats
-            self._pairs.add(pair)
-        self._last = tokens[-1]
+        last, pairs = self._last, self._pairs
+        for token in tokens:
+            pair = last, token
+            self.repeats = pair in pairs
+            if self.repeats:
+                self._has_repeated = True
+            else:
+                pairs.add(pair)
+            last = token
+        self._last = last
         self._unread += tokens
         if self._page is not None:
             self._page.write(tokens)
@@ -154,24 +200,19 @@ class _Row:
             self._unread.clear()
         return Match(self._text, self._end, self._text.length[self._end]).continued()
 
-    def learn(self, draft: Draft, drawn: Sequence[int]) -> float:
-        """What a draft came to, by what was drawn after the last token and after each guess. The slope, as `_learn`."""
+    def learn(self, draft: Draft, drawn: Sequence[int]) -> None:
+        """What a draft came to, by what was drawn after the last token and after each guess."""
         self.unchecked = None
-        return self._learn(draft, self.match().length, lambda node, depth: drawn[node + 1])
+        self._learn(draft, self.match().length, lambda node, depth: drawn[node + 1])
 
-    def overhear(self, tokens: Sequence[int]) -> float:
-        """The same of a draft that nobody checked, by what was written instead."""
-        if self.unchecked is None or not tokens:
-            return 0.0
-        (draft, length), self.unchecked = self.unchecked, None
-        return self._learn(draft, length, lambda node, depth: tokens[depth] if depth < len(tokens) else None)
+    def overhear(self, tokens: Sequence[int]) -> None:
+        """The same of a draft that nobody checked, if there was one, by what was written instead."""
+        if self.unchecked is not None and tokens:
+            (draft, length), self.unchecked = self.unchecked, None
+            self._learn(draft, length, lambda node, depth: tokens[depth] if depth < len(tokens) else None)
 
-    def _learn(self, draft: Draft, length: int, following: Callable[[int, int], int | None]) -> float:
-        """One step up the slope of the likelihood of what stood and what failed, in the doubt's logarithm.
-
-        The match had this length. What followed is told for a guess, or ROOT, and its depth; None is not known.
-        Returns the slope: more than nothing if copies went worse than expected.
-        """
+    def _learn(self, draft: Draft, length: int, following: Callable[[int, int], int | None]) -> None:
+        """The match had this length. What followed is told for a guess, or ROOT, and its depth; None is not known."""
         node, num_stood, failed = ROOT, 0, False
         for place, parent in enumerate(draft.parents):
             if parent != node:
@@ -182,9 +223,7 @@ class _Row:
             failed = draft.tokens[place] != token
             if not failed:
                 node, num_stood = place, num_stood + 1
-        expected = sum(self.doubt / (tried + self.doubt) for tried in range(length, length + num_stood + failed))
-        self.doubt = _moved(self.doubt, LEARNING * (failed - expected))
-        return failed - expected
+        self.doubt = _moved(self.doubt, LEARNING * self._ends.learn(length, num_stood, failed, self.doubt))
 
 
 def _moved(doubt: float, step: float) -> float:
@@ -206,8 +245,9 @@ class _Guess(NamedTuple):
 class _Growth:
     """A draft that grows where it is likeliest to stand."""
 
-    def __init__(self, text: SuffixAutomaton, doubt: float, branches: int, least: float) -> None:
+    def __init__(self, text: SuffixAutomaton, odds: Odds, doubt: float, branches: int, least: float) -> None:
         self._text = text
+        self._odds = odds
         self._doubt = doubt
         self._branches = branches
         self._least = least
@@ -232,7 +272,7 @@ class _Growth:
         text = self._text
         if (state := text.continued(before := state)) != before:
             length = min(length, text.length[state])
-        chance *= length / (length + self._doubt)
+        chance /= 1 + self._doubt * self._odds[min(length, LONGEST_KNOWN)]
         if chance < self._least:
             return
         followers = text.followers(state)
@@ -251,7 +291,7 @@ class _Growth:
                 self._num_found += 1
 
 
-def _chain(match: Match, doubt: float, least: float, most: int) -> Draft:
+def _chain(match: Match, odds: Odds, doubt: float, least: float, most: int) -> Draft:
     """What a draft with a single branch grows to, found without choosing between branches."""
     text, state, length = match
     tokens: list[int] = []
@@ -263,7 +303,7 @@ def _chain(match: Match, doubt: float, least: float, most: int) -> Draft:
         if text.num_followers(state) > MANY_WAYS:
             break
         (token, state), share = text.likeliest(state)
-        chance *= length / (length + doubt) * share
+        chance *= share / (1 + doubt * odds[min(length, LONGEST_KNOWN)])
         if chance < least:
             break
         tokens.append(token)
@@ -291,21 +331,20 @@ class ReferenceProposer:
         self._branches = branches
         self._least = least
         self._rows: dict[int, _Row] = {}
-        self._doubt = FIRST_DOUBT
-        """What rows begin with: so much have others taught."""
+        self._ends = Ends()
         self._memories: OrderedDict[str, Memory] | None = OrderedDict() if shared else None
 
     @property
     def surest(self) -> float:
         """Most matches are short and end soon, so that experience with them says nothing of a long one."""
-        return LONG_MATCH / (LONG_MATCH + self._doubt)
+        return 1 / (1 + self._ends.odds[LONG_MATCH])
 
     def start(self, row: int, tokens: Sequence[int], num_prompt_tokens: int, tenant: str) -> None:
         page = None
         if self._memories is not None:
             page = Page(self._remembered(self._memories, tenant))
             page.write(tokens[max(num_prompt_tokens, len(tokens) - RESUMED_TOKENS) :])
-        self._rows[row] = _Row(tokens, page, self._doubt)
+        self._rows[row] = _Row(tokens, page, self._ends)
 
     def _remembered(self, memories: OrderedDict[str, Memory], tenant: str) -> Memory:
         memory = memories.setdefault(tenant, Memory())
@@ -316,7 +355,7 @@ class ReferenceProposer:
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         found = self._rows[row]
-        self._hear(found.overhear(tokens))
+        found.overhear(tokens)
         found.extend(tokens)
 
     def hints(self, row: int) -> bool:
@@ -332,16 +371,12 @@ class ReferenceProposer:
         if match.length < self._shortest:
             return NO_DRAFT
         if self._branches == 1:
-            draft = _chain(match, row.doubt, self._least, most)
+            draft = _chain(match, self._ends.odds, row.doubt, self._least, most)
         else:
-            draft = _Growth(match.text, row.doubt, self._branches, self._least).grow(match, most)
+            draft = _Growth(match.text, self._ends.odds, row.doubt, self._branches, self._least).grow(match, most)
         row.unchecked = (draft, match.length)
         return draft
 
     def saw(self, row: int, draft: Draft, drawn: Sequence[int]) -> None:
         if len(draft):
-            self._hear(self._rows[row].learn(draft, drawn))
-
-    def _hear(self, slope: float) -> None:
-        """How it went for one row is a little of what others begin with."""
-        self._doubt = _moved(self._doubt, GENERAL_LEARNING * slope)
+            self._rows[row].learn(draft, drawn)
