@@ -10,8 +10,6 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
-from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,12 +20,9 @@ from workbench import show
 
 from archerfish import LLM, SamplingParams
 from archerfish.execution.local import LocalExecutor
-from archerfish.execution.speculative import Way
-from archerfish.speculation.account import Account
+from archerfish.execution.speculative import Speculator, Way
 from archerfish.speculation.draft import Draft
 from archerfish.speculation.proposer import Ask
-from archerfish.speculation.rests import Rests
-from archerfish.speculation.uses import Uses
 
 BATCHES = (1, 4, 16, 64)
 FIXED = {"reference": (4, 8, 16, 32), "draft_model": (2, 4, 6)}
@@ -124,17 +119,21 @@ class Bench:
         self._num_repeats = num_repeats
         self._executor = executor
         self._counts = llm.assembly.engine.counts
-        self._kept: dict[str, tuple[Sequence[Way], Account]] = {}
-        """What was learned of guesses with each method, as if it were the only one; times of steps are common."""
-        self.speculator = executor.speculator
-        self._ways = [replace(way, trust=deepcopy(way.trust)) for way in self.speculator.ways]
+        self._first = executor.speculator
+        """As it was at the start, when nothing was learned."""
+        self._learned: dict[Setting, Speculator | None] = {OFF: None}
+        """Who guesses with each setting, as if it were the only one."""
 
     @property
     def methods(self) -> list[str]:
-        return [way.name for way in self.speculator.ways]
+        return [way.name for way in self._first.ways]
 
-    def run(self, name: str, batch: int, settings: Sequence[Setting], *, is_watched: bool = False) -> list[Ran]:
-        """Watched, the engine's cost model sees steps without guesses, too; that costs them a little."""
+    def watched(self) -> Speculator:
+        """One that takes on every setting, if it is told to, and off as well: what it learns, it learns of all."""
+        return self._first.anew("off")
+
+    def run(self, name: str, batch: int, settings: Sequence[Setting], watched: Speculator | None = None) -> list[Ran]:
+        """Each setting learns for itself, unless somebody is watched who takes on all of them."""
         work = self._works[name]
         prompts = [work.prompts[number % len(work.prompts)] for number in range(max(NUM_ANSWERS, batch))]
         pieces = [prompts[first : first + batch] for first in range(0, len(prompts), batch)]
@@ -146,7 +145,7 @@ class Bench:
             for place, piece in enumerate(pieces):
                 for setting in _turned([OFF, *settings], turn + place):
                     before = self._drafts(setting)
-                    self._switch(setting, is_watched=is_watched)
+                    self._switch(setting, watched)
                     seconds[setting] += self._answer(piece, work)
                     drafts[setting] += self._drafts(setting) - before
             turns.append(seconds)
@@ -165,13 +164,12 @@ class Bench:
         checked = stood_at if setting.fixed is None else stood_at[: setting.fixed - 1]
         return np.array([num_drafts, sum(stood_at), num_drafts + sum(checked)], np.float64)
 
-    def _switch(self, setting: Setting, *, is_watched: bool) -> None:
-        if setting.method not in self._kept:
-            ways = [replace(way, trust=deepcopy(way.trust), rests=Rests(), uses=Uses()) for way in self._ways]
-            self._kept[setting.method] = ways, Account()
-        self.speculator.method, self.speculator.fixed = setting
-        self.speculator.ways, self.speculator.account = self._kept[setting.method]
-        self._executor.speculator = self.speculator if is_watched or setting != OFF else None
+    def _switch(self, setting: Setting, watched: Speculator | None) -> None:
+        if watched is not None:
+            watched.method, watched.fixed = setting
+        elif setting not in self._learned:
+            self._learned[setting] = self._first.anew(*setting)
+        self._executor.speculator = watched or self._learned[setting]
         self._llm.assembly.engine.scheduler.guessing = self._executor.guessing
 
     def _answer(self, prompts: Sequence[Any], work: Workload) -> float:
@@ -258,10 +256,10 @@ def measure(bench: Bench, names: Sequence[str], report: Report) -> None:
 
 def estimate(bench: Bench, report: Report) -> None:
     """The classical estimate against what was measured, where answers are long and prompts are not."""
-    ran = bench.run("stories", 1, [Setting("draft_model", count) for count in ESTIMATED], is_watched=True)
+    watched = bench.watched()
+    ran = bench.run("stories", 1, [Setting("draft_model", count) for count in ESTIMATED], watched)
     guessed = [
-        bench.speculator.lengths.speed_up(one.trust, count, is_drafted=True)
-        for one, count in zip(ran, ESTIMATED, strict=True)
+        watched.lengths.speed_up(one.trust, count, is_drafted=True) for one, count in zip(ran, ESTIMATED, strict=True)
     ]
     measured = [one.times_as_fast for one in ran]
     rows = {"measured": measured, "estimated": guessed, "tokens a step": [one.tokens_a_step for one in ran]}

@@ -5,6 +5,7 @@ Draws are the model's own, with the same noise at the same places: where both th
 
 import itertools
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -78,6 +79,12 @@ class NetworkProposer:
         """Of each row, how many places the network has read."""
         self._num_read_guesses: dict[int, int] = {}
         """Of the last draft of each row."""
+
+    def anew(self, times: StepTimes) -> "NetworkProposer":
+        """The same network for somebody else, who keeps times for itself. The two guess by turns, for other rows."""
+        other = copy(self)
+        other._times, other._done, other._num_read_guesses = times, {}, {}
+        return other
 
     def take_in(self, plan: Plan) -> None:
         """What is new since the last step."""

@@ -99,7 +99,7 @@ class LocalExecutor:
     @property
     def guessing(self) -> RoomForGuesses | None:
         """How many tokens are guessed for each sequence of a step, at most; None where nobody guesses."""
-        return None if self.speculator is None else self.speculator.most
+        return self.speculator
 
     def speculate(self, plan: Plan) -> StepResult:
         """The step with guesses, if there are any that pay, once its plan was taken in."""

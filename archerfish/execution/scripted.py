@@ -1,9 +1,9 @@
 """An executor without a model: tokens come from a function of the sequence. For tests, and to time everything else."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
-from archerfish.scheduling.plan import Chunk, Plan, RoomForGuesses, StepResult
+from archerfish.scheduling.plan import Chunk, Plan, RoomForGuesses, SequenceStart, StepResult
 
 Script = Callable[[tuple[int, ...], int], int]
 """(prompt, length so far) -> next token."""
@@ -31,6 +31,19 @@ class ScriptedStep:
         return self._outcome
 
 
+class SameRoom:
+    """For as many guesses in every step."""
+
+    def __init__(self, num_guesses: int) -> None:
+        self._num_guesses = num_guesses
+
+    def skips(self) -> bool:
+        return False
+
+    def most(self, chunks: Collection[Chunk], starts: Collection[SequenceStart], room: int, others_wait: bool) -> int:
+        return self._num_guesses
+
+
 class ScriptedExecutor:
     """Keeps rows as a real executor does, and refuses plans that a real one could not run."""
 
@@ -44,9 +57,7 @@ class ScriptedExecutor:
     ) -> None:
         assert tokens_per_draw == 1 or max_in_flight == 1, "later steps must know where earlier ones end"
         self.max_in_flight = max_in_flight
-        self.guessing: RoomForGuesses | None = (
-            (lambda chunks, starts, room, others_wait: num_guesses) if num_guesses else None
-        )
+        self.guessing: RoomForGuesses | None = SameRoom(num_guesses) if num_guesses else None
         self._script = script
         self._block_size = block_size
         self._tokens_per_draw = tokens_per_draw

@@ -4,7 +4,8 @@ Knows plans and rows; not how guesses are made, nor how tokens are drawn.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from archerfish.execution.drafting import NetworkProposer
@@ -69,20 +70,27 @@ class _Offered(NamedTuple):
 
 
 class Speculator:
-    def __init__(self, ways: Sequence[Way], method: str, rows: Rows, clock: Clock, fixed: int | None = None) -> None:
+    def __init__(
+        self,
+        ways: Sequence[Way],
+        method: str,
+        rows: Rows,
+        clock: Clock,
+        fixed: int | None = None,
+        lengths: Lengths | None = None,
+    ) -> None:
         """The method is that of requests which name none: one of the ways, or auto.
 
-        `fixed` guesses are checked wherever there are so many; without it, as many as pay.
+        `fixed` guesses are checked wherever there are so many; without it, as many as pay, by what `lengths` knows.
         """
         self.ways = ways
         """In the order in which they are asked."""
         self.method = method
-        """May be exchanged between two requests, by whoever measures; so may ways."""
         self.fixed = fixed
-        """Likewise."""
-        self.lengths = Lengths()
+        self.lengths = Lengths() if lengths is None else lengths
         self._progress = Progress()
-        self._stopwatch = Stopwatch(self.lengths, Account(), clock)
+        self._account = Account()
+        self._stopwatch = Stopwatch(self.lengths, self._account, clock)
         self._rows = rows
         self._clock = clock
         self._starts: dict[int, SequenceStart] = {}
@@ -90,12 +98,18 @@ class Speculator:
         """The method of rows that have another than most."""
         self._in_use: Sequence[Way] = ()
         """By the rows of the last plan."""
-        self._told: dict[tuple[str, int], int] = {}
-        """Of each way and row, how many tokens it knows. It is told of a row only when it is first asked."""
+        self._asked: Sequence[Way] = ()
+        """Those of them that may pay."""
+        self._told: dict[int, dict[str, int]] = {}
+        """Of each row, how many tokens each way knows. It is told of a row only when it is first asked."""
         self._used: list[Way | None] = []
         """For each chunk of the last step."""
+        self._has_gained = False
+        """The last step wrote tokens that were guessed."""
         self._step = self._quiet_until = 0
         """Plans that were made, and the one before which nobody need be asked."""
+        self._overdrawn_until = 0
+        """The one before which nobody may be asked."""
         self.is_quiet = False
         """Nobody is asked in the step that is planned: unless something new begins, it is no concern of theirs."""
         self._accounted = 0
@@ -112,53 +126,82 @@ class Speculator:
         self._drafting = 0.0
         """The part of it that a network took."""
 
-    @property
-    def account(self) -> Account:
-        """May be exchanged as well."""
-        return self._stopwatch.account
+    def anew(self, method: str, fixed: int | None = None) -> "Speculator":
+        """Another one of the same ways, which knows what this one does and learns for itself: for whoever measures one
+        against the other, by turns."""
+        lengths = deepcopy(self.lengths)
+        ways = [
+            replace(
+                way,
+                proposer=way.network.anew(lengths.drafting) if way.network else deepcopy(way.proposer),
+                trust=deepcopy(way.trust),
+                rests=Rests(),
+                uses=Uses(),
+            )
+            for way in self.ways
+        ]
+        return Speculator(ways, method, self._rows, self._clock, fixed, lengths)
 
-    @account.setter
-    def account(self, account: Account) -> None:
-        self._stopwatch.account = account
+    def skips(self) -> bool:
+        """Whether nobody is asked in the next step, whatever it has."""
+        self._step += 1
+        skips = self._step < self._quiet_until
+        if skips:
+            self._be_quiet()
+        return skips
 
     def most(self, chunks: Collection[Chunk], starts: Collection[SequenceStart], room: int, others_wait: bool) -> int:
         """How many guesses each sequence of a step should have, out of the room there is: none where none could pay.
 
         Rows have their tokens, but for those that begin.
         """
-        self._step += 1
-        if self._step < self._quiet_until or not room:
+        if not room:
             self._be_quiet()
             return 0
         self.is_quiet, self._do_others_wait = False, others_wait
-        ways = self._in_use or self._ways_of(self.method)
         if self.fixed is not None:
+            ways = self._in_use or self._ways_of(self.method)
             return max((min(self.fixed * _width(way), way.most) for way in ways), default=0)
         if self._stopwatch.wants_plain:
             return 0
-        new, most = {start.row for start in starts}, 0
-        known = [chunk for chunk in chunks if chunk.samples and chunk.length == 1 and chunk.row not in new]
-        self._settle_account(known)
-        if wait := self.account.wait():
-            self._quiet_until = self._step + min(wait, _LONGEST_QUIET)
+        if self._has_gained and len(chunks) == 1 and not starts:
+            # How many guesses pay is seen when there are some: it need not be asked before whether any could.
+            for way in self._asked:
+                way.rests.begin(self._step)
         else:
-            began = self._clock()
-            most = max((way.most for way in ways if self._is_worth_asking(way, len(chunks), known)), default=0)
-            if not most:
-                self._quiet_until = min((way.rests.quiet_until for way in ways), default=0)
-            self._stopwatch.looked(self._clock() - began, len(chunks), in_vain=not most)
-        if not most and not self._stopwatch.times(sum(chunk.length for chunk in chunks)):
+            self._look(chunks, {start.row for start in starts})
+        if not self._asked and not self._stopwatch.times(sum(chunk.length for chunk in chunks)):
             self._be_quiet()
-        return most
+        return max((way.most for way in self._asked), default=0)
+
+    def _look(self, chunks: Collection[Chunk], new: Collection[int]) -> None:
+        """Who is asked for guesses."""
+        self._asked, self._has_gained = (), False
+        began, ways = self._clock(), self._in_use or self._ways_of(self.method)
+        known = [chunk for chunk in chunks if chunk.samples and chunk.length == 1 and chunk.row not in new]
+        hinted = [
+            (way, found)
+            for way in ways
+            if way.rests.begin(self._step) and (found := self._hinted(way, known)) is not None
+        ]
+        if hinted or self._step >= self._accounted + _LONGEST_QUIET:
+            self._settle_account(known)
+            if wait := self._account.wait():
+                self._quiet_until = self._overdrawn_until = self._step + min(wait, _LONGEST_QUIET)
+                return
+            self._asked = [way for way, found in hinted if self._may_pay(way, len(chunks), known, found)]
+        if not self._asked:
+            self._quiet_until = min((way.rests.quiet_until for way in ways), default=0)
+        self._stopwatch.looked(self._clock() - began, len(chunks), in_vain=not self._asked)
 
     def _settle_account(self, chunks: Sequence[Chunk]) -> None:
         """What came of the steps since it was last done."""
-        self.account.passed(self._step - self._accounted)
+        self._account.passed(self._step - self._accounted)
         self._accounted = self._step
         saved = self._progress.saved({chunk.row: self._num_written(chunk) for chunk in chunks}, self._step)
-        if not self._do_others_wait:
-            self.account.saved(saved)
-        self.lengths.price = self.account.price
+        if not self._do_others_wait and len(chunks) > 1:  # Otherwise every token counts, and was counted.
+            self._account.saved(saved)
+        self.lengths.price = self._account.price
 
     def _num_written(self, chunk: Chunk) -> int:
         return chunk.start + chunk.length - len(self._starts[chunk.row].tokens)
@@ -169,9 +212,8 @@ class Speculator:
         if self.is_quiet:
             self._stopwatch.pass_by()
 
-    def _is_worth_asking(self, way: Way, num_drawn: int, known: Sequence[Chunk]) -> bool:
-        if not way.rests.begin(self._step) or (hinted := self._hinted(way, known)) is None:
-            return False
+    def _may_pay(self, way: Way, num_drawn: int, known: Sequence[Chunk], hinted: Sequence[Chunk]) -> bool:
+        """Whether guesses for those that may be asked could."""
         worth = self._worths(known, dict.fromkeys((chunk.row for chunk in hinted), _HINTED))
         worth_hinted = [worth[chunk.row] for chunk in hinted] or [1.0]  # A network guesses what follows prompts, too.
         if self.lengths.may_pay(num_drawn, worth_hinted, way.surest, is_drafted=way.network is not None):
@@ -203,7 +245,7 @@ class Speculator:
             if way.rests.is_cold(row):
                 self._tell(way, row, chunk.start + 1)
                 if not way.proposer.hints(row):
-                    way.rests.doze(row)
+                    way.rests.doze(row, len(chunks))
                     continue
             found.append(chunk)
         if not found:
@@ -221,7 +263,7 @@ class Speculator:
             return 0.0
         self.is_quiet = False
         if plan.starts:
-            self._quiet_until = 0
+            self._quiet_until = self._overdrawn_until
         saved = self._stopwatch.begin(plan)
         for start in plan.starts:
             self._start(start)
@@ -249,18 +291,17 @@ class Speculator:
     def _start(self, start: SequenceStart) -> None:
         before = self._starts.get(start.row)
         if before is not None:
-            known = max(self._told.get((way.name, start.row), 0) for way in self.ways)
-            length = known - before.num_prompt_tokens
+            length = max(self._told[start.row].values(), default=0) - before.num_prompt_tokens
             if length > 0:
                 self._mean_answer += (1 - _LENGTH_MEMORY) * (length - self._mean_answer)
         self._starts[start.row] = start
+        self._told[start.row] = {}
         self._progress.start(start.row)
         asked = start.params.speculation
         self._chosen.pop(start.row, None)
         if asked is not None and asked.method not in (None, self.method):
             self._chosen[start.row] = asked.method
         for way in self.ways:
-            self._told.pop((way.name, start.row), None)
             way.trust.start(start.row)
             way.rests.start(start.row)
             way.uses.start(start.row)
@@ -274,7 +315,8 @@ class Speculator:
         """For each chunk of a plan; None where nothing is guessed. The guesses are then on the rows."""
         started, drafted = self._clock(), self.lengths.drafting.total
         places = [place for place, chunk in enumerate(plan.chunks) if chunk.num_guesses]
-        offered = self._best([one for way in self._in_use for one in self._offers(way, plan, places, takes_tree)])
+        ways = self._in_use if self.fixed is not None else self._asked
+        offered = self._best([one for way in ways for one in self._offers(way, plan, places, takes_tree)])
         drafts = [NO_DRAFT] * len(plan.chunks)
         self._used = [None] * len(plan.chunks)
         for one, draft in zip(offered, self._drafts(plan, offered, takes_tree), strict=True):
@@ -288,11 +330,13 @@ class Speculator:
         self._drafting = self.lengths.drafting.total - drafted
         found = any(map(len, drafts))
         if not found:
+            self._has_gained = False
             self._settle_rests(plan)
         return drafts if found else None
 
     def settle(self, plan: Plan, drafts: list[Draft], drawn: list[list[int]], stood: list[int]) -> None:
         """What was drawn after each chunk's last token and after each of its guesses, and how many of these stood."""
+        self._has_gained = any(stood)
         for place, (chunk, way) in enumerate(zip(plan.chunks, self._used, strict=True)):
             if way is not None:
                 way.proposer.saw(chunk.row, drafts[place], drawn[place])
@@ -300,8 +344,9 @@ class Speculator:
                 if self.fixed is None:
                     way.rests.went(chunk.row, gained=stood[place] > 0)
                     way.uses.used(chunk.row)
-        if self._do_others_wait:
-            self.account.saved(sum(stood) / sum(chunk.samples for chunk in plan.chunks))
+        num_drawn = sum(chunk.samples for chunk in plan.chunks)
+        if self._do_others_wait or num_drawn == 1:
+            self._account.saved(sum(stood) / num_drawn)
         self._settle_rests(plan)
 
     def took(self, num_tokens: int, num_written: int) -> None:
@@ -348,7 +393,8 @@ class Speculator:
 
     def _tell(self, way: Way, row: int, end: int) -> None:
         """What was written to the row since it was told last."""
-        told = self._told.get((way.name, row))
+        known = self._told[row]
+        told = known.get(way.name)
         if told is None:
             start, began = self._starts[row], self._clock()
             way.proposer.start(row, start.tokens, start.num_prompt_tokens, start.tenant)
@@ -356,7 +402,7 @@ class Speculator:
             self._stopwatch.leave_out(self._clock() - began)
         if told < end:
             way.proposer.extend(row, self._rows.tokens[row, told:end].tolist())
-        self._told[way.name, row] = end
+        known[way.name] = end
 
     def _known(self, way: Way, ask: Ask, draft: Draft) -> Offer:
         trust = way.trust.of(ask.row)
@@ -383,8 +429,6 @@ class Speculator:
 
     def _best(self, offered: list[_Offered]) -> list[_Offered]:
         """One for each chunk: of several ways the one that saves most by itself."""
-        if len(self._in_use) == 1:
-            return offered
         best: dict[int, _Offered] = {}
         for one in offered:
             other = best.get(one.place)

@@ -44,7 +44,7 @@ class _Began:
 class Stopwatch:
     def __init__(self, lengths: Lengths, account: Account, clock: Clock) -> None:
         self._lengths = lengths
-        self.account = account
+        self._account = account
         self._clock = clock
         self._last: _Began | None = None
         """The step that is under way, or was just made."""
@@ -115,7 +115,7 @@ class Stopwatch:
             self.leave_out(seconds)  # Where nobody guesses, nobody looks.
         if in_vain and self._lengths.plain:
             usual = self._lengths.step_seconds(num_drawn) * self._lengths.pace.factor
-            self.account.spent(_DISTURBANCE * seconds / usual)
+            self._account.spent(_DISTURBANCE * seconds / usual)
 
     def came_to(self, num_tokens: int, num_written: int, drafting: float, *, is_charged: bool) -> None:
         """What the step that is under way has with its guesses, and seconds that a network spent on them."""
@@ -137,5 +137,5 @@ class Stopwatch:
         if not num_drawn or not lengths:
             return 0.0
         if last.is_charged:
-            self.account.spent(lengths.steps_spent(last.planned, last.num_tokens, last.drafting))
+            self._account.spent(lengths.steps_spent(last.planned, last.num_tokens, last.drafting))
         return last.num_written * lengths.token_seconds(num_drawn) * lengths.pace.factor - seconds

@@ -97,7 +97,7 @@ class Draft:
         if not sampling:
             return 0
         self._budget = min(self._budget, max_drawn - len(sampling))
-        most = guessing(self.chunks.values(), self.starts, self._budget // len(sampling), others_wait)
+        most = guessing.most(self.chunks.values(), self.starts, self._budget // len(sampling), others_wait)
         if not most:
             return 0
         ample = self._roster.num_running * len(self._tables.windows)

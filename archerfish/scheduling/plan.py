@@ -5,9 +5,9 @@ new. A row is free for another sequence once a plan starts one on it. A plan may
 ones are known: its chunks then start at tokens that only the executor has.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from archerfish.kvcache.pool import BlockId
 from archerfish.kvcache.tables import BlockCopy, Blocks
@@ -59,9 +59,15 @@ class Plan:
         return sum(chunk.length for chunk in self.chunks)
 
 
-RoomForGuesses = Callable[[Collection[Chunk], Collection[SequenceStart], int, bool], int]
-"""How many tokens are guessed for each sequence of a step, at most, given its chunks, who begins with it, how many
-guesses there is room for if all have as many, and whether others wait to begin as soon as somebody ends."""
+class RoomForGuesses(Protocol):
+    """Who says how many tokens are guessed for each sequence of a step."""
+
+    def skips(self) -> bool:
+        """Whether there are none in the next step, whatever it has. Asked for every step, before anything else."""
+
+    def most(self, chunks: Collection[Chunk], starts: Collection[SequenceStart], room: int, others_wait: bool) -> int:
+        """For one sequence, given the step's chunks, who begins with it, how many guesses there is room for if all have
+        as many, and whether others wait to begin as soon as somebody ends."""
 
 
 @dataclass(slots=True)

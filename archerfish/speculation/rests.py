@@ -78,11 +78,14 @@ class Rests:
     def is_cold(self, row: int) -> bool:
         return row in self._rests
 
-    def doze(self, row: int) -> None:
-        """There was no hint for a cold row."""
+    def doze(self, row: int, num_rows: int) -> None:
+        """There was no hint for a cold row, one of so many that may be looked at.
+
+        The more there are, the seldomer: looking takes as long for each of them.
+        """
         _, length, num_looks = self._rests[row]
-        doze = 1 << num_looks
-        self._rests[row] = _Rest(self._step + doze, length, num_looks + (doze < _LONGEST_DOZE))
+        doze, longest = 1 << num_looks, min(num_rows, _LONGEST_DOZE)
+        self._rests[row] = _Rest(self._step + min(doze, longest), length, num_looks + (doze < longest))
 
     def went(self, row: int, *, gained: bool) -> None:
         """The row was asked, and it brought a token or did not."""

@@ -89,15 +89,16 @@ class StepTimes:
         seconds *= size / num_tokens if num_tokens > _FEW else 1.0
         count = self._num_recorded[size] = self._num_recorded.get(size, 0) + 1
         before = self._seconds.get(size, seconds)
-        if self._leads and self.is_known_well(num_tokens) and before:
+        if not self._leads:
+            seconds /= self._pace.factor
+        elif self.is_known_well(num_tokens) and before:
             self._pace.heard(seconds / before)
-        seconds /= self._pace.factor
         if count <= _FIRST:
             self._seconds[size] = min(before, seconds)
         else:
             self._seconds[size] = before + max(_LEAST_WEIGHT, 1 / count) * (min(seconds, _ODD * before) - before)
         drawn = self._drawn.get(size, 0.0)
-        if count <= _KNOWN_WELL or abs(self._seconds[size] - drawn) > _LITTLE * drawn:
+        if count <= _FIRST or abs(self._seconds[size] - drawn) > _LITTLE * drawn:
             self._curve = None
 
     def is_known_well(self, num_tokens: int) -> bool:

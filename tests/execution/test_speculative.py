@@ -30,13 +30,14 @@ class Bench:
             seed=1,
             stop_token_ids=(),
         )
+        assert not self.speculator.skips()
         self.speculator.most([Chunk(0, 0, 3, samples=True)], [start], 64, False)
         self.speculator.take_in(Plan(0, [start], [], [Chunk(0, 0, 3, samples=True)]))
 
     def step(self, seconds: float, *, reads_prompt: bool = False, room: int = 64) -> int:
         """How many guesses it has room for."""
         chunk = Chunk(0, self._end, 1, samples=True)
-        most = self.speculator.most([chunk], [], room, False)
+        most = 0 if self.speculator.skips() else self.speculator.most([chunk], [], room, False)
         prompt = [Chunk(0, 0, 3, samples=False)] if reads_prompt else []
         if not self.speculator.is_quiet:
             guesses = 0 if reads_prompt else most

@@ -1,6 +1,6 @@
 """What the scheduler plans step by step: chunks, ends, cancels, forks, preemption, failures, refusals."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Container
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from archerfish.errors import InvalidParameter, PromptTooLong, RequestError
-from archerfish.execution.scripted import ScriptedExecutor
+from archerfish.execution.scripted import SameRoom, ScriptedExecutor
 from archerfish.kvcache.tables import blocks_held
 from archerfish.request import FinishReason, Request, Speculation, TokenLogprobs
 from archerfish.scheduling.plan import Chunk, Plan, SequenceStart, StepResult
@@ -716,41 +716,59 @@ def test_all_have_the_same_room_for_guesses_but_for_what_some_have_no_use_for() 
     steps = stepper(rows=4)
     limits = replace(steps.scheduler.limits, max_drawn=4 + 18)
     steps.scheduler.limits = limits
-    steps.scheduler.guessing = lambda chunks, starts, room, others_wait: 32
+    steps.scheduler.guessing = SameRoom(32)
     for name, max_tokens in (("a", 30), ("b", 3), ("c", 30), ("d", 30)):
         steps.add(request(name, 6, max_tokens=max_tokens))
     assert [chunk.num_guesses for chunk in steps.scheduler.plan(0.0).chunks] == [4, 2, 6, 6]
 
 
-def test_who_guesses_is_told_how_much_room_there_is_for_each() -> None:
-    told = []
+class Listener:
+    """Guesses nothing, and remembers how much room there was, and whether others waited."""
 
-    def guessing(_chunks: Collection[Chunk], _starts: Collection[SequenceStart], room: int, _others_wait: bool) -> int:
-        told.append(room)
+    def __init__(self, skipped: Container[int] = ()) -> None:
+        self.told: list[tuple[int, bool]] = []
+        self._skipped = skipped
+        self._num_asked = 0
+
+    def skips(self) -> bool:
+        self._num_asked += 1
+        return self._num_asked - 1 in self._skipped
+
+    def most(self, chunks: Collection[Chunk], starts: Collection[SequenceStart], room: int, others_wait: bool) -> int:
+        self.told.append((room, others_wait))
         return 0
 
+
+def test_who_skips_a_step_is_told_nothing_of_it() -> None:
     steps = stepper(rows=5)
-    steps.scheduler.limits = replace(steps.scheduler.limits, max_drawn=5)
-    steps.scheduler.guessing = guessing
+    steps.scheduler.guessing = listener = Listener(skipped={1, 2})
     for number in range(5):
         steps.add(request(f"{number}", 3, max_tokens=9))
         steps.step()
-    assert told == [4, 1, 0, 0, 0], "with three of five the two that are left are too few for all"
+    assert [room for room, _ in listener.told] == [4, 0, 0]
+
+
+def test_who_guesses_is_told_how_much_room_there_is_for_each() -> None:
+    steps = stepper(rows=5)
+    steps.scheduler.limits = replace(steps.scheduler.limits, max_drawn=5)
+    steps.scheduler.guessing = listener = Listener()
+    for number in range(5):
+        steps.add(request(f"{number}", 3, max_tokens=9))
+        steps.step()
+    assert [room for room, _ in listener.told] == [4, 1, 0, 0, 0], (
+        "with three of five the two that are left are too few for all"
+    )
 
 
 @pytest.mark.parametrize("policy", [ContinuousBatching(), WholeBatches(2, 0.0)])
 def test_who_guesses_is_told_whether_others_wait_for_a_place(policy: BatchingPolicy) -> None:
-    told = []
-
-    def guessing(_chunks: Collection[Chunk], _starts: Collection[SequenceStart], _room: int, others_wait: bool) -> int:
-        told.append(others_wait)
-        return 0
-
     steps = stepper(rows=2, policy=policy)
-    steps.scheduler.guessing = guessing
+    steps.scheduler.guessing = listener = Listener()
     steps.add(*(request(name, 3, max_tokens=2) for name in "ab"))
     steps.step()
     steps.add(request("c", 3, max_tokens=2))
     steps.finish()
     joins = isinstance(policy, ContinuousBatching)
-    assert told == [False, joins, False, False], "who joins only when all have ended waits for nobody's place"
+    assert [waits for _, waits in listener.told] == [False, joins, False, False], (
+        "who joins only when all have ended waits for nobody's place"
+    )

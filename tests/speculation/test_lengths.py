@@ -202,3 +202,17 @@ def test_many_may_pay_where_one_does_not() -> None:
     for num_tokens in range(1, 5):
         lengths.drafting.record(num_tokens, 1.0)
     assert not lengths.may_pay(1, [1.0], 0.9, is_drafted=True)
+
+
+def test_now_and_then_more_are_checked_than_seem_to_pay() -> None:
+    """What longer steps take is learned only if some are made."""
+    lengths = Lengths()
+    for num_tokens, seconds in ((1, 1.0), (2, 1.1), (3, 1.2), (4, 9.0), (8, 9.0)):
+        for _ in range(4):
+            lengths.times.record(num_tokens, seconds)
+    offer = Offer((0.9, 0.8, 0.7, 0.6, 0.5, 0.4))
+    counts = [lengths.choose(Step(1, 1), [offer])[0] for _ in range(64)]
+    assert {2, 5} == set(counts) and counts.count(5) == 4
+    assert all(lengths.choose(Step(2, 2), [offer, offer]) != [5, 5] for _ in range(64)), "where several are, sizes vary"
+    promised = offer._replace(num_unread=1.0)
+    assert {lengths.choose(Step(1, 1), [promised])[0] for _ in range(64)} == {2}, "what must be made first costs more"

@@ -2,6 +2,8 @@
 
 from itertools import pairwise
 
+import pytest
+
 from archerfish.speculation.rests import Rests
 
 
@@ -89,7 +91,7 @@ def test_a_cold_row_without_a_hint_dozes_longer_and_longer() -> None:
     for step in range(60):
         if rests.begin(step) and rests.is_awake(0):
             looked.append(step)
-            rests.doze(0)
+            rests.doze(0, 64)
         rests.settle([0])
     assert [later - earlier for earlier, later in pairwise(looked)] == [1, 2, 4, 8, 16, 16]
     rests.begin(looked[-1] + 16)
@@ -98,3 +100,15 @@ def test_a_cold_row_without_a_hint_dozes_longer_and_longer() -> None:
     assert rests.begin(looked[-1] + 18) and rests.is_awake(0), "dozing makes no rest longer"
     rests.went(0, gained=True)
     assert not rests.is_cold(0)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 64])
+def test_rows_are_looked_at_the_seldomer_the_more_there_are(num_rows: int) -> None:
+    rests, looked = Rests(), []
+    rests.went(0, gained=False)
+    for step in range(1, 100):
+        if rests.begin(step) and rests.is_awake(0):
+            looked.append(step)
+            rests.doze(0, num_rows)
+        rests.settle([0])
+    assert looked[-1] - looked[-2] == min(num_rows, 16)
