@@ -20,7 +20,8 @@ from workbench import show
 
 from archerfish import LLM, SamplingParams
 from archerfish.execution.local import LocalExecutor
-from archerfish.execution.speculative import Speculator, Way
+from archerfish.execution.speculative import Speculator
+from archerfish.execution.ways import Way
 from archerfish.speculation.draft import Draft
 from archerfish.speculation.proposer import Ask
 

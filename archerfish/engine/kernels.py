@@ -23,8 +23,9 @@ from archerfish.execution.recorded import RecordedModel
 from archerfish.execution.rehearsal import CudaMemory
 from archerfish.execution.rows import Rows
 from archerfish.execution.runnable import Most, RunnableModel
-from archerfish.execution.speculative import Speculator, Way
+from archerfish.execution.speculative import Speculator
 from archerfish.execution.verifying import Rules, Verifier
+from archerfish.execution.ways import Way
 from archerfish.kept import Kept
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder

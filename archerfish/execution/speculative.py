@@ -5,21 +5,18 @@ Knows plans and rows; not how guesses are made, nor how tokens are drawn.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from archerfish.execution.drafting import NetworkProposer
 from archerfish.execution.rows import Rows
 from archerfish.execution.stopwatch import Clock, Stopwatch
+from archerfish.execution.ways import Way
 from archerfish.scheduling.plan import Chunk, Plan, SequenceStart
 from archerfish.speculation.account import Account
 from archerfish.speculation.draft import NO_DRAFT, Draft
 from archerfish.speculation.ends import Progress, worths
 from archerfish.speculation.lengths import Lengths, Offer, Step
-from archerfish.speculation.proposer import Ask, Proposer
-from archerfish.speculation.rests import Rests
-from archerfish.speculation.trust import Trust
-from archerfish.speculation.uses import Uses
+from archerfish.speculation.proposer import Ask
 
 TakesTree = Callable[[Chunk], bool]
 
@@ -30,32 +27,6 @@ _HINTED = 1.0
 _FIRST_ANSWER = 64.0
 """Tokens that an answer has, before any was seen."""
 _LENGTH_MEMORY = 0.9
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Way:
-    """One way of guessing, and how it went so far."""
-
-    name: str
-    proposer: Proposer
-    most: int
-    """Guesses for one sequence in one step."""
-    as_a_whole: bool = False
-    """A draft is checked whole or not at all: its parts have other uses than to stand."""
-    trust: Trust = field(default_factory=Trust)
-    rests: Rests = field(default_factory=Rests)
-    uses: Uses = field(default_factory=Uses)
-
-    @property
-    def network(self) -> NetworkProposer | None:
-        """Who takes time for each guess, so that it is chosen before how many are made."""
-        return self.proposer if isinstance(self.proposer, NetworkProposer) else None
-
-    @property
-    def surest(self) -> float:
-        """The largest chance that a guess may have to stand."""
-        surest = self.proposer.surest
-        return self.trust.surest if surest is None else surest
 
 
 class _Offered(NamedTuple):
@@ -130,16 +101,7 @@ class Speculator:
         """Another one of the same ways, which knows what this one does and learns for itself: for whoever measures one
         against the other, by turns."""
         lengths = deepcopy(self.lengths)
-        ways = [
-            replace(
-                way,
-                proposer=way.network.anew(lengths.drafting) if way.network else deepcopy(way.proposer),
-                trust=deepcopy(way.trust),
-                rests=Rests(),
-                uses=Uses(),
-            )
-            for way in self.ways
-        ]
+        ways = [way.anew(lengths.drafting) for way in self.ways]
         return Speculator(ways, method, self._rows, self._clock, fixed, lengths)
 
     def skips(self) -> bool:
@@ -161,7 +123,7 @@ class Speculator:
         self.is_quiet, self._do_others_wait = False, others_wait
         if self.fixed is not None:
             ways = self._in_use or self._ways_of(self.method)
-            return max((min(self.fixed * _width(way), way.most) for way in ways), default=0)
+            return max((min(self.fixed * way.width, way.most) for way in ways), default=0)
         if self._stopwatch.wants_plain:
             return 0
         if self._has_gained and len(chunks) == 1 and not starts:
@@ -388,7 +350,7 @@ class Speculator:
         self._tell(way, row, end)
         most = min(chunk.num_guesses, way.most)
         if self.fixed is not None:
-            most = min(most, self.fixed * _width(way))
+            most = min(most, self.fixed * way.width)
         return Ask(row, most, end)
 
     def _tell(self, way: Way, row: int, end: int) -> None:
@@ -411,7 +373,7 @@ class Speculator:
         return Offer(draft.chances or tuple(trust**depth for depth in draft.depths))
 
     def _promised(self, way: Way, network: NetworkProposer, ask: Ask) -> Offer:
-        trust, width = way.trust.of(ask.row), _width(way)
+        trust, width = way.trust.of(ask.row), way.width
         depth = min(ask.most // width, network.room(ask.end))
         chances = tuple(trust**one for one in range(1, depth + 1))
         unread = network.num_unread(ask.row, ask.end)
@@ -476,11 +438,6 @@ class Speculator:
             if way.name in passed:
                 way.trust.pass_by(passed[way.name])
         return counts
-
-
-def _width(way: Way) -> int:
-    """Guesses that stand side by side at each place."""
-    return way.network.branches if way.network is not None else 1
 
 
 def _sum_of_powers(trust: float, count: int) -> float:

@@ -149,7 +149,7 @@ class Scheduler:
         for kind in RequestClass:
             draft.continue_running(kind)
             self._count_prefixes(draft, draft.admit(kind, self.policy.admits))
-        if self.guessing is not None and not self._flights and not self.guessing.skips():
+        if self.guessing is not None and draft.chunks and not self._flights and not self.guessing.skips():
             max_drawn = self.limits.max_drawn or self.limits.max_num_seqs
             most = draft.make_room_for_guesses(self.guessing, max_drawn, others_wait=self._do_others_wait())
             self._most_guesses = max(self._most_guesses, most)

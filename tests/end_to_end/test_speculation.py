@@ -13,7 +13,7 @@ import torch
 from archerfish import LLM, RequestOutput, SamplingParams, Speculation
 from archerfish.errors import ConfigError, InvalidParameter
 from archerfish.execution.local import LocalExecutor
-from archerfish.execution.speculative import Way
+from archerfish.execution.ways import Way
 from archerfish.request import Structured
 from archerfish.speculation.draft import ROOT, Draft
 from archerfish.speculation.proposer import Ask

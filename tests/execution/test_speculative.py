@@ -3,7 +3,8 @@
 import pytest
 
 from archerfish.execution.rows import Rows
-from archerfish.execution.speculative import Speculator, Way
+from archerfish.execution.speculative import Speculator
+from archerfish.execution.ways import Way
 from archerfish.request import SamplingParams
 from archerfish.scheduling.plan import Chunk, Plan, SequenceStart
 from archerfish.speculation.lookahead import LookaheadProposer

@@ -15,8 +15,9 @@ from archerfish.execution import verifying
 from archerfish.execution.eager import EagerModel
 from archerfish.execution.local import LocalExecutor
 from archerfish.execution.rows import Rows
-from archerfish.execution.speculative import Speculator, Way
+from archerfish.execution.speculative import Speculator
 from archerfish.execution.verifying import Rules, Verifier
+from archerfish.execution.ways import Way
 from archerfish.kvcache.layout import kv_layout
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
