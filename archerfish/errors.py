@@ -25,6 +25,11 @@ ArcherfishError
 
 from typing import Any
 
+_MOST_SHOWN = 1000
+"""Characters of a value that an error message repeats."""
+_MOST_ITEMS_SHOWN = 100
+_MOST_BITS_SHOWN = 256
+
 
 class ArcherfishError(Exception):
     """Base of everything the package raises on purpose. Can be sent to another process."""
@@ -75,8 +80,21 @@ class InvalidParameter(RequestError):
     """A parameter that is unknown or out of range."""
 
     def __init__(self, name: str, value: object, allowed: str) -> None:
-        super().__init__(f"{name} = {value!r} is not valid: {allowed}")
+        super().__init__(f"{name} = {_shown(value)} is not valid: {allowed}")
         self.name = name
+
+
+def _shown(value: object) -> str:
+    """The value as Python writes it, within a bound: it may be a whole document, or a number of a million digits."""
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS_SHOWN:
+        return f"a number of {value.bit_length()} bits"
+    if isinstance(value, (list, tuple, dict, set)) and len(value) > _MOST_ITEMS_SHOWN:
+        return f"({len(value)} items)"
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return "..."
+    return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "..."
 
 
 class PromptTooLong(RequestError):

@@ -15,8 +15,13 @@ Verification = Literal["coupled", "rejection", "typical"]
 MOST_GUESSES = 63
 """For one sequence in one step."""
 
+LARGEST_PRIORITY = 2**31 - 1
+"""Of a request, in either direction. Every number of a request fits the wire to the engine process."""
+LARGEST_SLO_MS = 1e9
+"""Eleven days: more than that is no objective."""
 _LARGEST_SEED = 2**64 - 1
 _LARGEST_COUNT = 2**31 - 1
+_LONGEST_TOKEN_ID = 10  # Digits.
 _MOST_ANSWERS = 1024  # Each is a sequence from the start; a billion of them would be one small request.
 _LONGEST_FORM = 2**18  # Rules that name one another can nest as deep as the text is long, and compilers descend.
 _LARGEST_BIAS = 10_000.0  # Decides any draw, and leaves float32 logits far from overflow.
@@ -44,6 +49,11 @@ class SLO:
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_ms", "tpot_ms"):
+            if getattr(self, name) is not None:
+                _check_float(f"slo.{name}", getattr(self, name), 0.0, LARGEST_SLO_MS, open_below=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,17 +259,22 @@ def _as_tuple(name: str, values: object) -> tuple[Any, ...]:
 def _as_bias(values: object) -> dict[int, float]:
     if values is None:
         return {}
-    bad = InvalidParameter("logit_bias", values, "it must map token ids to numbers")
+    bad = InvalidParameter("logit_bias", "...", "it must map token ids to numbers")
     if not isinstance(values, Mapping):
         raise bad
     bias = {}
     for token, value in values.items():
         # JSON knows only text as keys.
-        token_id = int(token) if isinstance(token, str) and token.isdecimal() else token
+        token_id = int(token) if isinstance(token, str) and _is_token_id(token) else token
         if not isinstance(token_id, int):
             raise bad
         bias[token_id] = value
     return bias
+
+
+def _is_token_id(text: str) -> bool:
+    # Python refuses to read thousands of digits, and no vocabulary needs more than a few.
+    return text.isascii() and text.isdecimal() and len(text) <= _LONGEST_TOKEN_ID
 
 
 def _check_int(name: str, value: object, least: int, most: int) -> None:
@@ -280,9 +295,12 @@ class Request:
     """What a client asked for, as the engine takes it."""
 
     request_id: str
+    """The engine's own name for this submission: made for it alone, and never used again."""
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     arrival_time: float
+    external_id: str = ""
+    """The client's name for the request, for logs and replies. It may repeat, and nothing is looked up by it."""
     request_class: RequestClass = RequestClass.ONLINE
     priority: int = 0
     """Lower goes first within a class."""

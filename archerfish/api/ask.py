@@ -28,19 +28,19 @@ class Ask:
     def requests(
         self,
         intake: Intake,
-        request_id: str,
+        external_id: str = "",
         *,
         request_class: RequestClass = RequestClass.ONLINE,
         slo: SLO | None = None,
         tenant: str = "",
     ) -> list[Request]:
-        """One for each prompt, or a RequestError that names what is wrong. `request_id` is for a body without one."""
-        base_id, body = self.body.request_id or request_id, self.body
+        """One for each prompt, or a RequestError that names what is wrong. `external_id` is for a body without one."""
+        base_id, body = self.body.request_id or external_id, self.body
         return [
             intake.request(
                 prompt,
                 self.params,
-                request_id=base_id if len(self.prompts) == 1 else f"{base_id}-{number}",
+                external_id=base_id if len(self.prompts) == 1 else f"{base_id}-{number}",
                 request_class=request_class,
                 priority=body.priority,
                 cache_salt=body.cache_salt,

@@ -3,27 +3,26 @@
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
-from pathlib import Path
 
 import zmq
 import zmq.asyncio
 
 from archerfish.config.settings import EngineConfig
 from archerfish.console import logger
+from archerfish.engine.socket_directory import SocketDirectory
 from archerfish.engine.wire import (
     Blocks,
     Cancel,
     Ending,
     EngineFacts,
     FromEngine,
+    Heartbeat,
     Loading,
     PeakMeasured,
     Ready,
@@ -46,6 +45,9 @@ DEATHS_WINDOW = 60.0
 """Seconds: with so many deaths within them, another start would only be the next."""
 
 DEFAULT_BUILDER = "archerfish.engine.build:build"
+
+_LONGEST_WATCH_INTERVAL = 1.0
+"""Seconds between two looks at whether the engine still makes progress."""
 
 
 OnStep = Callable[[list[TokenEvent], EngineState], None]
@@ -119,7 +121,9 @@ class AsyncEngine:
         on_death: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         log_json: bool = False,
+        stall_timeout: float | None = None,
     ) -> None:
+        """An engine that was ready and is silent for `stall_timeout` seconds is killed and started again."""
         self._config = config
         self._log_json = log_json
         self._builder = builder
@@ -128,7 +132,8 @@ class AsyncEngine:
         self._on_death = on_death
         self._clock = clock
         self._open: dict[str, EventStream] = {}
-        self._directory = Path(tempfile.mkdtemp(prefix="archerfish-"))  # Nobody else may look into it.
+        self._stall_timeout = stall_timeout
+        self._directory = SocketDirectory()
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -143,7 +148,7 @@ class AsyncEngine:
         """Why it has ended for good."""
         self.num_restarts = 0
         self.last_progress = clock()
-        """When a step was last heard of, or when there was nothing to step for."""
+        """When the engine last sent the outcome of a step or, without work, a heartbeat."""
 
     # -- its life -------------------------------------------------------------------------------------------------
 
@@ -183,7 +188,12 @@ class AsyncEngine:
         if self._socket is not None:
             self._socket.close(linger=0)
         self._context.term()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._directory.remove()
+
+    @property
+    def _watch_interval(self) -> float:
+        """Seconds between heartbeats of an idle engine, and between looks for them."""
+        return _LONGEST_WATCH_INTERVAL if self._stall_timeout is None else min(_LONGEST_WATCH_INTERVAL, self._stall_timeout / 4)
 
     @property
     def process_id(self) -> int | None:
@@ -193,20 +203,22 @@ class AsyncEngine:
     def num_open(self) -> int:
         return len(self._open)
 
-    def is_open(self, request_id: str) -> bool:
-        return request_id in self._open
-
     # -- requests -------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> EventStream:
         """Give a request to the engine. A RequestError would have been raised by intake; here it becomes an event."""
         if self.status is not EngineStatus.READY:
             raise EngineStopped(f"the engine is {self.status.value}")
+        # Late events of a cancelled request are told apart by its id alone, so no id may come a second time.
+        assert request.request_id not in self._open, "every submission has an id of its own"
+        message = encode(Submit(request))  # Before anything is registered: it may refuse a value.
         stream = EventStream(request)
-        if not self._open:
-            self.last_progress = self._clock()
         self._open[request.request_id] = stream
-        self._send(Submit(request))
+        try:
+            self._send_bytes(message)
+        except BaseException:
+            del self._open[request.request_id]
+            raise
         return stream
 
     def cancel(self, request_id: str, index: int | None = None, reason: FinishReason = FinishReason.ABORT) -> None:
@@ -259,7 +271,7 @@ class AsyncEngine:
         """One process from its start to its end; the exit code."""
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.set_hwm(0)
-        address = f"ipc://{self._directory}/{self.num_restarts}"
+        address = f"ipc://{self._directory.path}/{self.num_restarts}"
         self._socket.bind(address)
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -269,10 +281,21 @@ class AsyncEngine:
             stdin=asyncio.subprocess.DEVNULL,
             env=_environment(),
         )
-        measures_peak = self._on_peak is not None
-        self._send(Start(self._config, self._builder, measures_peak=measures_peak, log_json=self._log_json))
+        self._send(
+            Start(
+                self._config,
+                self._builder,
+                measures_peak=self._on_peak is not None,
+                log_json=self._log_json,
+                heartbeat_ms=max(1, int(1000 * self._watch_interval)),
+            )
+        )
         listening = asyncio.create_task(self._listen(self._socket))
-        exit_code = await self._process.wait()
+        watching = asyncio.create_task(self._watch(self._process))
+        try:
+            exit_code = await self._process.wait()
+        finally:
+            watching.cancel()
         # What it said before it died is still to be heard, its reason above all.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._drained(self._socket, listening), 1.0)
@@ -289,6 +312,26 @@ class AsyncEngine:
         while True:
             self._hear(read_from_engine(await socket.recv()))
 
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        """Kill the process once it was ready and has been silent for too long: it hangs, and will not come back."""
+        if self._stall_timeout is None:
+            return
+        interval = self._watch_interval
+        last_look = self._clock()
+        while True:
+            await asyncio.sleep(interval)
+            now = self._clock()
+            if now - last_look > interval + self._stall_timeout / 2:
+                # This process itself was held up, so what the engine sent meanwhile may still be unread.
+                self.last_progress = max(self.last_progress, now - self._stall_timeout / 2)
+            last_look = now
+            silent = now - self.last_progress
+            if self.status is EngineStatus.READY and silent > self._stall_timeout:
+                reason = f"the engine process made no progress for {silent:.0f} seconds and was killed"
+                self.ending = Ending(reason, can_be_fixed=False)
+                process.kill()
+                return
+
     async def _drained(self, socket: zmq.asyncio.Socket, listening: "asyncio.Task[None]") -> None:
         while not listening.done() and await socket.poll(50):
             await asyncio.sleep(0)
@@ -299,6 +342,8 @@ class AsyncEngine:
 
     def _hear(self, message: FromEngine) -> None:
         match message:
+            case Heartbeat():
+                self.last_progress = self._clock()
             case Stepped(events, state):
                 self.last_progress = self._clock()
                 self._on_step(events, state)
@@ -344,8 +389,11 @@ class AsyncEngine:
         return Ending(f"the engine process ended with {how}", can_be_fixed=False)
 
     def _send(self, message: ToEngine) -> None:
+        self._send_bytes(encode(message))
+
+    def _send_bytes(self, message: bytes) -> None:
         if self._socket is not None:
-            self._socket.send(encode(message))  # Done at once, or in the background: the queue has no end.
+            self._socket.send(message)  # Done at once, or in the background: the queue has no end.
 
     def _set_status(self, status: EngineStatus) -> None:
         if self.status is not EngineStatus.ENDED:

@@ -6,7 +6,7 @@ from typing import Any
 
 from archerfish.config.speculation import WITHOUT_GUESSES
 from archerfish.errors import InvalidParameter, PromptTooLong, TokenizerError
-from archerfish.request import SLO, Request, RequestClass, SamplingParams
+from archerfish.request import LARGEST_PRIORITY, SLO, Request, RequestClass, SamplingParams
 from archerfish.sampling.trial import Trial
 from archerfish.tokenizer import Tokenizer
 
@@ -41,7 +41,7 @@ class Intake:
         prompt: Prompt,
         params: SamplingParams,
         *,
-        request_id: str | None = None,
+        external_id: str = "",
         request_class: RequestClass | str = RequestClass.ONLINE,
         priority: int = 0,
         cache_salt: str = "",
@@ -52,8 +52,7 @@ class Intake:
         """A valid request, or a RequestError that names what is wrong."""
         if not isinstance(params, SamplingParams):
             raise InvalidParameter("params", params, "they must be SamplingParams")
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise InvalidParameter("priority", priority, "it must be a whole number; lower goes first")
+        check_priority(priority)
         if not isinstance(cache_salt, str):
             raise InvalidParameter("cache_salt", cache_salt, "it must be a text")
         if params.stop and self.tokenizer is None:
@@ -74,7 +73,8 @@ class Intake:
         if len(token_ids) >= self._max_model_len:
             raise PromptTooLong(len(token_ids), self._max_model_len, self._max_positions)
         return Request(
-            request_id=request_id or uuid.uuid4().hex,
+            request_id=uuid.uuid4().hex,
+            external_id=external_id,
             prompt_token_ids=token_ids,
             params=params,
             arrival_time=self._clock(),
@@ -116,6 +116,14 @@ class Intake:
         if self.tokenizer is None:
             raise TokenizerError(f"{what} needs a tokenizer, and none was loaded; give token ids instead")
         return self.tokenizer
+
+
+def check_priority(priority: object) -> None:
+    """Raise unless this is a priority that a request can have."""
+    is_whole = isinstance(priority, int) and not isinstance(priority, bool)
+    if not is_whole or not -LARGEST_PRIORITY <= priority <= LARGEST_PRIORITY:  # type: ignore[operator]
+        allowed = f"it must be a whole number from {-LARGEST_PRIORITY} to {LARGEST_PRIORITY}; lower goes first"
+        raise InvalidParameter("priority", priority, allowed)
 
 
 def _as_class(value: RequestClass | str) -> RequestClass:

@@ -167,7 +167,7 @@ class LLM:
 
     def _request(self, prompt: Prompt, params: SamplingParams, **more: Any) -> Request:
         self._num_requests += 1
-        return self._intake.request(prompt, params, request_id=str(self._num_requests - 1), **more)
+        return self._intake.request(prompt, params, external_id=str(self._num_requests - 1), **more)
 
     def _start(self, request: Request, prompt: str | None, *, streams: bool = False) -> "_Open":
         with uninterrupted():

@@ -82,7 +82,7 @@ class Collector:
         self._stop = stop
         self._include_stop = params.include_stop_str_in_output
         self.output = RequestOutput(
-            request_id=request.request_id,
+            request_id=request.external_id or request.request_id,
             prompt=prompt,
             prompt_token_ids=list(request.prompt_token_ids),
             outputs=[

@@ -22,6 +22,7 @@ from archerfish.engine.wire import (
     Ending,
     EngineFacts,
     FromEngine,
+    Heartbeat,
     Loading,
     PeakMeasured,
     Ready,
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from archerfish.engine.engine import Engine
     from archerfish.sampling.compiled import CompiledForms
 
-_PARENT_CHECK_MS = 1000
 _PR_SET_PDEATHSIG = 1
 _LOADING_STEP = 0.05
 """Of the weights: progress is told in steps of this size."""
@@ -95,12 +95,17 @@ class EngineLoop:
         channel: Channel,
         forms: "CompiledForms | None",
         idle_work: Iterator[FromEngine | None],
+        heartbeat_ms: int,
     ) -> None:
-        """`idle_work` is done piece by piece where there is nothing else to do; what a piece brings is sent."""
+        """`idle_work` is done piece by piece where there is nothing else to do; what a piece brings is sent.
+
+        Without work a heartbeat is sent every `heartbeat_ms`, and the parent looked for.
+        """
         self._engine = engine
         self._channel = channel
         self._preparation = Preparation(forms, channel.ring)
         self._idle_work = idle_work
+        self._heartbeat_ms = heartbeat_ms
         self._running = True
         self._parent = os.getppid()
         engine.scheduler.expects_more = True
@@ -113,7 +118,7 @@ class EngineLoop:
 
     def _listen(self) -> None:
         """Take all messages that have come; without work, wait for one."""
-        timeout = 0 if self._engine.has_work else _PARENT_CHECK_MS
+        timeout = 0 if self._engine.has_work else self._heartbeat_ms
         heard = False
         while (message := self._channel.receive(timeout)) is not None:
             self._take(message)
@@ -121,8 +126,10 @@ class EngineLoop:
         for request in self._preparation.ready():
             self._add(request)
             heard = True
-        if timeout and not heard and (found := next(self._idle_work, None)) is not None:
-            self._channel.send(found)
+        if timeout and not heard:
+            if (found := next(self._idle_work, None)) is not None:
+                self._channel.send(found)
+            self._channel.send(Heartbeat())
         if os.getppid() != self._parent:
             self._running = False  # Whoever wanted the answers is gone.
 
@@ -162,7 +169,7 @@ class EngineLoop:
     def _wait_until_something_can_start(self) -> None:
         """A batch may wait to be full: until then only a message can bring work."""
         wait = self._engine.scheduler.seconds_until_start(self._engine.clock())
-        timeout = _PARENT_CHECK_MS if wait is None else min(_PARENT_CHECK_MS, max(1, int(wait * 1000)))
+        timeout = self._heartbeat_ms if wait is None else min(self._heartbeat_ms, max(1, int(wait * 1000)))
         message = self._channel.receive(timeout)
         if message is not None:
             self._take(message)
@@ -191,7 +198,8 @@ def _serve(start: Start, channel: Channel) -> int:
     channel.send(Stepped([], read_state(assembly.engine)))
     channel.send(Ready(_facts(start, assembly)))
     engine = assembly.engine
-    EngineLoop(engine, channel, assembly.forms, _idle_work(assembly, measures_peak=start.measures_peak)).run()
+    idle_work = _idle_work(assembly, measures_peak=start.measures_peak)
+    EngineLoop(engine, channel, assembly.forms, idle_work, start.heartbeat_ms).run()
     if engine.stopped is not None:
         channel.send(Ending(engine.stopped, can_be_fixed=False))
         return 1

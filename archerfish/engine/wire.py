@@ -26,6 +26,8 @@ class Start(_Message, frozen=True):
     """Whether to find out, when there is nothing else to do, what the device can do at most."""
     log_json: bool = False
     """Whether log lines are JSON objects."""
+    heartbeat_ms: int = 1000
+    """How often an engine without work sends a heartbeat."""
 
 
 class Submit(_Message, frozen=True):
@@ -99,6 +101,10 @@ class Stepped(_Message, frozen=True):
     state: EngineState
 
 
+class Heartbeat(_Message, frozen=True):
+    """The engine has nothing to do, and is alive."""
+
+
 class Blocks(_Message, frozen=True):
     state_of_each: bytes
     """One byte for each block: 0 free, 1 cached, 2 in use."""
@@ -116,7 +122,7 @@ class Ending(_Message, frozen=True):
     """By whoever started it: another try with the same settings would end the same way."""
 
 
-FromEngine = Loading | Ready | Refused | Stepped | Blocks | PeakMeasured | Ending
+FromEngine = Loading | Ready | Refused | Stepped | Heartbeat | Blocks | PeakMeasured | Ending
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

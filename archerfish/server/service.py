@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,12 @@ from archerfish.console import logger
 from archerfish.engine.async_engine import DEFAULT_BUILDER, AsyncEngine, EngineStatus
 from archerfish.engine.intake import Intake
 from archerfish.engine.wire import EngineFacts
-from archerfish.errors import RequestError
 from archerfish.jobs.runner import BatchRunner
 from archerfish.jobs.store import JobStore
 from archerfish.metrics.service import ServiceMetrics, TenantUsage
 from archerfish.metrics.state import EngineState, Peak
 from archerfish.request import SLO, Request, RequestClass, TokenEvent
-from archerfish.server.answers import Answer
+from archerfish.server.answers import Answer, close
 from archerfish.server.beside import LONG, in_time
 from archerfish.server.errors import ApiError
 from archerfish.server.keys import Key, Keys
@@ -63,6 +62,7 @@ class Service:
             on_death=self.metrics.engine_restarted,
             clock=clock,
             log_json=server.log_json,
+            stall_timeout=server.stall_timeout,
         )
         endpoint = server.otlp_traces_endpoint
         self.tracing = None if endpoint is None else Tracing(endpoint, clock)
@@ -148,14 +148,15 @@ class Service:
 
     def health(self) -> dict[str, Any]:
         status = "draining" if self._draining else self.engine.status.value
-        waiting = self.clock() - self.engine.last_progress if self.engine.num_open else 0.0
-        stalled = self.engine.status is EngineStatus.READY and waiting > self.config.stall_timeout
+        is_ready = self.engine.status is EngineStatus.READY
+        silent = self.clock() - self.engine.last_progress if is_ready else 0.0
+        stalled = silent > self.config.stall_timeout
         return {
             "live": not stalled and self.engine.status is not EngineStatus.ENDED,
             "ready": status == EngineStatus.READY.value and self._model is not None and not stalled,
             "status": "stalled" if stalled else status,
             "loaded_percent": round(100 * self.engine.loaded_share, 1),
-            "seconds_without_progress": round(waiting, 3),
+            "seconds_without_progress": round(silent, 3),
             "engine_restarts": self.engine.num_restarts,
         }
 
@@ -197,28 +198,36 @@ class Service:
             is_long=ask.params.structured is not None or ask.size > LONG,
         )
         self._check_open()  # Much may have happened meanwhile; from here on nothing does.
-        for request in requests:
-            if self.engine.is_open(request.request_id):
-                raise RequestError(f"a request with id {request.request_id!r} is already open")
-        num_tokens = sum(len(request.prompt_token_ids) for request in requests)
-        self._admit(len(requests), num_tokens)
+        texts = [prompt if isinstance(prompt, str) else None for prompt in ask.prompts]
+        answers: list[Answer] = []
+        self._admit(caller, requests)
         try:
-            self._check_rate(caller, sum(_most_tokens(request) for request in requests))
-        except ApiError:
-            self._admission.leave(len(requests), num_tokens)
+            for request, text in zip(requests, texts, strict=True):
+                finished = partial(self._finished, caller, http.state.log, trace)
+                answers.append(Answer(self.engine, request, text, self.intake.tokenizer, self.clock, finished))
+                self.metrics.request_started(request)
+            if trace is not None:
+                trace.opened(requests, self.model_name)
+        except BaseException:
+            # Whatever went wrong, nothing of it stays: an answer gives back what was taken for it when it is closed.
+            close(answers)
+            self._give_back(caller, requests[len(answers) :])
             raise
-        self._idle.clear()
-        answers = []
-        for request, prompt in zip(requests, ask.prompts, strict=True):
-            text = prompt if isinstance(prompt, str) else None
-            finished = partial(self._finished, caller, http.state.log, trace)
-            answer = Answer(self.engine, request, text, self.intake.tokenizer, self.clock, finished)
-            answer.headers = self._rates.headers(caller)
-            answers.append(answer)
-            self.metrics.request_started(request)
-        if trace is not None:
-            trace.opened(requests, self.model_name)
+        headers = self._rates.headers(caller)
+        for answer in answers:
+            answer.headers = headers
         return answers
+
+    def _give_back(self, caller: Key, requests: Sequence[Request]) -> None:
+        """Undo what was taken for requests that never got an answer."""
+        for request in requests:
+            self._rates.settle(caller, _most_tokens(request), 0)
+        self._leave(requests)
+
+    def _leave(self, requests: Sequence[Request]) -> None:
+        self._admission.leave(len(requests), _num_prompt_tokens(requests))
+        if self._admission.num_requests == 0:
+            self._idle.set()
 
     def _peak_measured(self, peak: Peak) -> None:
         given = self.config
@@ -234,14 +243,21 @@ class Service:
         if self.engine.status is not EngineStatus.READY or self._model is None:
             raise self._not_ready()
 
-    def _admit(self, num_requests: int, num_tokens: int) -> None:
-        if not self._admission.enter(num_requests, num_tokens):
+    def _admit(self, caller: Key, requests: Sequence[Request]) -> None:
+        """Take on all of it, or nothing."""
+        if not self._admission.enter(len(requests), _num_prompt_tokens(requests)):
             seconds = max(1, round(self.metrics.retry_after(self._admission.num_tokens)))
             message = f"the queue is full ({self._admission.num_requests} requests); try again in {seconds} seconds"
             raise ApiError(429, message, code="queue_full", headers={"Retry-After": str(seconds)})
+        self._idle.clear()
+        try:
+            self._check_rate(caller, requests)
+        except BaseException:
+            self._leave(requests)
+            raise
 
-    def _check_rate(self, caller: Key, num_tokens: int) -> None:
-        wait = self._rates.admit(caller, num_tokens)
+    def _check_rate(self, caller: Key, requests: Sequence[Request]) -> None:
+        wait = self._rates.admit(caller, sum(map(_most_tokens, requests)))
         if wait is not None:
             seconds = math.ceil(wait)
             message = f"the key {caller.name!r} has used what it may in a minute; try again in {seconds} seconds"
@@ -259,9 +275,7 @@ class Service:
             log["ttft_ms"] = round(ttft * 1000, 1)
         actual = usage.num_prompt_tokens + usage.num_generated_tokens
         self._rates.settle(caller, _most_tokens(answer.request), actual)
-        self._admission.leave(1, len(answer.request.prompt_token_ids))
-        if self._admission.num_requests == 0:
-            self._idle.set()
+        self._leave([answer.request])
         self.metrics.request_finished(answer.request, answer.output.metrics, usage, answer.finish_reason)
         if trace is not None:
             trace.answered(answer.request, answer.output.metrics, usage, answer.finish_reason)
@@ -285,6 +299,10 @@ def _check_priority(caller: Key, priority: int) -> None:
             f"to {least}; leave priority out, or have min_priority = {priority} set for this key in the key file"
         )
         raise ApiError(403, message, param="priority", code="priority_not_allowed")
+
+
+def _num_prompt_tokens(requests: Sequence[Request]) -> int:
+    return sum(len(request.prompt_token_ids) for request in requests)
 
 
 def _most_tokens(request: Request) -> int:

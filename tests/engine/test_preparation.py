@@ -143,7 +143,7 @@ def test_no_step_compiles_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
             Stop(),
         ]
         channel = ScriptedChannel(iter(script))
-        EngineLoop(llm.assembly.engine, channel, llm.assembly.forms, iter(())).run()
+        EngineLoop(llm.assembly.engine, channel, llm.assembly.forms, iter(()), heartbeat_ms=1000).run()
         texts = {}
         for event in channel.events:
             texts.setdefault(event.request_id, []).extend(event.token_ids)

@@ -275,3 +275,59 @@ def limit_pages(store: Any, *, is_full: bool) -> None:
     with store._database.reading() as connection:
         used = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count = {used if is_full else 2**31 - 2}")
+
+
+# -- ids and slots ----------------------------------------------------------------------------------------------------
+
+
+def test_one_id_may_be_open_many_times(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with guarded(tmp_path) as (_, client, _):
+            body = {**ASK, "request_id": "same"}
+            headers = {"X-Request-Id": "same"}
+            replies = await asyncio.gather(
+                *(
+                    client.post("/v1/completions", json=body, headers={**by(name), **headers})
+                    for name in ("alice", "carol") * 8
+                )
+            )
+            assert {reply.status_code for reply in replies} == {200}
+            assert {reply.headers["X-Request-Id"] for reply in replies} == {"same"}
+
+    play(story)
+
+
+@pytest.mark.parametrize("fails", ["submit", "encode", "started", "second"])
+def test_a_request_that_fails_while_it_is_opened_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    async def story() -> None:
+        async with guarded(tmp_path, shutdown_timeout=600.0) as (service, client, _):
+            body = {**ASK, "prompt": [[1, 2, 3], [4, 5, 6], [7, 8, 9]]}
+            with monkeypatch.context() as patched:
+                if fails == "started":
+                    patched.setattr(service.metrics, "request_started", lambda _: 1 / 0)
+                elif fails == "encode":
+                    patched.setattr("archerfish.engine.async_engine.encode", lambda _: 1 / 0)
+                else:
+                    patched.setattr(service.engine, "submit", failing_after(service.engine.submit, fails == "second"))
+                reply = await client.post("/v1/completions", json=body, headers=by("carol"))
+                assert reply.status_code == 500
+            assert service._admission.num_requests == 0 and service._admission.num_tokens == 0
+            assert service.engine.num_open == 0
+            assert (await client.post("/v1/completions", json=body, headers=by("carol"))).status_code == 200
+            await service.drain()  # It would wait for ten minutes if a request were still counted.
+
+    play(story)
+
+
+def failing_after(submit: Any, goes_well_once: bool) -> Any:
+    left = [goes_well_once]
+
+    def submit_or_fail(request: Any) -> Any:
+        if not any(left):
+            raise OverflowError("cannot be sent")
+        left[0] = False
+        return submit(request)
+
+    return submit_or_fail

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from archerfish.errors import InvalidParameter
-from archerfish.request import MOST_GUESSES, SLO, SamplingParams, Speculation, Verification
+from archerfish.request import LARGEST_PRIORITY, LARGEST_SLO_MS, MOST_GUESSES, SLO, SamplingParams, Speculation, Verification
 
 MOST_ANSWERS = 128
 MOST_STOPS = 16
@@ -29,7 +29,7 @@ def each_prompt(prompts: Prompts) -> list[str | list[int]]:
 class Body(BaseModel):
     """Nothing is converted and nothing is ignored."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class StreamOptions(Body):
@@ -40,8 +40,8 @@ class StreamOptions(Body):
 class SLOBody(Body):
     """What this request must meet to count as goodput."""
 
-    ttft_ms: Annotated[float, Field(gt=0)] | None = None
-    tpot_ms: Annotated[float, Field(gt=0)] | None = None
+    ttft_ms: Annotated[float, Field(gt=0, le=LARGEST_SLO_MS)] | None = None
+    tpot_ms: Annotated[float, Field(gt=0, le=LARGEST_SLO_MS)] | None = None
 
 
 class SpeculationBody(Body):
@@ -120,7 +120,7 @@ class GenerationBody(Body):
     response_format: ResponseFormat | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    priority: int = 0
+    priority: Annotated[int, Field(ge=-LARGEST_PRIORITY, le=LARGEST_PRIORITY)] = 0
     """Lower goes first."""
     cache_salt: str = ""
     """Prefixes are shared only with requests of the same salt."""

@@ -1,0 +1,49 @@
+"""The directory of a service's local sockets: only its owner may look into it, and it is removed with the service.
+
+A service that is killed cannot remove its own. The next one does: each holds a lock on its directory for as long as it
+lives, and the lock vanishes with the process, so a directory without one is a leftover.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+_PREFIX = "archerfish-"
+_LOCK = "lock"
+
+
+class SocketDirectory:
+    """A new directory below the system's temporary one, after leftovers of killed services were removed."""
+
+    def __init__(self) -> None:
+        parent = Path(tempfile.gettempdir())
+        _sweep(parent)
+        # mkdtemp makes it readable by its owner alone. It gets its name once it is locked: swept is what has that name.
+        made = Path(tempfile.mkdtemp(prefix="." + _PREFIX, dir=parent))
+        self._lock = os.open(made / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self.path = made.rename(parent / made.name.removeprefix("."))
+
+    def remove(self) -> None:
+        """Remove it with everything in it. A second time nothing happens."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _sweep(parent: Path) -> None:
+    """Remove directories of services that are gone."""
+    for directory in parent.glob(_PREFIX + "*"):
+        with suppress(OSError):  # Another service may sweep at the same moment, and other users' are not ours.
+            if directory.is_symlink() or directory.stat().st_uid != os.getuid():
+                continue
+            lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(directory, ignore_errors=True)
+            finally:
+                os.close(lock)
