@@ -193,7 +193,11 @@ class AsyncEngine:
     @property
     def _watch_interval(self) -> float:
         """Seconds between heartbeats of an idle engine, and between looks for them."""
-        return _LONGEST_WATCH_INTERVAL if self._stall_timeout is None else min(_LONGEST_WATCH_INTERVAL, self._stall_timeout / 4)
+        return (
+            _LONGEST_WATCH_INTERVAL
+            if self._stall_timeout is None
+            else min(_LONGEST_WATCH_INTERVAL, self._stall_timeout / 4)
+        )
 
     @property
     def process_id(self) -> int | None:

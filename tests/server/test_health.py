@@ -31,7 +31,7 @@ def engine_of(running: ScriptedService) -> int:
     return process_id
 
 
-def test_a_silent_engine_is_not_alive(tmp_path: Path) -> None:
+def test_a_silent_engine_is_not_alive() -> None:
     async def run() -> None:
         async with scripted_service(stall_timeout=3600.0) as (_, client, clock):
             assert set((await healths(client)).values()) == {200}

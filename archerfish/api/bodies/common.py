@@ -6,7 +6,15 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from archerfish.errors import InvalidParameter
-from archerfish.request import LARGEST_PRIORITY, LARGEST_SLO_MS, MOST_GUESSES, SLO, SamplingParams, Speculation, Verification
+from archerfish.request import (
+    LARGEST_PRIORITY,
+    LARGEST_SLO_MS,
+    MOST_GUESSES,
+    SLO,
+    SamplingParams,
+    Speculation,
+    Verification,
+)
 
 MOST_ANSWERS = 128
 MOST_STOPS = 16

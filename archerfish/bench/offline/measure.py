@@ -161,7 +161,7 @@ class OfflineBench:
             params = SamplingParams(
                 temperature=workload.temperature, max_tokens=job.num_tokens, ignore_eos=True, seed=index
             )
-            requests.append(self._intake.request(job.prompt, params, request_id=str(index), cache_salt=cache_salt))
+            requests.append(self._intake.request(job.prompt, params, external_id=str(index), cache_salt=cache_salt))
         return requests
 
     def _step(self, meter: StepMeter | None) -> list[TokenEvent]:
