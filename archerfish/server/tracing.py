@@ -116,7 +116,7 @@ class RequestTrace:
             ("decode", timing.first_token_time, timing.last_token_time),
         ):
             if start is not None and end is not None:
-                self._child(name, request.request_id, start, end)
+                self._child(name, request.external_id, start, end)
         self._num_open -= 1
         self._end_if_over()
 
