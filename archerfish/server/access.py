@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from archerfish.console import logger
 from archerfish.server.errors import ApiError, as_api_error, error_response
 from archerfish.server.keys import Key
+from archerfish.server.origins import Origins
 from archerfish.server.service import Service
 from archerfish.server.tracing import RequestTrace
 
@@ -26,6 +27,8 @@ class Access:
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
+        config = service.config
+        self._origins = Origins(config.host, config.allowed_hosts, config.cors_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -52,6 +55,7 @@ class Access:
             await send(message)
 
         try:
+            self._check_origin(headers)
             caller = self._caller(scope["path"], headers)
             if caller is None:
                 refusal = ApiError(
@@ -78,6 +82,13 @@ class Access:
         if tracing is None or path == "/" or path.startswith(_WATCHED):
             return None
         return tracing.begin(scope["method"], headers, request_id)
+
+    def _check_origin(self, headers: Headers) -> None:
+        if self._service.keys:
+            return  # Pages do not know them.
+        problem = self._origins.problem(headers.get("host"), headers.get("origin"))
+        if problem is not None:
+            raise ApiError(403, problem, code="origin_not_allowed")
 
     def _caller(self, path: str, headers: Headers) -> Key | None:
         keys = self._service.keys

@@ -8,6 +8,8 @@ A key file is TOML:
     requests_per_minute = 60     # optional
     tokens_per_minute = 100000   # optional
     min_priority = -5            # optional: the lowest `priority` its requests may name, and lower goes first; else 0
+    cache_group = "team"         # optional: keys of one group share cached prefixes; else each key has its own
+    admin = true                 # optional: /metrics names all keys to this one; else to each only itself
 """
 
 import hashlib
@@ -33,7 +35,10 @@ DEFAULT_NAME = "default"
 _SECONDS_BETWEEN_LOOKS = 1.0
 _DEFAULT_MIN_PRIORITY = 0
 """Of keys in a file: they may make way for others, not go before them."""
-_FIELDS = ("name", "key", "sha256", "requests_per_minute", "tokens_per_minute", "min_priority")
+_FIELDS = (
+    *("name", "key", "sha256", "requests_per_minute", "tokens_per_minute", "min_priority"),
+    *("cache_group", "admin"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +50,18 @@ class Key:
     tokens_per_minute: int | None = None
     min_priority: int | None = None
     """Of its requests; None if they may name any. Lower goes first."""
+    cache_group: str | None = None
+    """Keys that share cached prefixes; None for a key that shares them with nobody."""
+    admin: bool = False
+    """Whether it may see what other keys did."""
+
+    def cache_salt(self, given: str) -> str:
+        """The salt of a request of this key that names a salt itself: only its own group can name the same."""
+        if not self.name:
+            return given  # There are no keys.
+        # Names and groups are printable, so what follows the first NUL is the client's own.
+        group = f"key {self.name}" if self.cache_group is None else f"group {self.cache_group}"
+        return f"{group}\0{given}"
 
 
 class _Entry(NamedTuple):
@@ -213,7 +230,13 @@ def _entry(fields: Mapping[str, Any], where: str) -> _Entry:
         raise ConfigError(f"{where}: give either key or sha256")
     digest = _digest_of_secret(fields["key"], where) if "key" in fields else _digest(fields["sha256"], where)
     limits = {field: _limit(fields, field, where) for field in ("requests_per_minute", "tokens_per_minute")}
-    return _Entry(digest, Key(name=name, **limits, min_priority=_min_priority(fields, where)))
+    group, admin = fields.get("cache_group"), fields.get("admin", False)
+    if group is not None and (not isinstance(group, str) or not group or not group.isprintable()):
+        raise ConfigError(f"{where}: cache_group = {group!r} must be a name of printable characters")
+    if not isinstance(admin, bool):
+        raise ConfigError(f"{where}: admin = {admin!r} must be true or false")
+    min_priority = _min_priority(fields, where)
+    return _Entry(digest, Key(name=name, **limits, min_priority=min_priority, cache_group=group, admin=admin))
 
 
 def _digest_of_secret(secret: object, where: str) -> bytes:

@@ -18,6 +18,8 @@ from archerfish.server.app import create_app
 from archerfish.server.keys import check_binding
 from archerfish.server.service import Service
 
+_MAX_HEADER_BYTES = 64 * 1024
+"""Of a request line and its headers together."""
 _LAST_GOODBYE = 3
 """Seconds for connections to close after requests have been given their time."""
 
@@ -55,7 +57,7 @@ def _check_tls(server: ServerConfig) -> None:
 
 
 async def _serve(engine: EngineConfig, server: ServerConfig, builder: str) -> None:
-    service = Service(engine, server, builder=builder)
+    service = Service(engine, server, builder=builder, warms_up=True)
     check_binding(server.host, service.keys, server.allow_anonymous)
     running = _Server(service)
     ended = asyncio.create_task(_watch_engine(service, running))
@@ -139,23 +141,45 @@ class _Server(uvicorn.Server):
 
 
 def _protocol(header_timeout: float) -> type[HttpToolsProtocol]:
-    """uvicorn's HTTP, and a connection that does not send its headers is closed."""
+    """uvicorn's HTTP, and a connection that does not send its headers, or too many of them, is closed."""
 
     class TimedProtocol(HttpToolsProtocol):
         _timer: asyncio.TimerHandle | None = None
+        _header_bytes = 0
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self._timer = self.loop.call_later(header_timeout, transport.close)
 
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self._timer is not None:  # The headers have not ended yet.
+                self._header_bytes += len(data)
+                if self._header_bytes > _MAX_HEADER_BYTES and not self.transport.is_closing():
+                    self.send_400_response("")
+
         def on_headers_complete(self) -> None:
+            sizes = (len(name) + len(value) for name, value in self.headers)
+            self._header_bytes = len(self.url) + sum(sizes)
+            if self._header_bytes > _MAX_HEADER_BYTES:
+                raise ValueError("too many headers")  # uvicorn answers with send_400_response.
             self._stop_timer()
             super().on_headers_complete()
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
+            self._header_bytes = 0
             if self._timer is None:
                 self._timer = self.loop.call_later(header_timeout, self.transport.close)
+
+        def send_400_response(self, msg: str) -> None:
+            if self._header_bytes <= _MAX_HEADER_BYTES:
+                super().send_400_response(msg)
+                return
+            text = f"the request line and headers exceed {_MAX_HEADER_BYTES:,} bytes".encode()
+            head = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Type: text/plain\r\n"
+            self.transport.write(head + b"Content-Length: %d\r\n\r\n%b" % (len(text), text))
+            self.transport.close()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_timer()
