@@ -1,8 +1,9 @@
 """What a body comes to: requests for the engine. Knows no endpoint."""
 
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
 from archerfish.api.bodies.common import GenerationBody
 from archerfish.api.writing import Writing
@@ -10,20 +11,42 @@ from archerfish.engine.intake import Intake, Prompt
 from archerfish.request import SLO, Request, RequestClass, SamplingParams
 
 
+class TokenizedPrompt(NamedTuple):
+    """A prompt whose token ids are known."""
+
+    token_ids: "array[int]"
+    text: str | None = None
+    """What was tokenized, where the reply repeats it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """Prompts, and how all of them are to be answered."""
 
-    prompts: Sequence[Prompt]
+    prompts: Sequence[Prompt | TokenizedPrompt]
     params: SamplingParams
     body: GenerationBody
     """Says how urgent it is, what it shares, what it is called."""
     add_special_tokens: bool = False
+    repeats_prompt: bool = False
+    """Whether the reply holds the text of the prompts."""
 
     @property
-    def size(self) -> int:
-        """Characters or token ids of all prompts: how much work it is to read them."""
-        return sum(len(prompt) for prompt in self.prompts)
+    def texts(self) -> list[str | None]:
+        """The text of each prompt; None where only its token ids are known."""
+        return [
+            prompt if isinstance(prompt, str) else prompt.text if isinstance(prompt, TokenizedPrompt) else None
+            for prompt in self.prompts
+        ]
+
+    def tokenized(self, intake: Intake) -> "Ask":
+        """The same with token ids for prompts, or a RequestError that names what is wrong with one of them."""
+        prompts = []
+        for prompt, text in zip(self.prompts, self.texts, strict=True):
+            token_ids = self._token_ids(intake, prompt)
+            intake.check_length(token_ids)
+            prompts.append(TokenizedPrompt(array("i", token_ids), text if self.repeats_prompt else None))
+        return replace(self, prompts=prompts)
 
     def requests(
         self,
@@ -33,30 +56,37 @@ class Ask:
         request_class: RequestClass = RequestClass.ONLINE,
         slo: SLO | None = None,
         tenant: str = "",
+        cache_salt: str | None = None,
     ) -> list[Request]:
-        """One for each prompt, or a RequestError that names what is wrong. `external_id` is for a body without one."""
+        """One for each prompt, or a RequestError that names what is wrong.
+
+        `external_id` is for a body without one; `cache_salt` takes the place of the body's.
+        """
         base_id, body = self.body.request_id or external_id, self.body
         return [
             intake.request(
-                prompt,
+                self._token_ids(intake, prompt),
                 self.params,
                 external_id=base_id if len(self.prompts) == 1 else f"{base_id}-{number}",
                 request_class=request_class,
                 priority=body.priority,
-                cache_salt=body.cache_salt,
-                add_special_tokens=self.add_special_tokens,
+                cache_salt=body.cache_salt if cache_salt is None else cache_salt,
                 slo=body.to_slo(slo),
                 tenant=tenant,
             )
             for number, prompt in enumerate(self.prompts)
         ]
 
+    def _token_ids(self, intake: Intake, prompt: Prompt | TokenizedPrompt) -> Sequence[int]:
+        if isinstance(prompt, TokenizedPrompt):
+            return prompt.token_ids
+        return intake.token_ids(prompt, add_special_tokens=self.add_special_tokens)
+
 
 class Call(Protocol):
     """A body that was understood: what it asks, and how the answers are told."""
 
-    @property
-    def ask(self) -> Ask: ...
+    ask: Ask
 
     def reply(self, written: Sequence[Writing]) -> dict[str, Any]:
         """The body of the answer, when all of it is there. One of `written` for each prompt."""

@@ -1,6 +1,7 @@
 """Chat completions: what a body asks, and how answers are told, at once or chunk by chunk. Knows no HTTP."""
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 from archerfish.api.ask import Ask
@@ -25,7 +26,7 @@ class Chat:
 
     def __init__(self, model: ServedModel, body: ChatBody) -> None:
         self._model = model
-        self._body = body
+        self._body = body.without_content()
         model.check_name(body.model)
         _check(body)
         self._conversation = Conversation(
@@ -46,10 +47,18 @@ class Chat:
             max_tokens=body.max_completion_tokens or body.max_tokens,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         )
-        self.ask = Ask(prompts=[self._conversation.prompt], params=params, body=body)
-        self._readers = [self._conversation.reader() for _ in range(params.n)]
+        self.ask = Ask(prompts=[self._conversation.prompt], params=params, body=self._body)
         self._id = new_id("chatcmpl")
         self._created = seconds_now()
+
+    @cached_property
+    def _readers(self) -> list[AnswerReader]:
+        """For each answer one, made when the first of it is read."""
+        return [self._conversation.reader() for _ in range(self.ask.params.n)]
+
+    @property
+    def is_streamed(self) -> bool:
+        return bool(self._body.stream)
 
     def reply(self, written: Sequence[Writing]) -> dict[str, Any]:
         [one] = written

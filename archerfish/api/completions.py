@@ -21,7 +21,7 @@ class Completion:
 
     def __init__(self, model: ServedModel, body: CompletionBody) -> None:
         self._model = model
-        self._body = body
+        self._body = body.without_content()
         model.check_name(body.model)
         if body.echo and body.stream:
             raise InvalidParameter("echo", True, "it does not go with stream")
@@ -31,14 +31,19 @@ class Completion:
             raise InvalidParameter("max_tokens", 0, "with nothing to write there must be an echo")
         self.ask = Ask(
             prompts=each_prompt(body.prompt),
-            params=self._params(),
-            body=body,
+            params=self._params(body),
+            body=self._body,
             add_special_tokens=body.add_special_tokens,
+            repeats_prompt=body.echo,
         )
         self._offsets = [[0] * self.ask.params.n for _ in self.ask.prompts]
         """How far into each answer log-probabilities were told."""
         self._id = new_id("cmpl")
         self._created = seconds_now()
+
+    @property
+    def is_streamed(self) -> bool:
+        return bool(self._body.stream)
 
     def reply(self, written: Sequence[Writing]) -> dict[str, Any]:
         choices = [
@@ -77,8 +82,7 @@ class Completion:
             counts = usage(written) if self._body.wants_usage else None
             yield {**self._head(), "choices": [], "usage": counts, **more}
 
-    def _params(self) -> SamplingParams:
-        body = self._body
+    def _params(self, body: CompletionBody) -> SamplingParams:
         params = body.sampling_params(
             {"max_tokens": 16, **self._model.recommended},
             max_tokens=max(1, body.max_tokens) if body.max_tokens is not None else None,

@@ -34,6 +34,10 @@ class Conversation:
         prepared = _in_known_roles(model, template_messages(messages))
         self.prompt = model.intake.chat_text(prepared, tools=self._tools.shown, **(template or {}))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What is needed once the prompt was made: how answers are read."""
+        return {**self.__dict__, "prompt": "", "_tools": self._tools.without_descriptions()}
+
     @property
     def may_call(self) -> bool:
         return self._tools.shown is not None

@@ -1,22 +1,32 @@
-"""The endpoints that a line of a batch can ask for: how its body is read. The service's routes read the same bodies."""
+"""Every endpoint that takes a JSON body: how the body is read, and what it comes to. Knows no HTTP.
 
-from collections.abc import Callable, Mapping
+The service's routes, its batches and the offline batches all read bodies here, so that one body means one thing.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from archerfish.api.ask import Call
 from archerfish.api.bodies.chat import ChatBody
 from archerfish.api.bodies.common import Body
 from archerfish.api.bodies.completions import CompletionBody
 from archerfish.api.bodies.embeddings import EmbeddingBody
+from archerfish.api.bodies.messages import CountTokensBody, MessagesBody
 from archerfish.api.bodies.responses import ResponsesBody
+from archerfish.api.bodies.tokens import DetokenizeBody, TokenizeBody
 from archerfish.api.chat import Chat
 from archerfish.api.completions import Completion
 from archerfish.api.embeddings import Embedding
 from archerfish.api.errors import ErrorReply, error_reply
+from archerfish.api.json_limits import JsonLimits
+from archerfish.api.messages import Message, count_tokens
 from archerfish.api.model import ServedModel
 from archerfish.api.responses import Turn
+from archerfish.api.tokens import detokenize, tokenize
 from archerfish.errors import InvalidParameter, UserError
 
 _NOT_IN_A_BATCH = {
@@ -28,10 +38,32 @@ _KEEPS_NOTHING = {
     "previous_response_id": "nothing is kept here; send the conversation itself",
 }
 
+Turns = Sequence[bytes]
+"""Earlier turns of a conversation that the service keeps: each a JSON list of messages."""
 
-class _Endpoint(NamedTuple):
+
+class HistoryNeeded(NamedTuple):
+    """The body continues a response that the service keeps: it can be read with the turns before it."""
+
+    response_id: str
+
+
+Outcome = Call | HistoryNeeded | bytes
+"""What a body comes to: a call for the engine, a question for its history, or the whole reply as JSON."""
+
+
+class Endpoint(NamedTuple):
     body: type[Body]
-    understand: Callable[[ServedModel, Any], Call]
+    understand: Callable[[ServedModel, Any, Turns | None], Outcome]
+    renders_template: bool = False
+    """Whether the checkpoint's chat template runs, which may take any time and memory."""
+
+
+def _turn(model: ServedModel, body: ResponsesBody, history: Turns | None) -> Turn | HistoryNeeded:
+    if body.previous_response_id is not None and history is None:
+        return HistoryNeeded(body.previous_response_id)
+    before = [message for turn in history or () for message in msgspec.json.decode(turn)]
+    return Turn(model, body, before=before, is_kept=body.is_kept)
 
 
 def _unkept_turn(model: ServedModel, body: ResponsesBody) -> Turn:
@@ -41,13 +73,46 @@ def _unkept_turn(model: ServedModel, body: ResponsesBody) -> Turn:
     return Turn(model, body, is_kept=False)
 
 
-_ENDPOINTS = {
-    "/v1/chat/completions": _Endpoint(ChatBody, Chat),
-    "/v1/completions": _Endpoint(CompletionBody, Completion),
-    "/v1/embeddings": _Endpoint(EmbeddingBody, Embedding),
-    "/v1/responses": _Endpoint(ResponsesBody, _unkept_turn),
+BODIES = {
+    "/v1/chat/completions": Endpoint(ChatBody, lambda model, body, _: Chat(model, body), renders_template=True),
+    "/v1/completions": Endpoint(CompletionBody, lambda model, body, _: Completion(model, body)),
+    "/v1/embeddings": Endpoint(EmbeddingBody, lambda model, body, _: Embedding(model, body)),
+    "/v1/responses": Endpoint(ResponsesBody, _turn, renders_template=True),
+    "/v1/messages": Endpoint(MessagesBody, lambda model, body, _: Message(model, body), renders_template=True),
+    "/v1/messages/count_tokens": Endpoint(
+        CountTokensBody, lambda model, body, _: count_tokens(model, body), renders_template=True
+    ),
+    "/tokenize": Endpoint(TokenizeBody, lambda model, body, _: tokenize(model, body), renders_template=True),
+    "/detokenize": Endpoint(DetokenizeBody, lambda model, body, _: detokenize(model, body)),
 }
-ENDPOINTS = tuple(_ENDPOINTS)
+
+_OFFLINE: dict[str, Callable[[ServedModel, Any], Call]] = {
+    "/v1/chat/completions": Chat,
+    "/v1/completions": Completion,
+    "/v1/embeddings": Embedding,
+    "/v1/responses": _unkept_turn,
+}
+ENDPOINTS = tuple(_OFFLINE)
+"""Those that the lines of a batch can ask for."""
+
+
+def read_body(
+    model: ServedModel, endpoint: str, body: bytes, limits: JsonLimits, history: Turns | None = None
+) -> Outcome | ErrorReply:
+    """What a body asks of an endpoint, its prompts tokenized; or what is wrong with it."""
+    parsed: object = None
+    try:
+        limits.check(body)
+        # Unlike the standard library's, this parser refuses deep nesting instead of running out of stack.
+        parsed = from_json(body)
+        outcome = BODIES[endpoint].understand(model, BODIES[endpoint].body.model_validate(parsed), history)
+        if not isinstance(outcome, (HistoryNeeded, bytes)):
+            outcome.ask = outcome.ask.tokenized(model.intake)
+    except (UserError, ValidationError) as error:
+        return error_reply(error, parsed)
+    except ValueError as error:
+        return ErrorReply(400, f"the body is not valid JSON: {error}")
+    return outcome
 
 
 def check_line(endpoint: str, body: Mapping[str, Any]) -> str | None:
@@ -62,13 +127,13 @@ def check_line(endpoint: str, body: Mapping[str, Any]) -> str | None:
 def understand_line(model: ServedModel, endpoint: str, body: Mapping[str, Any]) -> Call | ErrorReply:
     """What the body of a line asks, answered where nothing is kept; or what is wrong with it."""
     try:
-        return _ENDPOINTS[endpoint].understand(model, _parse(endpoint, body))
+        return _OFFLINE[endpoint](model, _parse(endpoint, body))
     except (UserError, ValidationError) as error:
         return error_reply(error, body)
 
 
 def _parse(endpoint: str, body: Mapping[str, Any]) -> Body:
-    parsed = _ENDPOINTS[endpoint].body.model_validate(body)
+    parsed = BODIES[endpoint].body.model_validate(body)
     for name, allowed in _NOT_IN_A_BATCH.items():
         if getattr(parsed, name, None):
             raise InvalidParameter(name, True, allowed)

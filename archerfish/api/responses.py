@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from archerfish.api.ask import Ask
 from archerfish.api.bodies.responses import LOGPROBS, ResponsesBody
 from archerfish.api.conversation import Conversation
@@ -11,7 +13,6 @@ from archerfish.api.replies import new_id, seconds_now
 from archerfish.api.response_writer import ResponseWriter
 from archerfish.api.structure import structured
 from archerfish.api.writing import Writing
-from archerfish.engine.outputs import StreamOutput
 from archerfish.errors import InvalidParameter
 
 
@@ -28,7 +29,7 @@ class Turn:
     ) -> None:
         """`before` are the messages of turns that this one continues. `is_kept`: it can be continued itself."""
         self._model = model
-        self._body = body
+        self._body = body.without_content()
         self._is_kept = is_kept
         model.check_name(body.model)
         if body.background and not is_kept:
@@ -49,7 +50,14 @@ class Turn:
         params = self._conversation.params(
             body, max_tokens=body.max_output_tokens, logprobs=(body.top_logprobs or 0) if body.include else None
         )
-        self.ask = Ask(prompts=[self._conversation.prompt], params=params, body=body)
+        self.ask = Ask(prompts=[self._conversation.prompt], params=params, body=self._body)
+        self.added = msgspec.json.encode(body.messages) if is_kept else b"[]"
+        """The messages of this turn, as JSON: for those that continue it."""
+
+    @property
+    def body(self) -> ResponsesBody:
+        """Without what was said in it."""
+        return self._body
 
     def writer(self) -> ResponseWriter:
         """For the response, before its first token."""
@@ -58,12 +66,8 @@ class Turn:
     def reply(self, written: Sequence[Writing]) -> dict[str, Any]:
         """The whole response at once: as if all of it had come in one piece."""
         [one] = written
-        [answer] = one.output.outputs
-        piece = StreamOutput(
-            0, answer.text, answer.token_ids, answer.logprobs, answer.finish_reason, answer.stop_reason
-        )
         writer = self.writer()
-        for events in (writer.begin(), writer.add(piece), writer.end(one)):
+        for events in (writer.begin(), writer.add(one.whole(0)), writer.end(one)):
             for _ in events:  # Nobody listens.
                 pass
         return writer.response

@@ -1,7 +1,7 @@
 """Tools in a conversation: what the model is shown of them, what it must write, and the calls in what it wrote."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -81,6 +81,10 @@ class ToolUse:
     """Whether one function was named, to be called once."""
     new_reader: Callable[[], AnswerReader] = AnswerReader
     """For each answer one."""
+
+    def without_descriptions(self) -> "ToolUse":
+        """What answers are read with, and no more of the tools."""
+        return replace(self, shown=None if self.shown is None else [], constraint=None)
 
     @classmethod
     def of(

@@ -43,6 +43,11 @@ class Writing:
         num_written = sum(len(answer.token_ids) for answer in output.outputs)
         return Usage(len(output.prompt_token_ids), num_written, output.num_cached_tokens)
 
+    def whole(self, index: int) -> StreamOutput:
+        """One of the answers as a single piece."""
+        one = self.output.outputs[index]
+        return StreamOutput(index, one.text, one.token_ids, one.logprobs, one.finish_reason, one.stop_reason)
+
     def add(self, events: Iterable[TokenEvent], now: float) -> list[StreamOutput]:
         """Take in events that came together; what they add."""
         pieces = [piece for event in events if (piece := self._collector.add(event, now)) is not None]

@@ -107,6 +107,9 @@ class ServerConfig:
     """Serve other machines without keys."""
     cors_origins: str | None = None
     """Origins that pages may call from, with commas between them; * is all."""
+    allowed_hosts: str | None = None
+    """Host names, with commas between them, by which clients without keys may call this service; addresses and \
+localhost always may. * is all."""
     tls_certificate: str | None = None
     """PEM file of the certificate chain, to serve HTTPS."""
     tls_key: str | None = None
@@ -117,6 +120,8 @@ class ServerConfig:
     """Prompt tokens of open requests, likewise."""
     max_body_bytes: int = 32 * 1024 * 1024
     """Largest body of a request, files aside. Accepts 8M."""
+    max_body_items: int | None = None
+    """JSON items (values and object members) of one body; by default 256K, or twice max_model_len if that is more."""
     max_file_bytes: int = 512 * 1024 * 1024
     """Largest file that may be uploaded."""
     body_timeout: float = 30.0

@@ -30,7 +30,7 @@ class Intake:
         self._max_positions = max_positions
         """Longest context the model could be started with; None where there is no end."""
         self._vocab_size = vocab_size
-        self._max_model_len = max_model_len
+        self.max_model_len = max_model_len
         self._clock = clock
         self._guessing_methods = guessing_methods
         """Those that the engine has."""
@@ -67,11 +67,7 @@ class Intake:
             raise InvalidParameter("speculation.method", method, allowed)
         params.check_token_ids(self._vocab_size)
         token_ids = self.token_ids(prompt, add_special_tokens=add_special_tokens)
-        # The scheduler refuses these too, but it may live in another process.
-        if not token_ids:
-            raise InvalidParameter("prompt", prompt, "it must have at least one token")
-        if len(token_ids) >= self._max_model_len:
-            raise PromptTooLong(len(token_ids), self._max_model_len, self._max_positions)
+        self.check_length(token_ids)
         return Request(
             request_id=uuid.uuid4().hex,
             external_id=external_id,
@@ -84,6 +80,13 @@ class Intake:
             slo=slo,
             tenant=tenant,
         )
+
+    def check_length(self, token_ids: Sequence[int]) -> None:
+        """Raise unless a prompt of these tokens can be answered. The scheduler checks it too, in its own process."""
+        if not token_ids:
+            raise InvalidParameter("prompt", "", "it must have at least one token")
+        if len(token_ids) >= self.max_model_len:
+            raise PromptTooLong(len(token_ids), self.max_model_len, self._max_positions)
 
     def token_ids(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """The prompt's token ids, all of them known to the model."""

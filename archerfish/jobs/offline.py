@@ -78,8 +78,8 @@ class OfflineAnswers:
         try:
             requests = call.ask.requests(self._model.intake, open_line.request_id, request_class=RequestClass.BATCH)
             with uninterrupted():
-                for request, prompt in zip(requests, call.ask.prompts, strict=True):
-                    self._add(open_line, request, prompt if isinstance(prompt, str) else None)
+                for request, text in zip(requests, call.ask.texts, strict=True):
+                    self._add(open_line, request, text)
         except UserError as error:
             self._drop(open_line)
             return error_reply(error)

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
@@ -11,6 +10,7 @@ from archerfish import __version__
 from archerfish.server.access import Access
 from archerfish.server.batches import new_runner
 from archerfish.server.errors import install_error_handlers
+from archerfish.server.requests import describe
 from archerfish.server.routes import chat, completions, embeddings, health, info, jobs, messages, observe, responses
 from archerfish.server.service import Service
 
@@ -18,12 +18,6 @@ _ROUTERS = (
     *(chat.router, completions.router, responses.router, messages.router, embeddings.router),
     *(jobs.files, jobs.batches, info.router, health.router, observe.router),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class BodyLimits:
-    max_body_bytes: int
-    body_timeout: float
 
 
 def create_app(service: Service) -> FastAPI:
@@ -35,7 +29,8 @@ def create_app(service: Service) -> FastAPI:
 
     app = FastAPI(title="Archerfish", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
-    app.state.limits = BodyLimits(service.config.max_body_bytes, service.config.body_timeout)
+    app.state.limits = service.bodies
+    app.openapi = describe(app)  # type: ignore[method-assign]
     for router in _ROUTERS:
         app.include_router(router)
     if service.jobs is not None:

@@ -9,4 +9,6 @@ _encoder = msgspec.json.Encoder()
 
 
 def json_reply(value: object, headers: Mapping[str, str] | None = None, status: int = 200) -> Response:
-    return Response(_encoder.encode(value), status, dict(headers or {}), media_type="application/json")
+    """`value` as JSON; bytes are JSON already."""
+    content = value if isinstance(value, bytes) else _encoder.encode(value)
+    return Response(content, status, dict(headers or {}), media_type="application/json")

@@ -1,58 +1,127 @@
-"""Reads bodies within limits: their size, their depth, and how long a sender may take."""
+"""Reads bodies within limits: their size, and how long a sender may take."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import FastAPI, Request, Response
+from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
+from pydantic.json_schema import models_json_schema
 from pydantic_core import from_json
 
+from archerfish.api.bodies.common import Body
 from archerfish.server.errors import ApiError
 
+SMALL_BODY = 64 * 1024
+"""Bytes that are parsed and validated within a few milliseconds, whatever they hold."""
 
-class LimitedRequest(Request):
-    """A request whose body is refused as soon as it is too much."""
+_REFERENCE = "#/components/schemas/{model}"
 
-    async def body(self) -> bytes:
-        if not hasattr(self, "_body"):
-            limits = self.app.state.limits
-            try:
-                self._body = await asyncio.wait_for(self._read(limits.max_body_bytes), limits.body_timeout)
-            except TimeoutError:
-                seconds = f"{limits.body_timeout:g} seconds"
-                raise ApiError(408, f"the body did not arrive within {seconds}; send it faster") from None
-        return self._body
 
-    async def json(self) -> Any:
-        body = await self.body()
+@dataclass(slots=True)
+class BodyLimits:
+    """How much bodies may take: each of them, and all that are held at a time."""
+
+    max_bytes: int
+    """Of one body."""
+    timeout: float
+    """Seconds in which it must arrive."""
+    max_held_bytes: int
+    held_bytes: int = 0
+
+    @asynccontextmanager
+    async def body(self, http: Request) -> AsyncIterator[bytes]:
+        """The body, held within the block; or an ApiError as soon as it is too much or too slow."""
+        body = bytearray()
         try:
-            # Unlike the standard library's, this parser refuses deep nesting instead of running out of stack.
-            return from_json(body)
-        except ValueError as error:
-            raise ApiError(400, f"the body is not valid JSON: {error}") from None
+            async with asyncio.timeout(self.timeout):
+                async for piece in _pieces(http, self.max_bytes):
+                    if self.held_bytes + len(piece) > self.max_held_bytes:
+                        message = "too many large bodies are being read; try again in a few seconds"
+                        raise ApiError(503, message, code="overloaded", headers={"Retry-After": "5"})
+                    self.held_bytes += len(piece)
+                    body += piece
+            yield bytes(body)
+        except TimeoutError:
+            raise ApiError(408, f"the body did not arrive within {self.timeout:g} seconds; send it faster") from None
+        finally:
+            self.held_bytes -= len(body)
 
-    async def _read(self, limit: int) -> bytes:
-        too_large = ApiError(413, f"the body is larger than {limit:,} bytes; send less, or start with --max-body-bytes")
-        declared = self.headers.get("content-length", "")
-        if declared.isdigit() and int(declared) > limit:
+
+async def _pieces(http: Request, max_bytes: int) -> AsyncIterator[bytes]:
+    too_large = ApiError(413, f"the body is larger than {max_bytes:,} bytes; send less, or start with --max-body-bytes")
+    declared = http.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise too_large
+    num_bytes = 0
+    async for piece in http.stream():
+        num_bytes += len(piece)
+        if num_bytes > max_bytes:
             raise too_large
-        pieces, size = [], 0
-        async for piece in self.stream():
-            size += len(piece)
-            if size > limit:
-                raise too_large
-            pieces.append(piece)
-        return b"".join(pieces)
+        yield piece
+
+
+def check_content_type(http: Request) -> None:
+    """Refuse what a page of another origin may send without being asked: forms and plain text."""
+    kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        given = f"is {kind!r}" if kind else "is missing"
+        raise ApiError(400, f"the Content-Type {given}; send the body as JSON with Content-Type: application/json")
 
 
 class LimitedRoute(APIRoute):
-    """Gives handlers a LimitedRequest."""
+    """Gives handlers a request whose small JSON body is parsed and validated at once."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
         async def with_limits(request: Request) -> Response:
-            return await handle(LimitedRequest(request.scope, request.receive))
+            return await handle(_SmallRequest(request.scope, request.receive))
 
         return with_limits
+
+
+class _SmallRequest(Request):
+    async def body(self) -> bytes:
+        if not hasattr(self, "_body"):
+            limits: BodyLimits = self.app.state.limits
+            small = replace(limits, max_bytes=min(limits.max_bytes, SMALL_BODY), held_bytes=0)
+            async with small.body(self) as body:
+                self._body = body
+        return self._body
+
+    async def json(self) -> Any:
+        try:
+            return from_json(await self.body())
+        except ValueError as error:
+            raise ApiError(400, f"the body is not valid JSON: {error}") from None
+
+
+# -- how bodies that handlers read for themselves are described -------------------------------------------------------
+
+_DESCRIBED: dict[str, type[Body]] = {}
+
+
+def takes(body: type[Body]) -> dict[str, Any]:
+    """For the `openapi_extra` of a route: the JSON body that it reads."""
+    _DESCRIBED[body.__name__] = body
+    schema = {"$ref": _REFERENCE.format(model=body.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def describe(app: FastAPI) -> Callable[[], dict[str, Any]]:
+    """The application's `openapi`, with the bodies of `takes`."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            described = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            inputs = [(body, "validation") for body in _DESCRIBED.values()]
+            _, schemas = models_json_schema(inputs, ref_template=_REFERENCE)  # type: ignore[arg-type]
+            described.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
+            app.openapi_schema = described
+        return app.openapi_schema
+
+    return openapi

@@ -1,11 +1,8 @@
 """Responses that are being written, and those that are kept: in memory, for each tenant so many and no more."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import msgspec
 from starlette.requests import HTTPConnection
 
 from archerfish.server.response_run import Run
@@ -18,19 +15,21 @@ MOST_BYTES = 64 * 1024 * 1024
 class History:
     """The messages of a conversation so far. One that continues it shares them."""
 
-    def __init__(self, added: Sequence[Any], before: "History | None" = None) -> None:
-        """`added` are the messages of the latest turn."""
-        self._added = msgspec.json.encode(added)
+    def __init__(self, added: bytes, before: "History | None" = None) -> None:
+        """`added` are the latest messages, as JSON."""
+        self._added = added
         self._before = before
         self.size: int = len(self._added) + (0 if before is None else before.size)
 
-    def messages(self) -> list[dict[str, Any]]:
+    @property
+    def turns(self) -> list[bytes]:
+        """Messages from the first to the latest, as JSON lists."""
         turns: list[bytes] = []
         history: History | None = self
         while history is not None:
             turns.append(history._added)
             history = history._before
-        return [message for turn in reversed(turns) for message in msgspec.json.decode(turn)]
+        return turns[::-1]
 
 
 @dataclass(frozen=True, slots=True)

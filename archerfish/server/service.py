@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from starlette.requests import HTTPConnection
+from starlette.requests import Request as HttpRequest
 
 from archerfish import __version__
 from archerfish.api.ask import Ask
-from archerfish.api.model import ServedModel, usual_tool_format
-from archerfish.api.tools import ToolFormat, find_format
+from archerfish.api.endpoints import HistoryNeeded, Turns
+from archerfish.api.errors import ErrorReply
+from archerfish.api.json_limits import JsonLimits
+from archerfish.api.model import ServedModel
+from archerfish.api.tools import find_format
 from archerfish.config.settings import EngineConfig, ServerConfig
 from archerfish.console import logger
 from archerfish.engine.async_engine import DEFAULT_BUILDER, AsyncEngine, EngineStatus
@@ -25,14 +29,21 @@ from archerfish.metrics.service import ServiceMetrics, TenantUsage
 from archerfish.metrics.state import EngineState, Peak
 from archerfish.request import SLO, Request, RequestClass, TokenEvent
 from archerfish.server.answers import Answer, close
-from archerfish.server.beside import LONG, in_time
 from archerfish.server.errors import ApiError
 from archerfish.server.keys import Key, Keys
 from archerfish.server.limits import Admission, RateLimits
+from archerfish.server.preprocessing.jobs import Job, ModelSpec
+from archerfish.server.preprocessing.model import load_model
+from archerfish.server.preprocessing.pool import Preprocessing
+from archerfish.server.requests import BodyLimits, check_content_type
 from archerfish.server.tracing import RequestTrace, Tracing
-from archerfish.tokenizer import Tokenizer
 
 Clock = Callable[[], float]
+
+_LEAST_BODY_ITEMS = 2**18
+"""JSON items that a body may have by default; more where the context is longer."""
+_MOST_HELD_BODIES = 8
+"""Bodies of the largest size that are held at a time, until their prompts are tokenized."""
 
 
 class Service:
@@ -45,7 +56,10 @@ class Service:
         *,
         builder: str = DEFAULT_BUILDER,
         clock: Clock = time.monotonic,
+        warms_up: bool = False,
     ) -> None:
+        """`warms_up`: be ready only when the preprocessing workers are, instead of starting them when needed."""
+        self._warms_up = warms_up
         self.config = server
         self.clock = clock
         self.started_at = int(time.time())
@@ -74,9 +88,10 @@ class Service:
         self.jobs = None if server.data_dir is None else JobStore(server.data_dir, max_file_bytes=server.max_file_bytes)
         self.runner: BatchRunner | None = None
         """Of batches, once there is an application to answer them."""
-        self._tool_format: ToolFormat | None = (
-            None if server.tool_call_format is None else find_format(server.tool_call_format)
-        )
+        if server.tool_call_format is not None:
+            find_format(server.tool_call_format)  # Raises what is wrong with it before anything is loaded.
+        self.bodies = BodyLimits(server.max_body_bytes, server.body_timeout, _MOST_HELD_BODIES * server.max_body_bytes)
+        self._preprocessing: Preprocessing | None = None
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -91,11 +106,16 @@ class Service:
             self.runner.start()
 
     async def _watch(self) -> None:
-        """Each time an engine is ready, be ready too."""
+        """Once the engine is ready, be ready too."""
         facts = await self.engine.wait_ready()
-        intake = await asyncio.to_thread(_make_intake, facts, self.clock)
-        tool_format = self._tool_format or usual_tool_format(facts.family, intake.tokenizer)
-        self._model = ServedModel(self.model_name, intake, facts.recommended, tool_format)
+        max_items = self.config.max_body_items or max(_LEAST_BODY_ITEMS, 2 * facts.max_model_len)
+        spec = ModelSpec(facts, (self.model_name,), self.config.tool_call_format, JsonLimits(max_items))
+        model = await asyncio.to_thread(load_model, spec, self.clock)
+        self._limits = spec.limits
+        self._preprocessing = Preprocessing(spec, model)
+        if self._warms_up:
+            await self._preprocessing.warm_up()
+        self._model = model
         self.metrics.model = self.model_name
         logger.info("%s is ready", self.model_name)
 
@@ -114,6 +134,8 @@ class Service:
             await self.runner.stop()
         self._watcher.cancel()
         await self.engine.stop()
+        if self._preprocessing is not None:
+            await self._preprocessing.close()
         if self.jobs is not None:
             self.jobs.close()
         if self.tracing is not None:
@@ -169,6 +191,38 @@ class Service:
         """What the ended requests of a key came to since the start."""
         return self.metrics.usage.get(caller.name, TenantUsage())
 
+    # -- bodies ---------------------------------------------------------------------------------------------------
+
+    async def read(self, http: HttpRequest, endpoint: str, find_history: Callable[[str], Turns] | None = None) -> Any:
+        """What the body asks of an endpoint: a Call, or a whole reply as JSON. Raises what is wrong with it.
+
+        `find_history` finds the turns before a response that the body continues.
+        """
+        _ = self.model  # Without one, nothing can be read.
+        check_content_type(http)
+        async with self.bodies.body(http) as body:
+            outcome = await self._understand(Job(endpoint, body))
+            if isinstance(outcome, HistoryNeeded):
+                assert find_history is not None, "only where histories are kept can they be asked for"
+                outcome = await self._understand(Job(endpoint, body, find_history(outcome.response_id)))
+        return outcome
+
+    async def read_reply(self, http: HttpRequest, endpoint: str) -> bytes:
+        """The reply of an endpoint that needs no engine, as JSON. It counts as a request of its key."""
+        self._check_rate(http.state.caller, ())
+        reply: bytes = await self.read(http, endpoint)
+        return reply
+
+    async def _understand(self, job: Job) -> Any:
+        assert self._preprocessing is not None, "there is a model"
+        if job.is_quick:
+            outcome = job.run(self.model, self._limits)
+        else:
+            outcome = await self._preprocessing.run(job)
+        if isinstance(outcome, ErrorReply):
+            raise ApiError.of(outcome)
+        return outcome
+
     # -- requests -------------------------------------------------------------------------------------------------
 
     async def open(self, http: HTTPConnection, ask: Ask) -> Answer:
@@ -185,24 +239,22 @@ class Service:
             http.state.log["key"] = caller.name
         if ask.body.user is not None:
             http.state.log["user"] = ask.body.user
-        requests = await in_time(
-            partial(
-                ask.requests,
-                self.intake,
-                http.state.request_id,
-                request_class=getattr(http.state, "request_class", RequestClass.ONLINE),
-                slo=self._default_slo,
-                tenant=caller.name,
-            ),
-            # A form is tried in another process first, which is waited for.
-            is_long=ask.params.structured is not None or ask.size > LONG,
+        make_requests = partial(
+            ask.requests,
+            self.intake,
+            http.state.request_id,
+            request_class=getattr(http.state, "request_class", RequestClass.ONLINE),
+            slo=self._default_slo,
+            tenant=caller.name,
+            cache_salt=caller.cache_salt(ask.body.cache_salt),
         )
+        # A form is tried in another process first, which is waited for.
+        requests = make_requests() if ask.params.structured is None else await asyncio.to_thread(make_requests)
         self._check_open()  # Much may have happened meanwhile; from here on nothing does.
-        texts = [prompt if isinstance(prompt, str) else None for prompt in ask.prompts]
         answers: list[Answer] = []
         self._admit(caller, requests)
         try:
-            for request, text in zip(requests, texts, strict=True):
+            for request, text in zip(requests, ask.texts, strict=True):
                 finished = partial(self._finished, caller, http.state.log, trace)
                 answers.append(Answer(self.engine, request, text, self.intake.tokenizer, self.clock, finished))
                 self.metrics.request_started(request)
@@ -308,12 +360,6 @@ def _num_prompt_tokens(requests: Sequence[Request]) -> int:
 def _most_tokens(request: Request) -> int:
     """That it may come to, if that is known; what it came to is settled afterwards."""
     return len(request.prompt_token_ids) + request.params.n * (request.params.max_tokens or 0)
-
-
-def _make_intake(facts: EngineFacts, clock: Clock) -> Intake:
-    directory = facts.tokenizer_directory
-    tokenizer = None if directory is None else Tokenizer.load(Path(directory))
-    return Intake(tokenizer, facts.vocab_size, facts.max_model_len, clock, facts.max_positions, facts.guessing_methods)
 
 
 def _default_slo(config: ServerConfig) -> SLO | None:

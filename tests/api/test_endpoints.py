@@ -88,12 +88,12 @@ def test_requests_carry_what_the_body_says_of_them(model: ServedModel) -> None:
     requests = asked(model, COMPLETIONS, body).requests(
         model.intake, "given", request_class=RequestClass.BATCH, tenant="t"
     )
-    assert [one.request_id for one in requests] == ["given-0", "given-1"]
+    assert [one.external_id for one in requests] == ["given-0", "given-1"]
     for one in requests:
         assert (one.priority, one.cache_salt, one.slo, one.tenant) == (2, "me", SLO(ttft_ms=5), "t")
         assert (one.request_class, one.arrival_time) == (RequestClass.BATCH, 7.0)
     [named] = asked(model, CHAT, {"messages": MESSAGES, "request_id": "mine"}).requests(model.intake, "given")
-    assert named.request_id == "mine"
+    assert named.external_id == "mine"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx
 
@@ -55,6 +56,17 @@ class RunningService:
             return client.get("/health/ready").status_code == 200
         except httpx.TransportError:
             return False
+
+    def children(self, module: str) -> list[int]:
+        """Process ids of its children that run a module, `archerfish.engine.process` for instance."""
+        found = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [int(pid) for pid in found if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    @property
+    def engine(self) -> int:
+        """The process id of its engine."""
+        [engine] = self.children("archerfish.engine.process")
+        return engine
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)

@@ -51,7 +51,7 @@ async def scripted_service(gate: Path | None = None, **settings: Any) -> AsyncIt
     async with app.router.lifespan_context(app):
         await service._watcher  # It ends when the engine is ready and the tokenizer loaded.
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://scripted", timeout=60) as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
             yield ScriptedService(service, client, clock)
 
 

@@ -229,8 +229,9 @@ def test_any_origin_and_none() -> None:
             reply = await client.get("/v1/models", headers={"Origin": origin})
             assert reply.headers["Access-Control-Allow-Origin"] == "*"
         async with scripted_service() as (_, client, _):
-            assert (await client.options("/v1/models", headers=preflight(origin))).status_code == 405
+            assert (await client.options("/v1/models", headers=preflight(origin))).status_code == 403
             reply = await client.get("/v1/models", headers={"Origin": origin})
+            assert reply.status_code == 403 and "--cors-origins" in reply.json()["error"]["message"]
             assert "Access-Control-Allow-Origin" not in reply.headers
 
     play(story)

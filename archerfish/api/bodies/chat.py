@@ -1,6 +1,6 @@
 """/v1/chat/completions."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -47,6 +47,14 @@ class ToolChoice(Body):
 
 
 class ChatBody(GenerationBody):
+    CONTENT: ClassVar[tuple[str, ...]] = (
+        *GenerationBody.CONTENT,
+        "messages",
+        "tools",
+        "tool_choice",
+        "chat_template_kwargs",
+    )
+
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None

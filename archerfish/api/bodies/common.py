@@ -1,7 +1,7 @@
 """Fields that several endpoints share, and what they come to."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -38,6 +38,13 @@ class Body(BaseModel):
     """Nothing is converted and nothing is ignored."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    CONTENT: ClassVar[tuple[str, ...]] = ()
+    """Fields that grow with what a client sends and that nobody reads once a prompt has been made of them."""
+
+    def without_content(self) -> Self:
+        """A copy that is small enough to be kept, and sent between processes, for every open request."""
+        return self.model_copy(update=dict.fromkeys(self.CONTENT))
 
 
 class StreamOptions(Body):
@@ -106,6 +113,14 @@ ResponseFormat = Annotated[
 
 class GenerationBody(Body):
     """How an answer is written, as far as all endpoints agree."""
+
+    CONTENT: ClassVar[tuple[str, ...]] = (
+        "stop",
+        "stop_token_ids",
+        "logit_bias",
+        "allowed_token_ids",
+        "response_format",
+    )
 
     model: str | None = None
     temperature: Annotated[float, Field(ge=0)] | None = None

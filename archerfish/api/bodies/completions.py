@@ -1,6 +1,6 @@
 """/v1/completions."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -8,6 +8,8 @@ from archerfish.api.bodies.common import GenerationBody, Prompts
 
 
 class CompletionBody(GenerationBody):
+    CONTENT: ClassVar[tuple[str, ...]] = (*GenerationBody.CONTENT, "prompt")
+
     prompt: Prompts
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     """16 by default. 0 writes nothing: with echo, that scores the prompt."""

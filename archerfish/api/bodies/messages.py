@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, model_validator
 
@@ -123,6 +123,15 @@ class Metadata(Body):
 
 class CountTokensBody(GenerationBody):
     """A conversation, of which nothing is written yet."""
+
+    CONTENT: ClassVar[tuple[str, ...]] = (
+        *GenerationBody.CONTENT,
+        "messages",
+        "system",
+        "tools",
+        "tool_choice",
+        "output_config",
+    )
 
     messages: Annotated[list[Message], Field(min_length=1)]
     """One of the assistant at the end is continued."""

@@ -1,7 +1,7 @@
 """/v1/responses: what may be sent, and the messages that its items come to."""
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
@@ -163,6 +163,8 @@ Metadata = Annotated[
 
 
 class ResponsesBody(GenerationBody):
+    CONTENT: ClassVar[tuple[str, ...]] = (*GenerationBody.CONTENT, "input")
+
     input: Annotated[Items, BeforeValidator(_as_items, json_schema_input_type=Text | Items)]
     """A text, or items of a conversation."""
     instructions: Text | None = None

@@ -1,7 +1,6 @@
 """/v1/chat/completions."""
 
 from collections.abc import AsyncIterator
-from functools import partial
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -9,27 +8,26 @@ from starlette.responses import Response
 from archerfish.api.bodies.chat import ChatBody
 from archerfish.api.chat import Chat
 from archerfish.server.answers import Answer, complete, unless_disconnected
-from archerfish.server.beside import read_in_time
 from archerfish.server.replies import json_reply
-from archerfish.server.requests import LimitedRoute
+from archerfish.server.requests import takes
 from archerfish.server.service import service_of
 from archerfish.server.sse import DONE, EventResponse, event
 
-router = APIRouter(route_class=LimitedRoute)
+router = APIRouter()
 
 
-@router.post("/v1/chat/completions")
-async def chat_completions(body: ChatBody, http: Request) -> Response:
+@router.post("/v1/chat/completions", openapi_extra=takes(ChatBody))
+async def chat_completions(http: Request) -> Response:
     """Answer a conversation."""
     service = service_of(http)
-    chat = await read_in_time(http, partial(Chat, service.model, body))
+    chat: Chat = await service.read(http, "/v1/chat/completions")
     answer = await service.open(http, chat.ask)
     try:
-        if body.stream:
+        if chat.is_streamed:
             return EventResponse(_stream(chat, answer), answer.headers)
         return json_reply(chat.reply(await unless_disconnected(http, complete([answer]))), answer.headers)
     finally:
-        if not body.stream:
+        if not chat.is_streamed:
             answer.close()
 
 

@@ -1,7 +1,6 @@
 """/v1/completions."""
 
 from collections.abc import AsyncIterator, Sequence
-from functools import partial
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -9,27 +8,26 @@ from starlette.responses import Response
 from archerfish.api.bodies.completions import CompletionBody
 from archerfish.api.completions import Completion
 from archerfish.server.answers import Answer, close, complete, merged, unless_disconnected
-from archerfish.server.beside import read_in_time
 from archerfish.server.replies import json_reply
-from archerfish.server.requests import LimitedRoute
+from archerfish.server.requests import takes
 from archerfish.server.service import service_of
 from archerfish.server.sse import DONE, EventResponse, event
 
-router = APIRouter(route_class=LimitedRoute)
+router = APIRouter()
 
 
-@router.post("/v1/completions")
-async def completions(body: CompletionBody, http: Request) -> Response:
+@router.post("/v1/completions", openapi_extra=takes(CompletionBody))
+async def completions(http: Request) -> Response:
     """Continue prompts."""
     service = service_of(http)
-    completion = await read_in_time(http, partial(Completion, service.model, body))
+    completion: Completion = await service.read(http, "/v1/completions")
     answers = await service.open_all(http, completion.ask)
     try:
-        if body.stream:
+        if completion.is_streamed:
             return EventResponse(_stream(completion, answers), answers[0].headers)
         return json_reply(completion.reply(await unless_disconnected(http, complete(answers))), answers[0].headers)
     finally:
-        if not body.stream:
+        if not completion.is_streamed:
             close(answers)
 
 

@@ -12,31 +12,34 @@ from archerfish.api.bodies.responses import ResponsesBody, chat_messages
 from archerfish.api.responses import Turn
 from archerfish.errors import InvalidParameter
 from archerfish.server.answers import unless_disconnected
-from archerfish.server.beside import LONG, in_time
 from archerfish.server.errors import ApiError
 from archerfish.server.replies import json_reply
-from archerfish.server.requests import LimitedRoute
+from archerfish.server.requests import takes
 from archerfish.server.response_run import Run
 from archerfish.server.response_store import History, Kept, ResponseStore, store_of
 from archerfish.server.service import service_of
 from archerfish.server.sse import EventResponse
 
-router = APIRouter(route_class=LimitedRoute)
+router = APIRouter()
 
 
-@router.post("/v1/responses")
-async def create_response(body: ResponsesBody, http: Request) -> Response:
+@router.post("/v1/responses", openapi_extra=takes(ResponsesBody))
+async def create_response(http: Request) -> Response:
     """Answer a conversation, or continue one that is kept here."""
     service, store, tenant = service_of(http), store_of(http), _tenant_of(http)
-    before = _continued(store, tenant, body.previous_response_id)
-    turn = await in_time(
-        lambda: Turn(service.model, body, before=() if before is None else before.messages(), is_kept=body.is_kept),
-        is_long=len(await http.body()) + (0 if before is None else before.size) > LONG,
-    )
+    before: History | None = None
+
+    def find_history(response_id: str) -> list[bytes]:
+        nonlocal before
+        before = _continued(store, tenant, response_id)
+        return before.turns
+
+    turn: Turn = await service.read(http, "/v1/responses", find_history)
+    body = turn.body
     answer = await service.open(http, turn.ask)
 
     def keep(run: Run) -> None:
-        store.end(tenant, run.response_id, _kept(run, body, before) if body.is_kept else None)
+        store.end(tenant, run.response_id, _kept(run, turn, before) if body.is_kept else None)
 
     run = Run(answer, turn.writer(), keep, is_told=bool(body.stream))
     store.begin(tenant, run)
@@ -99,16 +102,15 @@ async def cancel_response(response_id: str, http: Request) -> Response:
     return Response(kept.response, media_type="application/json")
 
 
-def _kept(run: Run, body: ResponsesBody, before: History | None) -> Kept:
+def _kept(run: Run, turn: Turn, before: History | None) -> Kept:
     """For the store, at its end."""
-    history = History([*body.messages, *chat_messages(run.response["output"])], before)
-    events = tuple(run.events) if body.background and body.stream else None
+    answer = msgspec.json.encode(chat_messages(run.response["output"]))
+    history = History(answer, History(turn.added, before))
+    events = tuple(run.events) if turn.body.background and turn.body.stream else None
     return Kept(msgspec.json.encode(run.response), run.response["status"], history, events)
 
 
-def _continued(store: ResponseStore, tenant: str, response_id: str | None) -> History | None:
-    if response_id is None:
-        return None
+def _continued(store: ResponseStore, tenant: str, response_id: str) -> History:
     if store.running(tenant, response_id) is not None:
         raise InvalidParameter("previous_response_id", response_id, "it is still being written; wait for its end")
     kept = store.find(tenant, response_id)

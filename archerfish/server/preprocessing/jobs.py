@@ -1,0 +1,94 @@
+"""What the service and its preprocessing workers say to each other: one job, one outcome. Knows no sockets' ends."""
+
+import io
+import pickle
+import struct
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from archerfish.api.endpoints import BODIES, Turns, read_body
+from archerfish.api.errors import ErrorReply
+from archerfish.api.json_limits import JsonLimits
+from archerfish.api.model import ServedModel
+from archerfish.engine.wire import EngineFacts
+
+LENGTH = struct.Struct("<Q")
+"""Stands before every message: its number of bytes."""
+
+_SHORT = 4096
+_MODEL = "model"
+
+
+class Job(NamedTuple):
+    """A body, and what it is to be read as."""
+
+    endpoint: str
+    body: bytes
+    history: Turns | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes that are read for it."""
+        return len(self.body) + sum(map(len, self.history or ()))
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether it surely takes no more than a few milliseconds."""
+        return self.size <= _SHORT and not BODIES[self.endpoint].renders_template
+
+    @property
+    def seconds(self) -> float:
+        """Processor time that it may take. Ordinary bodies take a hundredth of it."""
+        return 4.0 + self.size / 1e6
+
+    def run(self, model: ServedModel, limits: JsonLimits) -> Any:
+        """An Outcome of api.endpoints, or an ErrorReply."""
+        return read_body(model, self.endpoint, self.body, limits, self.history)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """From which a worker makes the same ServedModel that the service has."""
+
+    facts: EngineFacts
+    names: tuple[str, ...]
+    tool_call_format: str | None
+    limits: JsonLimits
+
+
+class TooMuch(NamedTuple):
+    """The job was given up: it took more of something than it may."""
+
+    of_what: str
+
+    @property
+    def reply(self) -> ErrorReply:
+        message = f"preparing this request takes more than {self.of_what}: send less"
+        return ErrorReply(
+            400, f"{message}; if short chats fail too, the chat template is at fault", code="too_expensive"
+        )
+
+
+def encode_outcome(outcome: object) -> bytes:
+    """An outcome for the other process. The model itself, which both have, is sent by name."""
+    buffer = io.BytesIO()
+    _OutcomePickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(outcome)
+    return buffer.getvalue()
+
+
+def decode_outcome(data: bytes, model: ServedModel) -> Any:
+    return _OutcomeUnpickler(io.BytesIO(data), model).load()
+
+
+class _OutcomePickler(pickle.Pickler):
+    def persistent_id(self, value: object) -> str | None:
+        return _MODEL if isinstance(value, ServedModel) else None
+
+
+class _OutcomeUnpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, model: ServedModel) -> None:
+        super().__init__(file)
+        self._model = model
+
+    def persistent_load(self, _name: str) -> ServedModel:
+        return self._model

@@ -1,0 +1,22 @@
+"""Makes what must be known of the served model, in the service and in each of its workers alike."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from archerfish.api.model import ServedModel, usual_tool_format
+from archerfish.api.tools import find_format
+from archerfish.engine.intake import Intake
+from archerfish.server.preprocessing.jobs import ModelSpec
+from archerfish.tokenizer import Tokenizer
+
+
+def load_model(spec: ModelSpec, clock: Callable[[], float]) -> ServedModel:
+    """Read the tokenizer and its chat template; everything else is in the specification."""
+    facts, directory = spec.facts, spec.facts.tokenizer_directory
+    tokenizer = None if directory is None else Tokenizer.load(Path(directory))
+    intake = Intake(
+        tokenizer, facts.vocab_size, facts.max_model_len, clock, facts.max_positions, facts.guessing_methods
+    )
+    named = spec.tool_call_format
+    tool_format = usual_tool_format(facts.family, tokenizer) if named is None else find_format(named)
+    return ServedModel(spec.names[0], intake, facts.recommended, tool_format)

@@ -1,0 +1,167 @@
+"""The preprocessing workers of a service: jobs wait for one, and one that dies is replaced. Knows no HTTP."""
+
+import asyncio
+import os
+import pickle
+import signal
+import socket
+import sys
+from collections import deque
+from contextlib import suppress
+from typing import Any
+
+from archerfish.api.errors import MISTAKE, ErrorReply
+from archerfish.api.model import ServedModel
+from archerfish.console import logger
+from archerfish.server.preprocessing.jobs import LENGTH, Job, ModelSpec, TooMuch, decode_outcome
+from archerfish.server.preprocessing.worker import MAX_GROWTH
+
+SHORT = 64 * 1024
+"""Bytes of a job that any worker takes. Longer ones leave one worker to the others."""
+
+_LOADING_SECONDS = 120.0
+_BUSY_FACTOR = 10
+"""How much longer than its processor time a job may take on a machine that does other things, too."""
+
+
+class Preprocessing:
+    """Two workers: one for short jobs alone, one for all. A long job never holds up short ones."""
+
+    def __init__(self, spec: ModelSpec, model: ServedModel) -> None:
+        """`model` is what the workers make of `spec` themselves. Workers start with their first job, or `warm_up`."""
+        self._model = model
+        self._workers = [_Worker(spec, takes_long=False), _Worker(spec, takes_long=True)]
+        self._waiting: deque[_Waiting] = deque()
+
+    async def warm_up(self) -> None:
+        """Start all workers."""
+        await asyncio.gather(*(worker.start() for worker in self._workers if not worker.is_busy))
+
+    async def run(self, job: Job) -> Any:
+        """An Outcome of api.endpoints, or an ErrorReply."""
+        worker = await self._acquire(is_long=job.size > SHORT)
+        try:
+            outcome = await worker.run(job)
+        finally:
+            self._release(worker)
+        return outcome if isinstance(outcome, ErrorReply) else decode_outcome(outcome, self._model)
+
+    async def close(self) -> None:
+        await asyncio.gather(*(worker.stop() for worker in self._workers))
+
+    async def _acquire(self, *, is_long: bool) -> "_Worker":
+        for worker in self._workers:
+            if not worker.is_busy and (worker.takes_long or not is_long):
+                worker.is_busy = True
+                return worker
+        waiting = _Waiting(is_long)
+        self._waiting.append(waiting)
+        try:
+            return await waiting.worker
+        except asyncio.CancelledError:
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+            elif waiting.worker.done() and not waiting.worker.cancelled():
+                self._release(waiting.worker.result())
+            raise
+
+    def _release(self, worker: "_Worker") -> None:
+        """Give the worker to the first job in the line that it may take."""
+        for waiting in self._waiting:
+            if worker.takes_long or not waiting.is_long:
+                self._waiting.remove(waiting)
+                waiting.worker.set_result(worker)
+                return
+        worker.is_busy = False
+
+
+class _Waiting:
+    def __init__(self, is_long: bool) -> None:
+        self.is_long = is_long
+        self.worker: asyncio.Future[_Worker] = asyncio.get_running_loop().create_future()
+
+
+class _Worker:
+    """One process after another. Whoever has made it busy is the only one that uses it."""
+
+    def __init__(self, spec: ModelSpec, *, takes_long: bool) -> None:
+        self.takes_long = takes_long
+        self.is_busy = False
+        self._spec = spec
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.StreamReader
+        self._writer: asyncio.StreamWriter
+
+    async def start(self) -> None:
+        """Have a process that is ready for a job."""
+        if self._process is not None and self._process.returncode is None and not self._reader.at_eof():
+            return
+        await self.stop()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", "archerfish.server.preprocessing.worker", str(theirs.fileno())),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+                env=_environment(),
+            )
+        self._reader, self._writer = await asyncio.open_connection(sock=ours)
+        await self._send(pickle.dumps(self._spec))
+        async with asyncio.timeout(_LOADING_SECONDS):
+            await self._receive()
+
+    async def run(self, job: Job) -> bytes | ErrorReply:
+        """An outcome as the worker encodes it, or why there is none."""
+        try:
+            await self.start()
+            async with asyncio.timeout(_BUSY_FACTOR * job.seconds):
+                await self._send(pickle.dumps(job, protocol=pickle.HIGHEST_PROTOCOL))
+                return await self._receive()
+        except TimeoutError:
+            await self.stop()
+            return TooMuch(f"{_BUSY_FACTOR * job.seconds:.0f} seconds").reply
+        except (EOFError, ConnectionError):
+            return _why_ended(await self.stop(), job)
+        except BaseException:
+            await self.stop()  # What it is working on would be taken for the outcome of the next job.
+            raise
+
+    async def stop(self) -> int | None:
+        """End the process; its exit code."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        if hasattr(self, "_writer"):
+            self._writer.close()
+        with suppress(TimeoutError):
+            # One that was killed by a limit of its own says so by its exit code.
+            return await asyncio.wait_for(process.wait(), 0.5)
+        with suppress(ProcessLookupError):
+            process.kill()
+        return await process.wait()
+
+    async def _send(self, data: bytes) -> None:
+        self._writer.write(LENGTH.pack(len(data)))
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def _receive(self) -> bytes:
+        (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
+        return await self._reader.readexactly(length)
+
+
+def _why_ended(code: int | None, job: Job) -> ErrorReply:
+    if code == -signal.SIGPROF:
+        return TooMuch(f"{job.seconds:.0f} seconds of processor time").reply
+    if code in (-signal.SIGKILL, -signal.SIGABRT, -signal.SIGSEGV):
+        return TooMuch(f"{MAX_GROWTH >> 20} MiB of memory").reply
+    logger.error("a preprocessing worker ended with exit code %s", code)
+    return MISTAKE
+
+
+def _environment() -> dict[str, str]:
+    """The child finds the same modules as this process. Its tokenizer starts no threads: they take memory."""
+    found = os.pathsep.join(path for path in sys.path if path)
+    return {**os.environ, "PYTHONPATH": found, "TOKENIZERS_PARALLELISM": "false"}

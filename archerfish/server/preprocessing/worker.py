@@ -1,0 +1,108 @@
+"""A preprocessing worker: reads one body after the other, each within limits of processor time and memory.
+
+A hostile body or chat template ends at most this process. Its limits are on processor time, so that a busy machine ends
+nothing that is in order; the service also has a limit on the time that it waits.
+
+python -m archerfish.server.preprocessing.worker HANDLE
+"""
+
+import os
+import pickle
+import resource
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+from archerfish.api.model import ServedModel
+from archerfish.server.preprocessing.jobs import LENGTH, Job, ModelSpec, TooMuch, encode_outcome
+from archerfish.server.preprocessing.model import load_model
+
+MAX_GROWTH = 512 << 20
+"""Bytes that a worker may take beside what it had after loading."""
+_MOST_KEPT = 64 << 20
+"""Bytes that a worker may have kept after a job; one with more ends, and a new one takes its place."""
+_GRACE = 1.0
+"""Seconds of processor time after which what does not notice the limit is killed."""
+
+
+class _OutOfTime(BaseException):
+    """Not an Exception: whatever handles those must not take it for a mistake of the body."""
+
+
+def main(handle: int) -> None:
+    """Answer jobs until the service closes its end."""
+    connection = socket.socket(fileno=handle)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # A Ctrl-C is for the service, which ends this process.
+    with suppress(EOFError, ConnectionError):
+        spec: ModelSpec = pickle.loads(_receive(connection))
+        model = load_model(spec, time.monotonic)
+        limit_memory()
+        _send(connection, b"ready")
+        loaded = _resident_bytes()
+        while _resident_bytes() - loaded < _MOST_KEPT:
+            job: Job = pickle.loads(_receive(connection))
+            _send(connection, encode_outcome(_run(job, model, spec)))
+
+
+def _run(job: Job, model: ServedModel, spec: ModelSpec) -> object:
+    signal.signal(signal.SIGPROF, _end_job)
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_PROF, job.seconds, _GRACE)
+            return job.run(model, spec.limits)
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+    except _OutOfTime:
+        return TooMuch(f"{job.seconds:.0f} seconds of processor time").reply
+    except MemoryError:
+        return TooMuch(f"{MAX_GROWTH >> 20} MiB of memory").reply
+
+
+def _end_job(_number: int, _frame: FrameType | None) -> None:
+    # The second time nothing in Python is waited for any more.
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    raise _OutOfTime
+
+
+def limit_memory() -> None:
+    """From now on this process grows by MAX_GROWTH and no more, where the system says how large it is."""
+    with suppress(OSError):
+        status = Path("/proc/self/status").read_text()
+        fields = dict(line.split(":", 1) for line in status.splitlines())
+        limit = 1024 * int(fields["VmData"].split()[0]) + MAX_GROWTH
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _resident_bytes() -> int:
+    with suppress(OSError):
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+def _receive(connection: socket.socket) -> bytes:
+    (length,) = LENGTH.unpack(_receive_exactly(connection, LENGTH.size))
+    return bytes(_receive_exactly(connection, length))
+
+
+def _receive_exactly(connection: socket.socket, length: int) -> bytearray:
+    buffer = bytearray(length)
+    view = memoryview(buffer)
+    while view:
+        received = connection.recv_into(view)
+        if not received:
+            raise EOFError
+        view = view[received:]
+    return buffer
+
+
+def _send(connection: socket.socket, data: bytes) -> None:
+    connection.sendall(LENGTH.pack(len(data)))
+    connection.sendall(data)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
