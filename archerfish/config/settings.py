@@ -97,10 +97,11 @@ class ServerConfig:
     """Address to listen on. Others than this machine's own need keys, or --allow-anonymous."""
     port: int = 8000
     """Port to listen on; 0 takes a free one."""
-    served_model_name: str | None = None
-    """Name clients know the model by; by default what it was started with."""
-    api_key: str | None = None
-    """Key that clients must send. Better in the environment than on the command line, where others may see it."""
+    served_model_name: tuple[str, ...] = ()
+    """Names that clients may call the model by; replies carry the first. By default what it was started with."""
+    api_key: tuple[str, ...] = ()
+    """Key that clients must send. Better in the environment (with commas between several) than on the command line, \
+where others may see it."""
     key_file: str | None = None
     """TOML file of keys with names, limits and priorities; read again when it changes."""
     allow_anonymous: bool = False
@@ -122,6 +123,8 @@ localhost always may. * is all."""
     """Largest body of a request, files aside. Accepts 8M."""
     max_body_items: int | None = None
     """JSON items (values and object members) of one body; by default 256K, or twice max_model_len if that is more."""
+    preprocessing_workers: int | None = None
+    """Processes that read bodies, render chat templates and tokenize prompts; by default 2, more from 24 cores on."""
     max_file_bytes: int = 512 * 1024 * 1024
     """Largest file that may be uploaded."""
     body_timeout: float = 30.0

@@ -23,9 +23,11 @@ _ROUTERS = (
 def create_app(service: Service) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await service.start()
-        yield
-        await service.stop()
+        try:
+            await service.start()
+            yield
+        finally:
+            await service.stop()
 
     app = FastAPI(title="Archerfish", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service

@@ -92,6 +92,7 @@ class Service:
             find_format(server.tool_call_format)  # Raises what is wrong with it before anything is loaded.
         self.bodies = BodyLimits(server.max_body_bytes, server.body_timeout, _MOST_HELD_BODIES * server.max_body_bytes)
         self._preprocessing: Preprocessing | None = None
+        self._watcher: asyncio.Task[None] | None = None
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -109,10 +110,10 @@ class Service:
         """Once the engine is ready, be ready too."""
         facts = await self.engine.wait_ready()
         max_items = self.config.max_body_items or max(_LEAST_BODY_ITEMS, 2 * facts.max_model_len)
-        spec = ModelSpec(facts, (self.model_name,), self.config.tool_call_format, JsonLimits(max_items))
+        spec = ModelSpec(facts, self.model_names, self.config.tool_call_format, JsonLimits(max_items))
         model = await asyncio.to_thread(load_model, spec, self.clock)
         self._limits = spec.limits
-        self._preprocessing = Preprocessing(spec, model)
+        self._preprocessing = Preprocessing(spec, model, self.config.preprocessing_workers)
         if self._warms_up:
             await self._preprocessing.warm_up()
         self._model = model
@@ -132,7 +133,8 @@ class Service:
     async def stop(self) -> None:
         if self.runner is not None:
             await self.runner.stop()
-        self._watcher.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
         await self.engine.stop()
         if self._preprocessing is not None:
             await self._preprocessing.close()
@@ -165,8 +167,14 @@ class Service:
         return self.model.intake
 
     @property
+    def model_names(self) -> tuple[str, ...]:
+        """What clients may call the model."""
+        return self.config.served_model_name or (self.facts.model,)
+
+    @property
     def model_name(self) -> str:
-        return self.config.served_model_name or self.facts.model
+        """What replies and metrics call it."""
+        return self.model_names[0]
 
     def health(self) -> dict[str, Any]:
         status = "draining" if self._draining else self.engine.status.value

@@ -44,11 +44,13 @@ class ScriptedService(NamedTuple):
 async def scripted_service(gate: Path | None = None, **settings: Any) -> AsyncIterator[ScriptedService]:
     """Ready to be asked. With a gate, a named pipe, each step waits until somebody has opened it for writing."""
     clock = Clock()
-    server = ServerConfig(served_model_name="scripted", peak_flops=1e9, peak_bandwidth=1e9, **settings)
+    settings = {"served_model_name": ("scripted",), "peak_flops": 1e9, "peak_bandwidth": 1e9, **settings}
+    server = ServerConfig(**settings)
     engine = EngineConfig(model=None if gate is None else str(gate))
     service = Service(engine, server, builder="tests.server.scripted:build", clock=clock)
     app = create_app(service)
     async with app.router.lifespan_context(app):
+        assert service._watcher is not None
         await service._watcher  # It ends when the engine is ready and the tokenizer loaded.
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:

@@ -15,6 +15,9 @@ from archerfish.engine.wire import EngineFacts
 LENGTH = struct.Struct("<Q")
 """Stands before every message: its number of bytes."""
 
+READY, OUTCOME, LAST_OUTCOME = b"r", b"o", b"l"
+"""How messages of a worker begin. After the last outcome it ends."""
+
 _SHORT = 4096
 _MODEL = "model"
 
@@ -55,11 +58,24 @@ class ModelSpec:
     tool_call_format: str | None
     limits: JsonLimits
 
+    @property
+    def max_growth(self) -> int:
+        """Bytes that a worker may take for a job. The tokenizer takes some hundred for each character of a prompt."""
+        return (512 << 20) + 1024 * self.facts.max_model_len
+
 
 class TooMuch(NamedTuple):
     """The job was given up: it took more of something than it may."""
 
     of_what: str
+
+    @classmethod
+    def processor_time(cls, job: Job) -> "TooMuch":
+        return cls(f"{job.seconds:.0f} seconds of processor time")
+
+    @classmethod
+    def memory(cls, spec: ModelSpec) -> "TooMuch":
+        return cls(f"{spec.max_growth >> 20} MiB of memory")
 
     @property
     def reply(self) -> ErrorReply:

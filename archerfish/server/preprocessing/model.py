@@ -19,4 +19,4 @@ def load_model(spec: ModelSpec, clock: Callable[[], float]) -> ServedModel:
     )
     named = spec.tool_call_format
     tool_format = usual_tool_format(facts.family, tokenizer) if named is None else find_format(named)
-    return ServedModel(spec.names[0], intake, facts.recommended, tool_format)
+    return ServedModel(spec.names, intake, facts.recommended, tool_format)

@@ -13,8 +13,7 @@ from typing import Any
 from archerfish.api.errors import MISTAKE, ErrorReply
 from archerfish.api.model import ServedModel
 from archerfish.console import logger
-from archerfish.server.preprocessing.jobs import LENGTH, Job, ModelSpec, TooMuch, decode_outcome
-from archerfish.server.preprocessing.worker import MAX_GROWTH
+from archerfish.server.preprocessing.jobs import LAST_OUTCOME, LENGTH, OUTCOME, Job, ModelSpec, TooMuch, decode_outcome
 
 SHORT = 64 * 1024
 """Bytes of a job that any worker takes. Longer ones leave one worker to the others."""
@@ -25,13 +24,15 @@ _BUSY_FACTOR = 10
 
 
 class Preprocessing:
-    """Two workers: one for short jobs alone, one for all. A long job never holds up short ones."""
+    """Several workers, of which one takes short jobs alone: long jobs never hold up short ones."""
 
-    def __init__(self, spec: ModelSpec, model: ServedModel) -> None:
+    def __init__(self, spec: ModelSpec, model: ServedModel, num_workers: int | None = None) -> None:
         """`model` is what the workers make of `spec` themselves. Workers start with their first job, or `warm_up`."""
         self._model = model
-        self._workers = [_Worker(spec, takes_long=False), _Worker(spec, takes_long=True)]
+        num_workers = num_workers or max(2, min(8, (os.cpu_count() or 1) // 8))
+        self._workers = [_Worker(spec, takes_long=number > 0 or num_workers == 1) for number in range(num_workers)]
         self._waiting: deque[_Waiting] = deque()
+        self._restarts: set[asyncio.Task[None]] = set()
 
     async def warm_up(self) -> None:
         """Start all workers."""
@@ -43,10 +44,13 @@ class Preprocessing:
         try:
             outcome = await worker.run(job)
         finally:
-            self._release(worker)
+            self._give_back(worker)
         return outcome if isinstance(outcome, ErrorReply) else decode_outcome(outcome, self._model)
 
     async def close(self) -> None:
+        for task in self._restarts:
+            task.cancel()
+        await asyncio.gather(*self._restarts, return_exceptions=True)
         await asyncio.gather(*(worker.stop() for worker in self._workers))
 
     async def _acquire(self, *, is_long: bool) -> "_Worker":
@@ -64,6 +68,23 @@ class Preprocessing:
             elif waiting.worker.done() and not waiting.worker.cancelled():
                 self._release(waiting.worker.result())
             raise
+
+    def _give_back(self, worker: "_Worker") -> None:
+        """Release the worker, if it has ended as soon as there is another process: no job waits for it to load."""
+        if worker.is_running:
+            self._release(worker)
+            return
+        restart = asyncio.create_task(self._restart(worker))
+        self._restarts.add(restart)
+        restart.add_done_callback(self._restarts.discard)
+
+    async def _restart(self, worker: "_Worker") -> None:
+        try:
+            await worker.start()
+        except (OSError, EOFError, TimeoutError) as error:
+            logger.error("a preprocessing worker could not be started: %s", error)  # The next job tries again.
+        finally:
+            self._release(worker)
 
     def _release(self, worker: "_Worker") -> None:
         """Give the worker to the first job in the line that it may take."""
@@ -89,14 +110,23 @@ class _Worker:
         self.is_busy = False
         self._spec = spec
         self._process: asyncio.subprocess.Process | None = None
+        self._is_ending = False
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
 
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a process that takes another job."""
+        if self._process is None or self._process.returncode is not None or self._is_ending:
+            return False
+        return not self._reader.at_eof()
+
     async def start(self) -> None:
         """Have a process that is ready for a job."""
-        if self._process is not None and self._process.returncode is None and not self._reader.at_eof():
+        if self.is_running:
             return
         await self.stop()
+        self._is_ending = False
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
@@ -118,12 +148,14 @@ class _Worker:
             await self.start()
             async with asyncio.timeout(_BUSY_FACTOR * job.seconds):
                 await self._send(pickle.dumps(job, protocol=pickle.HIGHEST_PROTOCOL))
-                return await self._receive()
+                message = await self._receive()
+            self._is_ending = message.startswith(LAST_OUTCOME)
+            return message[len(OUTCOME) :]
         except TimeoutError:
             await self.stop()
             return TooMuch(f"{_BUSY_FACTOR * job.seconds:.0f} seconds").reply
         except (EOFError, ConnectionError):
-            return _why_ended(await self.stop(), job)
+            return self._why_ended(await self.stop(), job)
         except BaseException:
             await self.stop()  # What it is working on would be taken for the outcome of the next job.
             raise
@@ -142,6 +174,18 @@ class _Worker:
             process.kill()
         return await process.wait()
 
+    def _why_ended(self, code: int | None, job: Job) -> ErrorReply:
+        match None if code is None else -code:
+            case signal.SIGPROF:
+                return TooMuch.processor_time(job).reply
+            case signal.SIGABRT | signal.SIGSEGV:  # How native code ends that gets no memory.
+                return TooMuch.memory(self._spec).reply
+            case signal.SIGKILL:
+                message = "the process that prepared this request was killed; try again"
+                return ErrorReply(503, message, code="preprocessing_failed")
+        logger.error("a preprocessing worker ended with exit code %s", code)
+        return MISTAKE
+
     async def _send(self, data: bytes) -> None:
         self._writer.write(LENGTH.pack(len(data)))
         self._writer.write(data)
@@ -150,15 +194,6 @@ class _Worker:
     async def _receive(self) -> bytes:
         (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
         return await self._reader.readexactly(length)
-
-
-def _why_ended(code: int | None, job: Job) -> ErrorReply:
-    if code == -signal.SIGPROF:
-        return TooMuch(f"{job.seconds:.0f} seconds of processor time").reply
-    if code in (-signal.SIGKILL, -signal.SIGABRT, -signal.SIGSEGV):
-        return TooMuch(f"{MAX_GROWTH >> 20} MiB of memory").reply
-    logger.error("a preprocessing worker ended with exit code %s", code)
-    return MISTAKE
 
 
 def _environment() -> dict[str, str]:

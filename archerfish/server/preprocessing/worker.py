@@ -18,11 +18,18 @@ from pathlib import Path
 from types import FrameType
 
 from archerfish.api.model import ServedModel
-from archerfish.server.preprocessing.jobs import LENGTH, Job, ModelSpec, TooMuch, encode_outcome
+from archerfish.server.preprocessing.jobs import (
+    LAST_OUTCOME,
+    LENGTH,
+    OUTCOME,
+    READY,
+    Job,
+    ModelSpec,
+    TooMuch,
+    encode_outcome,
+)
 from archerfish.server.preprocessing.model import load_model
 
-MAX_GROWTH = 512 << 20
-"""Bytes that a worker may take beside what it had after loading."""
 _MOST_KEPT = 64 << 20
 """Bytes that a worker may have kept after a job; one with more ends, and a new one takes its place."""
 _GRACE = 1.0
@@ -40,12 +47,16 @@ def main(handle: int) -> None:
     with suppress(EOFError, ConnectionError):
         spec: ModelSpec = pickle.loads(_receive(connection))
         model = load_model(spec, time.monotonic)
-        limit_memory()
-        _send(connection, b"ready")
+        _limit_memory(spec.max_growth)
+        _send(connection, READY)
         loaded = _resident_bytes()
-        while _resident_bytes() - loaded < _MOST_KEPT:
+        kind = OUTCOME
+        while kind == OUTCOME:
             job: Job = pickle.loads(_receive(connection))
-            _send(connection, encode_outcome(_run(job, model, spec)))
+            outcome = encode_outcome(_run(job, model, spec))
+            del job
+            kind = OUTCOME if _resident_bytes() - loaded < _MOST_KEPT else LAST_OUTCOME
+            _send(connection, kind, outcome)
 
 
 def _run(job: Job, model: ServedModel, spec: ModelSpec) -> object:
@@ -57,9 +68,9 @@ def _run(job: Job, model: ServedModel, spec: ModelSpec) -> object:
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
     except _OutOfTime:
-        return TooMuch(f"{job.seconds:.0f} seconds of processor time").reply
+        return TooMuch.processor_time(job).reply
     except MemoryError:
-        return TooMuch(f"{MAX_GROWTH >> 20} MiB of memory").reply
+        return TooMuch.memory(spec).reply
 
 
 def _end_job(_number: int, _frame: FrameType | None) -> None:
@@ -68,12 +79,12 @@ def _end_job(_number: int, _frame: FrameType | None) -> None:
     raise _OutOfTime
 
 
-def limit_memory() -> None:
-    """From now on this process grows by MAX_GROWTH and no more, where the system says how large it is."""
+def _limit_memory(max_growth: int) -> None:
+    """From now on this process grows by so many bytes and no more, where the system says how large it is."""
     with suppress(OSError):
         status = Path("/proc/self/status").read_text()
         fields = dict(line.split(":", 1) for line in status.splitlines())
-        limit = 1024 * int(fields["VmData"].split()[0]) + MAX_GROWTH
+        limit = 1024 * int(fields["VmData"].split()[0]) + max_growth
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
@@ -99,8 +110,8 @@ def _receive_exactly(connection: socket.socket, length: int) -> bytearray:
     return buffer
 
 
-def _send(connection: socket.socket, data: bytes) -> None:
-    connection.sendall(LENGTH.pack(len(data)))
+def _send(connection: socket.socket, kind: bytes, data: bytes = b"") -> None:
+    connection.sendall(LENGTH.pack(len(kind) + len(data)) + kind)
     connection.sendall(data)
 
 
