@@ -10,12 +10,14 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from archerfish.config.server import check_server
 from archerfish.config.settings import EngineConfig, ServerConfig
 from archerfish.console import enable_logging, logger
 from archerfish.engine.async_engine import DEFAULT_BUILDER
 from archerfish.errors import ConfigError, EngineStopped, UserError
 from archerfish.server.app import create_app
 from archerfish.server.keys import check_binding
+from archerfish.server.listening import listen
 from archerfish.server.service import Service
 
 _MAX_HEADER_BYTES = 64 * 1024
@@ -27,6 +29,7 @@ _LAST_GOODBYE = 3
 def serve(engine: EngineConfig, server: ServerConfig, *, builder: str = DEFAULT_BUILDER) -> None:
     """Returns after a stop that was asked for; raises why the service could not go on."""
     enable_logging(as_json=server.log_json)
+    check_server(server)
     _check_tls(server)
     with asyncio.Runner(loop_factory=_new_loop) as runner:
         runner.run(_serve(engine, server, builder))
@@ -57,12 +60,13 @@ def _check_tls(server: ServerConfig) -> None:
 
 
 async def _serve(engine: EngineConfig, server: ServerConfig, builder: str) -> None:
+    sockets = listen(server.host, server.port)
     service = Service(engine, server, builder=builder, warms_up=True)
     check_binding(server.host, service.keys, server.allow_anonymous)
     running = _Server(service)
     ended = asyncio.create_task(_watch_engine(service, running))
     try:
-        await running.serve()
+        await running.serve(sockets)
     finally:
         ended.cancel()
     if running.reason is not None:
@@ -86,8 +90,6 @@ class _Server(uvicorn.Server):
         self.reason: Exception | None = None
         """Why it could not go on."""
         settings: dict[str, Any] = {
-            "host": config.host,
-            "port": config.port,
             "loop": "none",
             "http": _protocol(config.body_timeout),
             "ws": "none",
@@ -103,12 +105,7 @@ class _Server(uvicorn.Server):
         super().__init__(uvicorn.Config(create_app(service), **settings))
 
     async def startup(self, sockets: Any = None) -> None:
-        try:
-            await super().startup(sockets)
-        except SystemExit:
-            config = self._service.config
-            self.reason = ConfigError(f"cannot listen on {config.host} port {config.port}; try another --port")
-            raise
+        await super().startup(sockets)
         for one in self.servers:
             for socket in one.sockets:
                 host, port = socket.getsockname()[:2]
