@@ -1,6 +1,6 @@
 """Our numbers under the names that dashboards know: vLLM's, with our prefix. Computes nothing itself."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import inf
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -53,33 +53,26 @@ def _bound(value: float) -> str:
     return "+Inf" if value == inf else str(value)
 
 
-class _OnDemand(Collector):
-    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
-        self._collect = collect
+class _Scrape(Collector):
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
-        yield from self._collect()
-
-    def describe(self) -> Iterator[Metric]:
-        """Nothing until somebody asks."""
-        return iter(())
+        yield from self._metrics
 
 
-def registry(collect: Callable[[], Iterable[Metric]]) -> CollectorRegistry:
-    """A registry of our own, that asks for everything afresh at each scrape."""
-    made = CollectorRegistry()
-    made.register(_OnDemand(collect))
-    return made
-
-
-def text(of: CollectorRegistry) -> bytes:
-    return generate_latest(of)
+def text(metrics: Iterable[Metric]) -> bytes:
+    """Metrics in Prometheus' text format."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Scrape(metrics))
+    return generate_latest(registry)
 
 
 # -- requests ---------------------------------------------------------------------------------------------------------
 
 
-def add_requests(to: Families, requests: RequestMetrics) -> None:
+def add_requests(to: Families, requests: RequestMetrics, usage: Mapping[str, TenantUsage]) -> None:
+    """`usage` is that of the tenants that are shown."""
     for name, meaning, histogram in (
         ("time_to_first_token_seconds", "From arrival to the first token, queueing included.", requests.ttft),
         ("inter_token_latency_seconds", "Between two tokens of an answer.", requests.itl),
@@ -114,7 +107,7 @@ def add_requests(to: Families, requests: RequestMetrics) -> None:
             for met in (True, False)
         ],
     )
-    _add_usage(to, requests.usage)
+    _add_usage(to, usage)
 
 
 def _add_usage(to: Families, usage: Mapping[str, TenantUsage]) -> None:

@@ -69,7 +69,6 @@ class ServiceMetrics:
         self._endpoints: set[str] = set()
         self._energy = energy if energy is not None else EnergyMeter()
         self._energy_read = self._started
-        self._registry = prometheus.registry(self._families)
 
     # -- what it hears --------------------------------------------------------------------------------------------
 
@@ -118,9 +117,10 @@ class ServiceMetrics:
 
     # -- what it tells --------------------------------------------------------------------------------------------
 
-    def prometheus(self) -> bytes:
-        """All metrics, in Prometheus' text format."""
-        return prometheus.text(self._registry)
+    def prometheus(self, tenant: str | None = None) -> bytes:
+        """All metrics, in Prometheus' text format; with a tenant, its own usage and no other tenant's."""
+        usage = self.usage if tenant is None else {tenant: self.usage.get(tenant, TenantUsage())}
+        return prometheus.text(self._families(usage))
 
     def retry_after(self, num_tokens_waiting: int) -> int:
         """Whole seconds until so many tokens are computed, from how fast recent steps were."""
@@ -184,10 +184,10 @@ class ServiceMetrics:
             "mbu": utilization.mbu if utilization is not None else None,
         }
 
-    def _families(self) -> list[Metric]:
+    def _families(self, usage: Mapping[str, TenantUsage]) -> list[Metric]:
         now = self._clock()
         families = prometheus.Families({"model_name": self.model})
-        prometheus.add_requests(families, self._requests)
+        prometheus.add_requests(families, self._requests, usage)
         prometheus.add_engine(families, self._engine, now)
         prometheus.add_utilization(families, self._engine.utilization(self.peak, now))
         if self.peak is not None:

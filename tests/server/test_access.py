@@ -21,6 +21,11 @@ key = "alice-secret"
 name = "bob"
 key = "bob-secret"
 requests_per_minute = 2
+
+[[key]]
+name = "operator"
+key = "operator-secret"
+admin = true
 """
 
 
@@ -53,8 +58,13 @@ def test_keys_names_and_limits(tmp_path: Path) -> None:
         file_id = alice.files.create(file=("a.jsonl", b"{}"), purpose="batch").id
         with pytest.raises(openai.NotFoundError):
             bob.files.retrieve(file_id)
-        text = httpx.get(f"{service.url}/metrics", headers={"x-api-key": "alice-secret"}).text
-        assert 'tenant="bob"' in text
+        shown = {
+            name: httpx.get(f"{service.url}/metrics", headers={"x-api-key": f"{name}-secret"}).text
+            for name in ("alice", "bob", "operator")
+        }
+        assert 'tenant="alice"' in shown["alice"] and 'tenant="bob"' not in shown["alice"]
+        assert 'tenant="bob"' in shown["bob"] and 'tenant="alice"' not in shown["bob"]
+        assert 'tenant="bob"' in shown["operator"] and 'tenant="alice"' in shown["operator"]
         assert not any("alice-secret" in line or "Once" in line for line in service.lines), "no secrets, no prompts"
 
 

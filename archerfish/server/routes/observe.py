@@ -30,8 +30,11 @@ _BETWEEN_SNAPSHOTS = 1.0
 
 @router.get("/metrics")
 async def metrics(http: Request) -> Response:
-    """All metrics, in Prometheus' text format."""
-    return Response(service_of(http).metrics.prometheus(), media_type=CONTENT_TYPE)
+    """All metrics, in Prometheus' text format. Usage of other keys is shown to admin keys only."""
+    service, caller = service_of(http), http.state.caller
+    sees_all = caller.admin or not service.keys
+    text = service.metrics.prometheus(None if sees_all else caller.name)
+    return Response(text, media_type=CONTENT_TYPE)
 
 
 @router.get("/usage")
