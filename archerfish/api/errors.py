@@ -33,8 +33,8 @@ _LONGEST_MESSAGE = 2000  # A refused value may be a whole document.
 class UnknownModel(RequestError):
     """A body names another model than the one that answers."""
 
-    def __init__(self, name: str, served: str) -> None:
-        super().__init__(f"there is no model {name!r} here; there is {served!r}")
+    def __init__(self, name: str, served: Sequence[str]) -> None:
+        super().__init__(f"there is no model {name!r} here; there is {', '.join(map(repr, served))}")
 
 
 class ErrorReply(NamedTuple):

@@ -12,18 +12,22 @@ from archerfish.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    name: str
-    """What bodies may call it."""
+    names: tuple[str, ...]
+    """What bodies may call it; replies carry the first."""
     intake: Intake
     recommended: Mapping[str, Any]
     """Sampling parameters that its makers recommend, by name."""
     tool_format: ToolFormat | None = None
     """How it writes calls; None if its template knows no tools."""
 
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
     def check_name(self, name: str | None) -> None:
         """A body need not name the model, but must not name another."""
-        if name is not None and name != self.name:
-            raise UnknownModel(name, self.name)
+        if name is not None and name not in self.names:
+            raise UnknownModel(name, self.names)
 
 
 def usual_tool_format(family: str, tokenizer: Tokenizer | None) -> ToolFormat | None:

@@ -155,7 +155,7 @@ def _answer(
     assembly, started = llm.assembly, time.monotonic()
     engine, intake = assembly.engine, assembly.intake
     tool_format = usual_tool_format(assembly.arch.family, intake.tokenizer)
-    served = ServedModel(model, intake, assembly.recommended, tool_format)
+    served = ServedModel((model,), intake, assembly.recommended, tool_format)
     # Twice as many as run: a row that falls free finds the next request already there.
     offline = OfflineAnswers(engine, served, 2 * assembly.config.max_num_seqs)
     with ProgressBar("answering", len(missing)) as bar:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _RECORDS: dict[str, tuple[type, str]] = {"config": (EngineConfig, "Engine"), "server": (ServerConfig, "Server")}
 """What a command can be called with, and the heading of its options."""
+_TAKE_MANY = ("served_model_name",)
+"""Fields whose option takes all values up to the next option."""
 
 
 def engine_options(command: CommandFunction) -> CommandFunction:
@@ -50,7 +52,7 @@ def _settings_options(command: CommandFunction, *names: str) -> CommandFunction:
     wrapped: CommandFunction = with_settings
     for name in reversed(names):
         record, section = _RECORDS[name]
-        wrapped = field_options(record, section=section, prefix=f"{name}_")(wrapped)
+        wrapped = field_options(record, section=section, prefix=f"{name}_", take_many=_TAKE_MANY)(wrapped)
     return wrapped
 
 

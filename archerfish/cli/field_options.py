@@ -21,13 +21,19 @@ _REPEATED = " May be given several times."
 class SectionOption(click.Option):
     """An option that its command's help shows under a heading."""
 
-    def __init__(self, *arguments: Any, section: str, **more: Any) -> None:
+    def __init__(self, *arguments: Any, section: str, takes_many: bool = False, **more: Any) -> None:
+        """`takes_many`: it takes all values up to the next option, as `--flag a b` does in other engines."""
         super().__init__(*arguments, **more)
         self.section = section
+        self.takes_many = takes_many
 
 
 class SectionedCommand(click.Command):
     """A command whose help lists its own options first, then those of each section."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        options = [one for one in self.get_params(ctx) if isinstance(one, SectionOption) and one.takes_many]
+        return super().parse_args(ctx, _repeat_flags(args, {flag for option in options for flag in option.opts}))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
@@ -49,10 +55,12 @@ def field_options(
     left_out: tuple[str, ...] = (),
     spell: Callable[[str], str] = flag_name,
     defaults: Mapping[str, object] | None = None,
+    take_many: tuple[str, ...] = (),
 ) -> Callable[[CommandFunction], CommandFunction]:
     """A decorator that gives a command one option for each field.
 
     The option's parameter is the field's name behind the prefix. `defaults` are shown instead of the fields' own.
+    Options of the fields in `take_many` take all values up to the next option.
     """
     docs, types = field_docs(record), field_types(record)
     shown = {field.name: None if field.default is MISSING else field.default for field in fields(record)}
@@ -63,7 +71,7 @@ def field_options(
         for name in reversed([name for name in shown if name not in left_out]):
             kind = without_none(types[name])
             text = docs[name] + (_REPEATED if kind == _TEXTS else "") + _default_note(shown[name])
-            declaration, shape = _declaration(spell(name), kind), _shape(kind)
+            declaration, shape = _declaration(spell(name), kind), _shape(kind) | {"takes_many": name in take_many}
             command = click.option(declaration, prefix + name, cls=SectionOption, section=section, help=text, **shape)(
                 command
             )
@@ -76,6 +84,21 @@ def take_given(parameters: dict[str, Any], prefix: str) -> dict[str, Any]:
     """Takes out the parameters with the prefix, and gives back by field name those that the user set."""
     taken = {name: parameters.pop(name) for name in list(parameters) if name.startswith(prefix)}
     return {name.removeprefix(prefix): value for name, value in taken.items() if value not in (None, ())}
+
+
+def _repeat_flags(arguments: list[str], flags: set[str]) -> list[str]:
+    """`--flag a b` as `--flag a --flag b`, which click understands."""
+    repeated: list[str] = []
+    current: str | None = None
+    for number, argument in enumerate(arguments):
+        if argument == "--":
+            return repeated + arguments[number:]
+        if argument.startswith("-"):
+            current = argument if argument in flags else None
+        elif current is not None and arguments[number - 1] != current:
+            repeated.append(current)
+        repeated.append(argument)
+    return repeated
 
 
 def _declaration(flag: str, kind: Any) -> str:

@@ -1,9 +1,11 @@
 """`archerfish serve`: the service, in this terminal, until it is stopped."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import click
 
+from archerfish.box import models_in_box
 from archerfish.cli.engine_options import server_options
 from archerfish.cli.field_options import NUMBERS_NOTE, SectionedCommand
 from archerfish.config.settings import EngineConfig, ServerConfig
@@ -23,6 +25,17 @@ def command(model: str | None, server: ServerConfig, config: EngineConfig) -> No
         if config.model is not None:
             raise ConfigError("the model was given twice: leave out MODEL or --model")
         config = replace(config, model=model)
+    if config.model is None:
+        _check_names(server.served_model_name)
     from archerfish.server.serve import serve
 
     serve(config, server)
+
+
+def _check_names(names: tuple[str, ...]) -> None:
+    """Refuse a model that stands where the option takes it for one more name."""
+    last = names[-1] if len(names) > 1 else ""
+    if "/" in last or last in models_in_box() or (last and Path(last).is_dir()):
+        raise ConfigError(
+            f"--served-model-name takes all that follows, {last!r} too: if that is the model, put it before the option"
+        )

@@ -19,7 +19,7 @@ import os
 import stat
 import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ from archerfish.errors import ConfigError
 Clock = Callable[[], float]
 
 DEFAULT_NAME = "default"
-"""What the key given by --api-key is called."""
+"""What the key given by --api-key is called; further ones are default-2, default-3, ... Each is a tenant of its own."""
 
 _SECONDS_BETWEEN_LOOKS = 1.0
 _DEFAULT_MIN_PRIORITY = 0
@@ -87,11 +87,12 @@ class Keys:
         self._file = file
 
     @classmethod
-    def load(cls, api_key: str | None, key_file: Path | None, clock: Clock = time.monotonic) -> "Keys":
+    def load(cls, api_keys: Sequence[str], key_file: Path | None, clock: Clock = time.monotonic) -> "Keys":
         """Keys from both places. What is wrong with them is a ConfigError that names it, but never a secret."""
-        fixed = []
-        if api_key is not None:
-            fixed.append(_Entry(_digest_of_secret(api_key, "--api-key"), Key(name=DEFAULT_NAME)))
+        fixed: list[_Entry] = []
+        for number, secret in enumerate(dict.fromkeys(api_keys), start=1):
+            name = DEFAULT_NAME if number == 1 else f"{DEFAULT_NAME}-{number}"
+            fixed.append(_Entry(_digest_of_secret(secret, "--api-key"), Key(name=name)))
         return cls(fixed, None if key_file is None else _KeyFile(key_file, fixed, clock))
 
     def __bool__(self) -> bool:

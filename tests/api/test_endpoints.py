@@ -24,7 +24,7 @@ def model() -> ServedModel:
     tokenizer = Tokenizer.load(Path(models_in_box()["perch"]))
     intake = Intake(tokenizer, tokenizer.vocab_size, 1024, lambda: 7.0)
     recommended = {"temperature": 0.6, "top_p": 0.9}
-    return ServedModel("perch", intake, recommended, usual_tool_format("llama", tokenizer))
+    return ServedModel(("perch",), intake, recommended, usual_tool_format("llama", tokenizer))
 
 
 def asked(model: ServedModel, endpoint: str, body: dict[str, Any]) -> Ask:

@@ -28,6 +28,11 @@ requests_per_minute = 1
 [[key]]
 name = "carol"
 key = "carol-secret"
+
+[[key]]
+name = "slow"
+key = "slow-secret"
+requests_per_minute = 4
 """
 ASK: dict[str, Any] = {"prompt": [1, 2, 3], "max_tokens": 2}
 MESSAGE: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
@@ -122,7 +127,7 @@ def test_a_key_raises_its_priority_as_far_as_its_file_says(tmp_path: Path) -> No
 
 def test_without_a_key_file_any_priority_may_be_named() -> None:
     async def story() -> None:
-        for settings in ({}, {"api_key": "alice-secret"}):
+        for settings in ({}, {"api_key": ("alice-secret",)}):
             async with scripted_service(**settings) as (_, client, _):
                 reply = await client.post("/v1/completions", json={**ASK, "priority": -9}, headers=by("alice"))
                 assert reply.status_code == 200
@@ -174,6 +179,45 @@ def test_each_key_sees_what_it_has_used_and_nothing_else(tmp_path: Path) -> None
             assert told == {"object": "usage", "key": "alice", "since": service.started_at, **expected}
             told = (await client.get("/usage", headers=by("bob"))).json()
             assert told == {"object": "usage", "key": "bob", "since": service.started_at, **dict.fromkeys(expected, 0)}
+
+    play(story)
+
+
+def test_what_one_key_has_sent_is_not_cached_for_another(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with guarded(tmp_path) as (_, client, _):
+            for number, salt in enumerate(("", "mine", "key alice\0")):
+                body = {"prompt": list(range(number, 40 + number)), "max_tokens": 1, "cache_salt": salt}
+                for name, cached in (("alice", 0), ("carol", 0), ("alice", 32), ("carol", 32)):
+                    reply = await client.post("/v1/completions", json=body, headers=by(name))
+                    assert reply.status_code == 200, reply.text
+                    details = reply.json()["usage"]["prompt_tokens_details"]
+                    assert details["cached_tokens"] == cached, (name, salt)
+
+    play(story)
+
+
+def test_tokenizing_counts_as_a_request(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with guarded(tmp_path) as (_, client, _):
+            for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [1]})) * 2:
+                assert (await client.post(path, json=body, headers=by("slow"))).status_code == 200
+            refused = await client.post("/tokenize", json={"prompt": "a"}, headers=by("slow"))
+            assert refused.status_code == 429 and refused.json()["error"]["code"] == "rate_limit_exceeded"
+
+    play(story)
+
+
+def test_a_model_may_have_several_names() -> None:
+    async def story() -> None:
+        async with scripted_service(served_model_name=("first", "second")) as (_, client, _):
+            assert [one["id"] for one in (await client.get("/v1/models")).json()["data"]] == ["first", "second"]
+            assert (await client.get("/v1/models/second")).json()["id"] == "second"
+            for name in ("first", "second"):
+                reply = await client.post("/v1/completions", json={**ASK, "model": name})
+                assert reply.status_code == 200 and reply.json()["model"] == "first"
+            refused = await client.post("/v1/completions", json={**ASK, "model": "third"})
+            assert refused.status_code == 404 and "there is 'first', 'second'" in refused.json()["error"]["message"]
 
     play(story)
 

@@ -41,13 +41,13 @@ def shown(keys: Keys, secret: str) -> str | None:
 
 
 def test_without_keys_nobody_is_asked_for_one() -> None:
-    keys = Keys.load(None, None)
+    keys = Keys.load((), None)
     assert not keys
     assert keys.find("Bearer anything") is None
 
 
 def test_the_key_of_a_flag_is_found_in_either_header() -> None:
-    keys = Keys.load("sk-1", None)
+    keys = Keys.load(("sk-1",), None)
     assert keys
     for found in (
         keys.find("Bearer sk-1"),
@@ -66,7 +66,7 @@ def test_the_key_of_a_flag_is_found_in_either_header() -> None:
 )
 @pytest.mark.parametrize("x_api_key", [None, "", " ", "wrong"])
 def test_nothing_else_is(authorization: str | None, x_api_key: str | None) -> None:
-    assert Keys.load("sk-1", None).find(authorization, x_api_key) is None
+    assert Keys.load(("sk-1",), None).find(authorization, x_api_key) is None
 
 
 @example(secret="\ud800")
@@ -74,7 +74,7 @@ def test_nothing_else_is(authorization: str | None, x_api_key: str | None) -> No
 @settings(derandomize=True, deadline=None)
 @given(secret=st.text())
 def test_whatever_is_shown_is_an_answer_and_never_an_error(secret: str) -> None:
-    keys = Keys.load("sk-1", None)
+    keys = Keys.load(("sk-1",), None)
     for found in (keys.find(secret), keys.find(f"Bearer {secret}"), keys.find(None, secret)):
         assert found is None or secret.strip().removeprefix("Bearer ").strip() == "sk-1"
 
@@ -86,7 +86,7 @@ def test_each_key_of_a_file_is_found_with_its_limits(tmp_path: Path) -> None:
         table("alice", "sk-a", "requests_per_minute = 60\ntokens_per_minute = 1000\nmin_priority = -3")
         + f'[[key]]\nname = "bob"\nsha256 = "{digest.upper()}"\n',
     )
-    keys = Keys.load("sk-flag", path)
+    keys = Keys.load(("sk-flag",), path)
     limits = {"requests_per_minute": 60, "tokens_per_minute": 1000, "min_priority": -3}
     assert keys.find("Bearer sk-a") == Key(name="alice", **limits)
     assert keys.find("Bearer sk-b") == Key(name="bob", min_priority=0), "others are not passed unless a file says so"
@@ -95,7 +95,7 @@ def test_each_key_of_a_file_is_found_with_its_limits(tmp_path: Path) -> None:
 
 
 def test_every_key_is_compared_whichever_is_the_right_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = Keys.load(None, key_file(tmp_path, "".join(table(f"user {n}", f"sk-{n}") for n in range(5))))
+    keys = Keys.load((), key_file(tmp_path, "".join(table(f"user {n}", f"sk-{n}") for n in range(5))))
     compared = []
     compare = keys_module.hmac.compare_digest
 
@@ -116,7 +116,7 @@ def test_every_key_is_compared_whichever_is_the_right_one(tmp_path: Path, monkey
 def test_a_file_is_read_again_when_it_changes_but_looked_at_once_a_second(tmp_path: Path) -> None:
     clock = Clock()
     path = key_file(tmp_path, table("alice", "sk-old"))
-    keys = Keys.load(None, path, clock)
+    keys = Keys.load((), path, clock)
     key_file(tmp_path, table("alice", "sk-brand-new"))
     clock.now = 0.9
     assert (shown(keys, "sk-old"), shown(keys, "sk-brand-new")) == ("alice", None)
@@ -129,7 +129,7 @@ def test_a_new_version_of_the_same_size_is_noticed(tmp_path: Path, difference: s
     clock = Clock()
     path = key_file(tmp_path, table("alice", "sk-1"))
     os.utime(path, ns=(10**18, 10**18))
-    keys = Keys.load(None, path, clock)
+    keys = Keys.load((), path, clock)
     if difference == "time":
         key_file(tmp_path, table("alice", "sk-2"))
         os.utime(path, ns=(10**18, 10**18 + 1))
@@ -143,7 +143,7 @@ def test_a_new_version_of_the_same_size_is_noticed(tmp_path: Path, difference: s
 
 def test_a_file_that_has_not_changed_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    keys = Keys.load(None, key_file(tmp_path, table("alice", "sk-1")), clock)
+    keys = Keys.load((), key_file(tmp_path, table("alice", "sk-1")), clock)
     monkeypatch.setattr(keys_module, "_parse", lambda *_: pytest.fail("read again"))
     for clock.now in range(1, 20):
         assert shown(keys, "sk-1") == "alice"
@@ -155,7 +155,7 @@ def test_a_broken_new_version_keeps_the_old_keys_and_says_so_once(
 ) -> None:
     clock = Clock()
     path = key_file(tmp_path, table("alice", "sk-1"))
-    keys = Keys.load(None, path, clock)
+    keys = Keys.load((), path, clock)
     if trouble in ("gone", "a directory"):
         path.unlink()
         if trouble == "a directory":
@@ -179,7 +179,7 @@ def test_a_broken_new_version_keeps_the_old_keys_and_says_so_once(
 
 def test_a_key_that_was_taken_out_is_refused(tmp_path: Path) -> None:
     clock = Clock()
-    keys = Keys.load("sk-flag", key_file(tmp_path, table("alice", "sk-1") + table("bob", "sk-2")), clock)
+    keys = Keys.load(("sk-flag",), key_file(tmp_path, table("alice", "sk-1") + table("bob", "sk-2")), clock)
     key_file(tmp_path, table("alice", "sk-1"))
     clock.now = 5.0
     assert (shown(keys, "sk-1"), shown(keys, "sk-2"), shown(keys, "sk-flag")) == ("alice", None, "default")
@@ -224,23 +224,48 @@ def test_a_key_that_was_taken_out_is_refused(tmp_path: Path) -> None:
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, complaint: str) -> None:
     path = key_file(tmp_path, text)
     with pytest.raises(ConfigError, match=complaint) as refusal:
-        Keys.load("sk-flag", path)
+        Keys.load(("sk-flag",), path)
     assert str(path) in str(refusal.value)
     assert "sk-" not in str(refusal.value), "a secret is told"
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read the key file .*absent\.toml: No such file"):
-        Keys.load(None, tmp_path / "absent.toml")
+        Keys.load((), tmp_path / "absent.toml")
     (tmp_path / "latin").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="not UTF-8"):
-        Keys.load(None, tmp_path / "latin")
+        Keys.load((), tmp_path / "latin")
+
+
+def test_keys_of_a_flag_are_tenants_of_their_own() -> None:
+    keys = Keys.load(("sk-1", "sk-2", "sk-1", "sk-3"), None)
+    assert [shown(keys, f"sk-{number}") for number in (1, 2, 3)] == ["default", "default-2", "default-3"]
+
+
+def test_only_keys_of_one_group_share_cached_prefixes(tmp_path: Path) -> None:
+    text = table("a", "sk-a") + table("b", "sk-b", 'cache_group = "team"') + table("c", "sk-c", 'cache_group = "team"')
+    text += table("team", "sk-d") + table("key a", "sk-e")
+    keys = Keys.load((), key_file(tmp_path, text))
+    salts = []
+    for one in "abcde":
+        key = keys.find(f"Bearer sk-{one}")
+        assert key is not None
+        salts += [(key.cache_salt(given), "b or c" if one in "bc" else one, given) for given in ("", "x")]
+    assert len({salt for salt, _, _ in salts}) == len({(group, given) for _, group, given in salts})
+
+
+@pytest.mark.parametrize(
+    ("more", "said"), [("admin = 1", "admin = 1 must be true or false"), ('cache_group = ""', "cache_group = ''")]
+)
+def test_groups_and_admins_are_checked(tmp_path: Path, more: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Keys.load((), key_file(tmp_path, table("a", "sk-a", more)))
 
 
 @pytest.mark.parametrize("api_key", ["", "two words", "schlüssel", "line\nbreak"])
 def test_a_flag_that_is_no_key_is_refused(api_key: str) -> None:
     with pytest.raises(ConfigError, match="--api-key"):
-        Keys.load(api_key, None)
+        Keys.load((api_key,), None)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="there are no such modes")
@@ -251,23 +276,23 @@ def test_a_file_that_everyone_can_read_gets_a_warning(
     path = key_file(tmp_path, table("alice", "sk-1"))
     path.chmod(mode)
     with caplog.at_level(logging.WARNING, "archerfish"):
-        Keys.load(None, path)
+        Keys.load((), path)
     assert [str(path) in record.message for record in caplog.records] == [True] * warns
 
 
 def test_a_key_tells_no_secret(tmp_path: Path) -> None:
-    keys = Keys.load(None, key_file(tmp_path, table("alice", "sk-1")))
+    keys = Keys.load((), key_file(tmp_path, table("alice", "sk-1")))
     assert "sk-1" not in repr(keys.find("Bearer sk-1"))
     assert hashlib.sha256(b"sk-1").hexdigest() not in repr(keys.find("Bearer sk-1"))
 
 
 def test_whose_work_it_is_that_was_accepted_before(tmp_path: Path) -> None:
     path = key_file(tmp_path, table("alice", "sk-a", "requests_per_minute = 60\nmin_priority = -3"))
-    keys = Keys.load("sk-flag", path)
+    keys = Keys.load(("sk-flag",), path)
     assert keys.owner("alice") == Key(name="alice", min_priority=-3), "rates do not count for it"
     assert keys.owner("default") == Key(name="default")
     assert keys.owner("gone") == Key(name="gone", min_priority=0)
-    assert Keys.load(None, None).owner("") == Key(name="")
+    assert Keys.load((), None).owner("") == Key(name="")
 
 
 # -- where the service listens ----------------------------------------------------------------------------------------
@@ -278,13 +303,13 @@ REACHABLE = ["0.0.0.0", "::", "", "192.168.1.5", "10.0.0.1", "example.com", "loc
 
 @pytest.mark.parametrize("host", OWN)
 def test_this_machine_needs_no_keys(host: str) -> None:
-    check_binding(host, Keys.load(None, None), allow_anonymous=False)
+    check_binding(host, Keys.load((), None), allow_anonymous=False)
 
 
 @pytest.mark.parametrize("host", REACHABLE)
 def test_other_machines_need_keys_or_permission(host: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--api-key or --key-file.*--allow-anonymous"):
-        check_binding(host, Keys.load(None, None), allow_anonymous=False)
-    check_binding(host, Keys.load(None, None), allow_anonymous=True)
-    check_binding(host, Keys.load("sk-1", None), allow_anonymous=False)
-    check_binding(host, Keys.load(None, key_file(tmp_path, table("a", "b"))), allow_anonymous=False)
+        check_binding(host, Keys.load((), None), allow_anonymous=False)
+    check_binding(host, Keys.load((), None), allow_anonymous=True)
+    check_binding(host, Keys.load(("sk-1",), None), allow_anonymous=False)
+    check_binding(host, Keys.load((), key_file(tmp_path, table("a", "b"))), allow_anonymous=False)

@@ -16,15 +16,16 @@ router = APIRouter()
 
 @router.get("/v1/models")
 async def models(http: Request) -> Response:
-    """The model that is served."""
-    return json_reply({"object": "list", "data": [_model(service_of(http))]})
+    """The names of the model that is served."""
+    service = service_of(http)
+    return json_reply({"object": "list", "data": [_model(service, name) for name in service.model_names]})
 
 
 @router.get("/v1/models/{name:path}")
 async def model(name: str, http: Request) -> Response:
     service = service_of(http)
     service.model.check_name(name)
-    return json_reply(_model(service))
+    return json_reply(_model(service, name))
 
 
 @router.get("/version")
@@ -44,9 +45,9 @@ async def detokenize(http: Request) -> Response:
     return json_reply(await service_of(http).read_reply(http, "/detokenize"))
 
 
-def _model(service: Service) -> dict[str, Any]:
+def _model(service: Service, name: str) -> dict[str, Any]:
     return {
-        "id": service.model_name,
+        "id": name,
         "object": "model",
         "created": service.started_at,
         "owned_by": "archerfish",
