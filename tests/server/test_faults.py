@@ -1,10 +1,12 @@
 """What goes wrong: engines that die, clients that leave, bodies that are no requests, a stop in between."""
 
 import asyncio
+import contextlib
 import json
 import os
 import random
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -126,6 +128,41 @@ def test_bodies_that_are_no_requests(shaky: RunningService, body: bytes, status:
     reply = httpx.post(f"{shaky.url}/v1/completions", content=body, headers=headers, timeout=60)
     assert reply.status_code == status, reply.text
     assert said in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"a" * 100_000 + b"\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X-One: two\r\n" * 10_000 + b"\r\n",
+        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ],
+)
+def test_headers_have_a_limit(shaky: RunningService, head: bytes) -> None:
+    async def run() -> None:
+        host, port = shaky.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(head)
+        reply = await asyncio.wait_for(reader.read(), 10)
+        assert reply.startswith(b"HTTP/1.1 431 ") and b"headers exceed 65,536 bytes" in reply
+        writer.close()
+
+    asyncio.run(run())
+
+
+def test_headers_without_end_are_cut_off(shaky: RunningService) -> None:
+    host, port = shaky.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection, contextlib.suppress(ConnectionError):
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Endless: ")
+        for _ in range(1000):
+            connection.sendall(b"a" * 100_000)
+        pytest.fail("a hundred megabytes of one header were taken")
+
+
+def test_long_headers_within_the_limit_are_read(shaky: RunningService) -> None:
+    with httpx.Client(base_url=shaky.url) as client:
+        for _ in range(3):  # On one connection: each request has the whole limit.
+            assert client.get("/health", headers={"Cookie": "a" * 40_000}).status_code == 200
 
 
 def test_a_sender_that_dawdles_is_refused(shaky: RunningService) -> None:
