@@ -308,6 +308,8 @@ class Request:
     """Requests share cached prefixes only with requests of the same salt."""
     slo: SLO | None = None
     tenant: str = ""
+    position: int = 0
+    """Prompts of the same body that come before this one. Other requests may pass those behind the first few."""
 
 
 class TokenLogprob(NamedTuple):

@@ -73,6 +73,7 @@ class Ask:
                 cache_salt=body.cache_salt if cache_salt is None else cache_salt,
                 slo=body.to_slo(slo),
                 tenant=tenant,
+                position=number,
             )
             for number, prompt in enumerate(self.prompts)
         ]

@@ -47,6 +47,7 @@ class Intake:
         cache_salt: str = "",
         slo: SLO | None = None,
         tenant: str = "",
+        position: int = 0,
         add_special_tokens: bool = True,
     ) -> Request:
         """A valid request, or a RequestError that names what is wrong."""
@@ -79,6 +80,7 @@ class Intake:
             cache_salt=cache_salt,
             slo=slo,
             tenant=tenant,
+            position=position,
         )
 
     def check_length(self, token_ids: Sequence[int]) -> None:

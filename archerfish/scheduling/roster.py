@@ -30,6 +30,10 @@ class Roster:
     def has_free_row(self) -> bool:
         return bool(self._free_rows)
 
+    def num_rows_for(self, kind: RequestClass) -> int:
+        """Rows that are free, or would be if lower classes made way."""
+        return len(self._free_rows) + sum(len(running) for other, running in self.running.items() if other > kind)
+
     def last(self) -> Sequence:
         """The running sequence that must make way first: lowest class, lowest priority, youngest."""
         sequences = next(running for running in reversed(self.running.values()) if running)

@@ -20,6 +20,9 @@ from archerfish.scheduling.policy import BatchingPolicy
 from archerfish.scheduling.roster import Roster
 from archerfish.scheduling.sequence import Sequence, SequenceFacts, open_sequences
 
+_RESERVED_SHARE = 16
+"""One row and block of so many are kept free of bulk work."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -139,7 +142,7 @@ class Scheduler:
             return False
         # Who makes way gives up a row and blocks that steps in flight use; and should one of these end somebody else,
         # nobody need make way at all.
-        return not must_preempt(self._roster, self.limits.max_num_batched_tokens, self.policy.admits)
+        return not must_preempt(self._roster, self.limits.max_num_batched_tokens, self._admits)
 
     def plan(self, now: float) -> Plan:
         """What the next step computes; no chunks if nothing can run, and then it is no step and need not be run."""
@@ -148,7 +151,7 @@ class Scheduler:
         draft = Draft(self._roster, self.limits.max_num_batched_tokens, now, ahead=bool(self._flights))
         for kind in RequestClass:
             draft.continue_running(kind)
-            self._count_prefixes(draft, draft.admit(kind, self.policy.admits))
+            self._count_prefixes(draft, draft.admit(kind, self._admits))
         if self.guessing is not None and draft.chunks and not self._flights and not self.guessing.skips():
             max_drawn = self.limits.max_drawn or self.limits.max_num_seqs
             most = draft.make_room_for_guesses(self.guessing, max_drawn, others_wait=self._do_others_wait())
@@ -161,7 +164,20 @@ class Scheduler:
     def _do_others_wait(self) -> bool:
         """Whether somebody will begin as soon as there is room, and not only when all who run have ended."""
         waiting = self._roster.waiting
-        return len(waiting) > 0 and self.policy.admits(next(iter(waiting)))
+        return len(waiting) > 0 and self._admits(next(iter(waiting)))
+
+    def _admits(self, sequence: Sequence) -> bool:
+        """Whether a waiting sequence may join, if there is room.
+
+        Where more requests may come, bulk work leaves some rows and blocks free: a single request finds them at once.
+        """
+        if sequence.is_bulk and self.expects_more:
+            pool, num_rows = self.tables.pool, self._roster.num_rows_for(sequence.request.request_class)
+            if num_rows <= self.limits.max_num_seqs // _RESERVED_SHARE:
+                return False
+            if self.num_running and pool.num_available <= pool.num_blocks // _RESERVED_SHARE:
+                return False
+        return self.policy.admits(sequence)
 
     def seconds_until_start(self, now: float) -> float | None:
         """After a plan without chunks: when to plan again. None if only an arrival or a cancel can help."""

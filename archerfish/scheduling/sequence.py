@@ -7,6 +7,11 @@ from archerfish.request import Request
 
 _MASK = 2**64 - 1
 
+_FIRST_FEW = 8
+"""Sequences of one body that are scheduled like single requests; those behind them are bulk work."""
+_BULK_SPACING = 30.0
+"""Seconds by which each further few of them are ordered as if they had arrived later."""
+
 
 class SequenceFacts(NamedTuple):
     """What is the same for all sequences of an engine."""
@@ -24,6 +29,7 @@ class Sequence:
         "draws_on_host",
         "ended",
         "index",
+        "is_bulk",
         "length",
         "length_limit",
         "most_guesses",
@@ -76,7 +82,11 @@ class Sequence:
         self.length_limit = min(limit, facts.max_model_len)
         self.most_guesses = None if params.speculation is None else params.speculation.most_guesses
         """In a step, as its request says; None as many as the executor likes."""
-        self.order = (request.request_class, request.priority, request.arrival_time, number, index)
+        few_before = (request.position * params.n + index) // _FIRST_FEW
+        self.is_bulk = few_before > 0
+        """Whether it is one of many sequences of a body, and not among the first: those of other bodies may pass it."""
+        arrival = request.arrival_time + _BULK_SPACING * few_before
+        self.order = (request.request_class, request.priority, arrival, number, index)
         """Who goes first among a tenant's own: smaller is earlier. Preemption takes the largest of all."""
         self.num_cached_tokens = 0
         self.num_prompt_logprobs = 0
