@@ -43,6 +43,14 @@ class Writing:
         num_written = sum(len(answer.token_ids) for answer in output.outputs)
         return Usage(len(output.prompt_token_ids), num_written, output.num_cached_tokens)
 
+    @property
+    def size(self) -> int:
+        """How many numbers and texts a reply holds of it: tokens, their alternatives, values of an embedding."""
+        output = self.output
+        entries = [*(answer.logprobs or () for answer in output.outputs), output.prompt_logprobs or ()]
+        num_values = self.usage.num_generated_tokens + len(output.prompt_embedding or ())
+        return num_values + sum(len(entry or ()) for part in entries for entry in part)
+
     def whole(self, index: int) -> StreamOutput:
         """One of the answers as a single piece."""
         one = self.output.outputs[index]

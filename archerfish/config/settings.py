@@ -115,8 +115,9 @@ localhost always may. * is all."""
     """PEM file of the certificate chain, to serve HTTPS."""
     tls_key: str | None = None
     """PEM file of the certificate's key."""
-    max_queued_requests: int = 1024
-    """Requests that may be open at once; beyond them clients are told to come back later."""
+    max_queued_requests: int = 4096
+    """Answers that may be open at once, n for a request with n, half of them by one of several keys; beyond them \
+requests get status 429."""
     max_queued_tokens: int = 4_000_000
     """Prompt tokens of open requests, likewise."""
     max_body_bytes: int = 32 * 1024 * 1024

@@ -93,8 +93,13 @@ class Answer:
 
 async def complete(answers: Sequence[Answer]) -> list[Writing]:
     """All of several answers, or the ApiError that ended one."""
-    for answer in answers:
-        await answer.complete()
+    # Each takes in its events as they come: read one after another, those of the last would all be taken in at once.
+    completing = [asyncio.ensure_future(answer.complete()) for answer in answers]
+    try:
+        await asyncio.gather(*completing)
+    finally:
+        for task in completing:
+            task.cancel()
     return [answer.written for answer in answers]
 
 

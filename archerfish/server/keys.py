@@ -98,6 +98,10 @@ class Keys:
     def __bool__(self) -> bool:
         return bool(self._fixed) or self._file is not None
 
+    @property
+    def are_several(self) -> bool:
+        return len(self._entries()) > 1
+
     def find(self, authorization: str | None = None, x_api_key: str | None = None) -> Key | None:
         """The key that a client shows, in either of the two headers. Reads the file again if it has changed."""
         shown = [secret for secret in (_bearer(authorization), (x_api_key or "").strip()) if secret]

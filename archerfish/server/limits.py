@@ -113,24 +113,36 @@ def _duration(seconds: float) -> str:
 
 
 class Admission:
-    """What the whole service has taken on: requests and prompt tokens that wait or run."""
+    """What the whole service has taken on, and each tenant of it: sequences and prompt tokens that wait or run."""
 
-    def __init__(self, max_requests: int, max_tokens: int) -> None:
-        self.max_requests = max_requests
+    def __init__(self, max_sequences: int, max_tokens: int) -> None:
+        self.max_sequences = max_sequences
         self.max_tokens = max_tokens
-        self.num_requests = 0
+        self.num_sequences = 0
         self.num_tokens = 0
+        self._of_tenant: dict[str, int] = {}
+        """Open sequences of tenants that have some."""
 
-    def enter(self, num_requests: int, num_tokens: int) -> bool:
-        """Take all of it on, or nothing. What is too large by itself is taken when there is nothing else."""
-        requests, tokens = self.num_requests + num_requests, self.num_tokens + num_tokens
-        if self.num_requests and (requests > self.max_requests or tokens > self.max_tokens):
+    def enter(self, tenant: str, num_sequences: int, num_tokens: int, *, tenant_share: float = 1.0) -> bool:
+        """Take all of it on, or nothing. The tenant may have this share of all sequences open.
+
+        More prompt tokens than there may be at a time are taken when there are no others.
+        """
+        own = self._of_tenant.get(tenant, 0) + num_sequences
+        sequences, tokens = self.num_sequences + num_sequences, self.num_tokens + num_tokens
+        if sequences > self.max_sequences or own > max(1, tenant_share * self.max_sequences):
             return False
-        self.num_requests, self.num_tokens = requests, tokens
+        if self.num_sequences and tokens > self.max_tokens:
+            return False
+        self.num_sequences, self.num_tokens = sequences, tokens
+        self._of_tenant[tenant] = own
         return True
 
-    def leave(self, num_requests: int, num_tokens: int) -> None:
+    def leave(self, tenant: str, num_sequences: int, num_tokens: int) -> None:
         """Some of what was taken on has ended."""
-        self.num_requests -= num_requests
+        self.num_sequences -= num_sequences
         self.num_tokens -= num_tokens
-        assert self.num_requests >= 0 and self.num_tokens >= 0, "more left than had entered"
+        own = self._of_tenant.pop(tenant) - num_sequences
+        if own:
+            self._of_tenant[tenant] = own
+        assert self.num_sequences >= 0 and self.num_tokens >= 0 and own >= 0, "more left than had entered"

@@ -44,6 +44,10 @@ _LEAST_BODY_ITEMS = 2**18
 """JSON items that a body may have by default; more where the context is longer."""
 _MOST_HELD_BODIES = 8
 """Bodies of the largest size that are held at a time, until their prompts are tokenized."""
+_SHARE_OF_A_KEY = 0.5
+"""Of the queue, where there are several keys: none of them can fill it for the others."""
+_OPENED_AT_ONCE = 32
+"""Prompts of one body that are submitted before others are served."""
 
 
 class Service:
@@ -128,7 +132,7 @@ class Service:
         try:
             await asyncio.wait_for(self._idle.wait(), self.config.shutdown_timeout)
         except TimeoutError:
-            logger.warning("%d requests did not finish in time", self._admission.num_requests)
+            logger.warning("%d answers did not finish in time", self._admission.num_sequences)
 
     async def stop(self) -> None:
         if self.runner is not None:
@@ -258,11 +262,13 @@ class Service:
         )
         # A form is tried in another process first, which is waited for.
         requests = make_requests() if ask.params.structured is None else await asyncio.to_thread(make_requests)
-        self._check_open()  # Much may have happened meanwhile; from here on nothing does.
+        self._check_open()  # Much may have happened meanwhile.
         answers: list[Answer] = []
         self._admit(caller, requests)
         try:
-            for request, text in zip(requests, ask.texts, strict=True):
+            for number, (request, text) in enumerate(zip(requests, ask.texts, strict=True)):
+                if number % _OPENED_AT_ONCE == _OPENED_AT_ONCE - 1:
+                    await asyncio.sleep(0)  # Others are served meanwhile.
                 finished = partial(self._finished, caller, http.state.log, trace)
                 answers.append(Answer(self.engine, request, text, self.intake.tokenizer, self.clock, finished))
                 self.metrics.request_started(request)
@@ -282,11 +288,11 @@ class Service:
         """Undo what was taken for requests that never got an answer."""
         for request in requests:
             self._rates.settle(caller, _most_tokens(request), 0)
-        self._leave(requests)
+        self._leave(caller, requests)
 
-    def _leave(self, requests: Sequence[Request]) -> None:
-        self._admission.leave(len(requests), _num_prompt_tokens(requests))
-        if self._admission.num_requests == 0:
+    def _leave(self, caller: Key, requests: Sequence[Request]) -> None:
+        self._admission.leave(caller.name, _num_sequences(requests), _num_prompt_tokens(requests))
+        if self._admission.num_sequences == 0:
             self._idle.set()
 
     def _peak_measured(self, peak: Peak) -> None:
@@ -305,15 +311,21 @@ class Service:
 
     def _admit(self, caller: Key, requests: Sequence[Request]) -> None:
         """Take on all of it, or nothing."""
-        if not self._admission.enter(len(requests), _num_prompt_tokens(requests)):
+        num_sequences, num_tokens = _num_sequences(requests), _num_prompt_tokens(requests)
+        share = _SHARE_OF_A_KEY if self.keys.are_several else 1.0
+        if num_sequences > max(1, share * self._admission.max_sequences):
+            most = int(share * self._admission.max_sequences)
+            message = f"the request asks for {num_sequences:,} answers, and {most:,} can be open at once: send fewer"
+            raise ApiError(400, message, code="too_many_answers")
+        if not self._admission.enter(caller.name, num_sequences, num_tokens, tenant_share=share):
             seconds = max(1, round(self.metrics.retry_after(self._admission.num_tokens)))
-            message = f"the queue is full ({self._admission.num_requests} requests); try again in {seconds} seconds"
+            message = f"the queue is full ({self._admission.num_sequences} answers); try again in {seconds} seconds"
             raise ApiError(429, message, code="queue_full", headers={"Retry-After": str(seconds)})
         self._idle.clear()
         try:
             self._check_rate(caller, requests)
         except BaseException:
-            self._leave(requests)
+            self._leave(caller, requests)
             raise
 
     def _check_rate(self, caller: Key, requests: Sequence[Request]) -> None:
@@ -335,7 +347,7 @@ class Service:
             log["ttft_ms"] = round(ttft * 1000, 1)
         actual = usage.num_prompt_tokens + usage.num_generated_tokens
         self._rates.settle(caller, _most_tokens(answer.request), actual)
-        self._leave([answer.request])
+        self._leave(caller, [answer.request])
         self.metrics.request_finished(answer.request, answer.output.metrics, usage, answer.finish_reason)
         if trace is not None:
             trace.answered(answer.request, answer.output.metrics, usage, answer.finish_reason)
@@ -359,6 +371,10 @@ def _check_priority(caller: Key, priority: int) -> None:
             f"to {least}; leave priority out, or have min_priority = {priority} set for this key in the key file"
         )
         raise ApiError(403, message, param="priority", code="priority_not_allowed")
+
+
+def _num_sequences(requests: Sequence[Request]) -> int:
+    return sum(request.params.n for request in requests)
 
 
 def _num_prompt_tokens(requests: Sequence[Request]) -> int:

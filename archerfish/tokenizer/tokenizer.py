@@ -46,6 +46,8 @@ class Tokenizer:
         self._bos_token_id = _named_token_id(vocabulary, special_tokens, "bos_token")
         self._eos_token_id = _named_token_id(vocabulary, special_tokens, "eos_token")
         self._ordinary_token_id = _ordinary_token_id(vocabulary)
+        self._texts: dict[int, str] = {}
+        """Of single tokens, as far as they were asked for: log-probabilities tell several for each token."""
 
     @classmethod
     def load(cls, directory: Path) -> "Tokenizer":
@@ -136,6 +138,14 @@ class Tokenizer:
 
         A token with only part of a character shows U+FFFD for it.
         """
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self._find_text(token_id)
+            if 0 <= token_id < self._vocab_size:
+                self._texts[token_id] = text
+        return text
+
+    def _find_text(self, token_id: int) -> str:
         alone = self.decode([token_id], skip_special_tokens=False)
         if token_id in self._special_token_ids or self._ordinary_token_id is None:
             return alone

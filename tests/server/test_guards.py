@@ -197,6 +197,19 @@ def test_what_one_key_has_sent_is_not_cached_for_another(tmp_path: Path) -> None
     play(story)
 
 
+def test_one_body_cannot_fill_the_queue_for_other_keys(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with guarded(tmp_path, max_queued_requests=20) as (service, client, _):
+            for many in ({"prompt": ["a"] * 11}, {"prompt": "a", "n": 11}, {"prompt": ["a"] * 4, "n": 3}):
+                reply = await client.post("/v1/completions", json={"max_tokens": 1, **many}, headers=by("alice"))
+                assert reply.status_code == 400 and reply.json()["error"]["code"] == "too_many_answers", reply.text
+            body = {"prompt": ["a"] * 5, "n": 2, "max_tokens": 1}
+            assert (await client.post("/v1/completions", json=body, headers=by("alice"))).status_code == 200
+            assert service._admission.num_sequences == 0
+
+    play(story)
+
+
 def test_tokenizing_counts_as_a_request(tmp_path: Path) -> None:
     async def story() -> None:
         async with guarded(tmp_path) as (_, client, _):
@@ -358,7 +371,7 @@ def test_a_request_that_fails_while_it_is_opened_leaves_nothing(
                     patched.setattr(service.engine, "submit", failing_after(service.engine.submit, fails == "second"))
                 reply = await client.post("/v1/completions", json=body, headers=by("carol"))
                 assert reply.status_code == 500
-            assert service._admission.num_requests == 0 and service._admission.num_tokens == 0
+            assert service._admission.num_sequences == 0 and service._admission.num_tokens == 0
             assert service.engine.num_open == 0
             assert (await client.post("/v1/completions", json=body, headers=by("carol"))).status_code == 200
             await service.drain()  # It would wait for ten minutes if a request were still counted.

@@ -190,49 +190,59 @@ def test_headers_tell_the_limits_and_what_is_left() -> None:
 # -- the whole service ------------------------------------------------------------------------------------------------
 
 
-def test_requests_and_tokens_are_both_bounded() -> None:
-    admission = Admission(max_requests=3, max_tokens=100)
-    assert admission.enter(2, 50)
-    assert not admission.enter(2, 10), "too many requests"
-    assert not admission.enter(1, 51), "too many tokens"
-    assert (admission.num_requests, admission.num_tokens) == (2, 50)
-    assert admission.enter(1, 50)
-    assert not admission.enter(1, 1)
-    admission.leave(1, 25)
-    assert admission.enter(1, 25)
+def test_sequences_and_tokens_are_both_bounded() -> None:
+    admission = Admission(max_sequences=3, max_tokens=100)
+    assert admission.enter("a", 2, 50)
+    assert not admission.enter("b", 2, 10), "too many sequences"
+    assert not admission.enter("b", 1, 51), "too many tokens"
+    assert (admission.num_sequences, admission.num_tokens) == (2, 50)
+    assert admission.enter("b", 1, 50)
+    assert not admission.enter("a", 1, 1)
+    admission.leave("b", 1, 25)
+    assert admission.enter("a", 1, 25)
 
 
-def test_what_is_too_large_by_itself_is_taken_when_there_is_nothing_else() -> None:
-    admission = Admission(max_requests=2, max_tokens=100)
-    assert admission.enter(1, 1)
-    assert not admission.enter(1, 500) and not admission.enter(9, 9)
-    admission.leave(1, 1)
-    assert admission.enter(9, 500)
-    assert not admission.enter(1, 1)
-    admission.leave(8, 400)
-    assert not admission.enter(1, 1), "still full: one is left, with all the tokens there may be"
-    admission.leave(1, 100)
-    assert admission.enter(1, 1)
+def test_more_tokens_than_there_may_be_are_taken_when_there_are_no_others() -> None:
+    admission = Admission(max_sequences=2, max_tokens=100)
+    assert admission.enter("a", 1, 1)
+    assert not admission.enter("a", 1, 500)
+    admission.leave("a", 1, 1)
+    assert not admission.enter("a", 3, 1), "more sequences never are"
+    assert admission.enter("a", 1, 500)
+    assert not admission.enter("a", 1, 1)
+    admission.leave("a", 1, 500)
+    assert admission.enter("a", 1, 1)
+
+
+def test_a_tenant_leaves_its_share_to_others() -> None:
+    admission = Admission(max_sequences=8, max_tokens=1000)
+    assert not admission.enter("a", 5, 1, tenant_share=0.5)
+    assert admission.enter("a", 3, 1, tenant_share=0.5) and admission.enter("a", 1, 1, tenant_share=0.5)
+    assert not admission.enter("a", 1, 1, tenant_share=0.5)
+    assert admission.enter("b", 4, 1, tenant_share=0.5)
+    admission.leave("a", 2, 1)
+    assert not admission.enter("b", 1, 1, tenant_share=0.5) and admission.enter("a", 2, 1, tenant_share=0.5)
 
 
 def test_leaving_what_never_entered_is_noticed() -> None:
-    admission = Admission(max_requests=2, max_tokens=100)
-    assert admission.enter(1, 10)
+    admission = Admission(max_sequences=2, max_tokens=100)
+    assert admission.enter("a", 1, 10)
     with pytest.raises(AssertionError):
-        admission.leave(1, 11)
+        admission.leave("a", 1, 11)
 
 
 @settings(derandomize=True, deadline=None)
-@given(st.lists(st.tuples(st.booleans(), st.integers(1, 4), st.integers(0, 60)), max_size=60))
-def test_it_never_holds_more_than_it_may_unless_that_is_one_alone(moves: list[tuple[bool, int, int]]) -> None:
-    admission = Admission(max_requests=5, max_tokens=100)
-    inside: list[tuple[int, int]] = []
-    for enters, num_requests, num_tokens in moves:
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from("ab"), st.integers(1, 4), st.integers(0, 60)), max_size=60))
+def test_it_never_holds_more_than_it_may(moves: list[tuple[bool, str, int, int]]) -> None:
+    admission = Admission(max_sequences=5, max_tokens=100)
+    inside: list[tuple[str, int, int]] = []
+    for enters, *one in moves:
         if enters:
-            if admission.enter(num_requests, num_tokens):
-                inside.append((num_requests, num_tokens))
+            if admission.enter(*one, tenant_share=0.8):  # type: ignore[call-arg]
+                inside.append(tuple(one))  # type: ignore[arg-type]
         elif inside:
             admission.leave(*inside.pop(0))
-        assert admission.num_requests == sum(requests for requests, _ in inside)
-        assert admission.num_tokens == sum(tokens for _, tokens in inside)
-        assert len(inside) <= 1 or (admission.num_requests <= 5 and admission.num_tokens <= 100)
+        assert admission.num_sequences == sum(sequences for _, sequences, _ in inside) <= 5
+        assert admission.num_tokens == sum(tokens for _, _, tokens in inside) <= 100
+        for tenant in "ab":
+            assert sum(sequences for name, sequences, _ in inside if name == tenant) <= 4

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from archerfish.api.bodies.chat import ChatBody
 from archerfish.api.chat import Chat
 from archerfish.server.answers import Answer, complete, unless_disconnected
-from archerfish.server.replies import json_reply
+from archerfish.server.replies import call_reply
 from archerfish.server.requests import takes
 from archerfish.server.service import service_of
 from archerfish.server.sse import DONE, EventResponse, event
@@ -25,7 +25,7 @@ async def chat_completions(http: Request) -> Response:
     try:
         if chat.is_streamed:
             return EventResponse(_stream(chat, answer), answer.headers)
-        return json_reply(chat.reply(await unless_disconnected(http, complete([answer]))), answer.headers)
+        return await call_reply(chat, await unless_disconnected(http, complete([answer])), answer.headers)
     finally:
         if not chat.is_streamed:
             answer.close()

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from archerfish.api.bodies.completions import CompletionBody
 from archerfish.api.completions import Completion
 from archerfish.server.answers import Answer, close, complete, merged, unless_disconnected
-from archerfish.server.replies import json_reply
+from archerfish.server.replies import call_reply
 from archerfish.server.requests import takes
 from archerfish.server.service import service_of
 from archerfish.server.sse import DONE, EventResponse, event
@@ -25,7 +25,7 @@ async def completions(http: Request) -> Response:
     try:
         if completion.is_streamed:
             return EventResponse(_stream(completion, answers), answers[0].headers)
-        return json_reply(completion.reply(await unless_disconnected(http, complete(answers))), answers[0].headers)
+        return await call_reply(completion, await unless_disconnected(http, complete(answers)), answers[0].headers)
     finally:
         if not completion.is_streamed:
             close(answers)

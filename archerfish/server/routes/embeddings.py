@@ -6,7 +6,7 @@ from starlette.responses import Response
 from archerfish.api.bodies.embeddings import EmbeddingBody
 from archerfish.api.embeddings import Embedding
 from archerfish.server.answers import close, complete, unless_disconnected
-from archerfish.server.replies import json_reply
+from archerfish.server.replies import call_reply
 from archerfish.server.requests import takes
 from archerfish.server.service import service_of
 
@@ -20,6 +20,6 @@ async def embeddings(http: Request) -> Response:
     embedding: Embedding = await service.read(http, "/v1/embeddings")
     answers = await service.open_all(http, embedding.ask)
     try:
-        return json_reply(embedding.reply(await unless_disconnected(http, complete(answers))), answers[0].headers)
+        return await call_reply(embedding, await unless_disconnected(http, complete(answers)), answers[0].headers)
     finally:
         close(answers)

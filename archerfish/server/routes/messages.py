@@ -12,7 +12,7 @@ from archerfish.api.message_writer import MessageWriter
 from archerfish.api.messages import Message
 from archerfish.server.answers import Answer, complete, unless_disconnected
 from archerfish.server.errors import as_api_error
-from archerfish.server.replies import json_reply
+from archerfish.server.replies import call_reply, json_reply
 from archerfish.server.requests import takes
 from archerfish.server.service import service_of
 from archerfish.server.sse import EventResponse, event
@@ -34,7 +34,7 @@ async def create_message(http: Request) -> Response:
     try:
         if message.is_streamed:
             return EventResponse(_stream(message.writer(answer.written), answer), answer.headers)
-        return json_reply(message.reply(await unless_disconnected(http, complete([answer]))), answer.headers)
+        return await call_reply(message, await unless_disconnected(http, complete([answer])), answer.headers)
     finally:
         if not message.is_streamed:
             answer.close()
