@@ -1,9 +1,10 @@
 """Reads bodies within limits: their size, and how long a sender may take."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -30,25 +31,36 @@ class BodyLimits:
     timeout: float
     """Seconds in which it must arrive."""
     max_held_bytes: int
-    held_bytes: int = 0
+    """Of all bodies, what is beyond SMALL_BODY in each of them. One key may have half of it."""
+    held_bytes: Counter[str] = field(default_factory=Counter)
+    """By key."""
 
     @asynccontextmanager
     async def body(self, http: Request) -> AsyncIterator[bytes]:
         """The body, held within the block; or an ApiError as soon as it is too much or too slow."""
-        body = bytearray()
+        body, held = bytearray(), 0
+        key: str = http.state.caller.name
         try:
             async with asyncio.timeout(self.timeout):
                 async for piece in _pieces(http, self.max_bytes):
-                    if self.held_bytes + len(piece) > self.max_held_bytes:
-                        message = "too many large bodies are being read; try again in a few seconds"
-                        raise ApiError(503, message, code="overloaded", headers={"Retry-After": "5"})
-                    self.held_bytes += len(piece)
+                    more = max(0, len(body) + len(piece) - SMALL_BODY) - held
+                    self._hold(key, more)
+                    held += more
                     body += piece
             yield bytes(body)
         except TimeoutError:
             raise ApiError(408, f"the body did not arrive within {self.timeout:g} seconds; send it faster") from None
         finally:
-            self.held_bytes -= len(body)
+            self.held_bytes[key] -= held
+            if not self.held_bytes[key]:
+                del self.held_bytes[key]
+
+    def _hold(self, key: str, num_bytes: int) -> None:
+        own, others = self.held_bytes[key] + num_bytes, self.held_bytes.total() - self.held_bytes[key]
+        if num_bytes and (own > self.max_held_bytes // 2 or own + others > self.max_held_bytes):
+            message = "too many large bodies are being read; try again in a few seconds"
+            raise ApiError(503, message, code="overloaded", headers={"Retry-After": "5"})
+        self.held_bytes[key] = own
 
 
 async def _pieces(http: Request, max_bytes: int) -> AsyncIterator[bytes]:
@@ -88,7 +100,7 @@ class _SmallRequest(Request):
     async def body(self) -> bytes:
         if not hasattr(self, "_body"):
             limits: BodyLimits = self.app.state.limits
-            small = replace(limits, max_bytes=min(limits.max_bytes, SMALL_BODY), held_bytes=0)
+            small = replace(limits, max_bytes=min(limits.max_bytes, SMALL_BODY), held_bytes=Counter())
             async with small.body(self) as body:
                 self._body = body
         return self._body
