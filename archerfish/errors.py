@@ -20,6 +20,7 @@ ArcherfishError
 │   └── NoKernel              no implementation of an operation supports what was asked
 └── EngineError               the engine cannot go on
     ├── StepFailed                a step raised; every open request ends with this reason
+    ├── OutOfBounds               a step exceeds what its kernels were built for; nothing of it was computed
     └── EngineStopped             work was given to an engine that has ended
 """
 
@@ -145,6 +146,13 @@ class EngineError(ArcherfishError):
 
 class StepFailed(EngineError):
     """A step raised; every open request ended with this reason."""
+
+
+class OutOfBounds(EngineError):
+    """A step exceeds what its kernels were built for. Nothing of it was computed."""
+
+    def __init__(self, what: str, given: int, least: int, most: int) -> None:
+        super().__init__(f"{what} is {given}, where the kernels were built for {least} to {most}")
 
 
 class EngineStopped(EngineError):

@@ -229,7 +229,7 @@ def build_executor(
     local = LocalExecutor(runnable, storage, rows, config.device, sampler, speculator, features, verifier)
     if captured is not None:
         return DeviceExecutor(local, captured, device_rows)
-    local.try_out()
+    local.try_out(most_of(config))
     return local
 
 
