@@ -81,11 +81,11 @@ class InvalidParameter(RequestError):
     """A parameter that is unknown or out of range."""
 
     def __init__(self, name: str, value: object, allowed: str) -> None:
-        super().__init__(f"{name} = {_shown(value)} is not valid: {allowed}")
+        super().__init__(f"{name} = {shown_value(value)} is not valid: {allowed}")
         self.name = name
 
 
-def _shown(value: object) -> str:
+def shown_value(value: object) -> str:
     """The value as Python writes it, within a bound: it may be a whole document, or a number of a million digits."""
     if isinstance(value, int) and value.bit_length() > _MOST_BITS_SHOWN:
         return f"a number of {value.bit_length()} bits"
