@@ -19,14 +19,15 @@ test: check
 check: $(INSTALLED)
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
 
-# The native kernels' tests with AddressSanitizer and UndefinedBehaviorSanitizer, which see what matrix tiles load only
-# in software. Needs CMake and gcc.
+# The native kernels' tests, and engines of the smallest sizes, with AddressSanitizer and UndefinedBehaviorSanitizer, which
+# see what matrix tiles load only in software. Needs CMake and gcc.
 sanitize: $(INSTALLED)
 	cmake -S csrc -B build/sanitize -DSANITIZE=ON -DTILES_IN_SOFTWARE=ON
 	cmake --build build/sanitize
 	NATIVE_ARCHERFISH=$(CURDIR)/build/sanitize/_kernels.so ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-	$(BIN)/python -m pytest -n auto tests/ops/cpu tests/execution/test_recorded_drafts.py
+	$(BIN)/python -m pytest -n auto tests/ops/cpu tests/execution/test_recorded_drafts.py \
+		tests/end_to_end/test_sizes.py
 
 # On a machine with a GPU, with whatever Python has torch there: kernels' tests compiled instead of interpreted, models
 # through graphs; and the table of speeds, also as JSON. Neither installs anything.

@@ -20,6 +20,7 @@ ArcherfishError
 │   └── NoKernel              no implementation of an operation supports what was asked
 └── EngineError               the engine cannot go on
     ├── StepFailed                a step raised; every open request ends with this reason
+    ├── OutOfBounds               a step exceeds what its kernels were built for; nothing of it was computed
     └── EngineStopped             work was given to an engine that has ended
 """
 
@@ -80,11 +81,11 @@ class InvalidParameter(RequestError):
     """A parameter that is unknown or out of range."""
 
     def __init__(self, name: str, value: object, allowed: str) -> None:
-        super().__init__(f"{name} = {_shown(value)} is not valid: {allowed}")
+        super().__init__(f"{name} = {shown_value(value)} is not valid: {allowed}")
         self.name = name
 
 
-def _shown(value: object) -> str:
+def shown_value(value: object) -> str:
     """The value as Python writes it, within a bound: it may be a whole document, or a number of a million digits."""
     if isinstance(value, int) and value.bit_length() > _MOST_BITS_SHOWN:
         return f"a number of {value.bit_length()} bits"
@@ -145,6 +146,13 @@ class EngineError(ArcherfishError):
 
 class StepFailed(EngineError):
     """A step raised; every open request ended with this reason."""
+
+
+class OutOfBounds(EngineError):
+    """A step exceeds what its kernels were built for. Nothing of it was computed."""
+
+    def __init__(self, what: str, given: int, least: int, most: int) -> None:
+        super().__init__(f"{what} is {given}, where the kernels were built for {least} to {most}")
 
 
 class EngineStopped(EngineError):

@@ -1,18 +1,52 @@
 """Reads the small text files of a model directory and says clearly what is wrong with them. Knows no file's meaning."""
 
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
 from archerfish.errors import ModelError
 
 _FETCH_AGAIN = "download or copy the file again"
+_MOST_BYTES = 1 << 30
+"""Of a text file: many times the largest vocabulary."""
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def check_regular(path: Path, failure: type[ModelError] = ModelError) -> int:
+    """Refuse what is no regular file, and return the size of one that is.
+
+    Links are followed, as the hub's cache has them: where a file lies does not matter. But a pipe would be waited for,
+    and a device read without end.
+    """
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise  # Most files may be missing: what that means is for others to say.
+    except OSError as error:
+        raise failure(f"{path} cannot be read ({error.strerror}): make it a file you may read") from error
+    kind = _KINDS.get(stat.S_IFMT(status.st_mode))
+    if kind is not None:
+        raise failure(f"{path} cannot be read (it is {kind}): make it a regular file, or a link to one")
+    return status.st_size
 
 
 def read_text(path: Path, failure: type[ModelError] = ModelError) -> str | None:
     """The text of a file, or None if there is no such file. What is wrong with it is raised as `failure`."""
     try:
-        return path.read_bytes().decode("utf-8")
+        size = check_regular(path, failure)
+        if size > _MOST_BYTES:
+            raise failure(f"{path} has {size} bytes, and no such file has more than {_MOST_BYTES}: {_FETCH_AGAIN}")
+        # What the kernel makes up as it is read (/proc) says that it has 0 bytes, and may not end.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            return (file.read(size) or b"").decode("utf-8")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

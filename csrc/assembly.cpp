@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "bounds.h"
+
 namespace archerfish {
 
 Step assemble(const Assembly& from) {
@@ -34,6 +36,7 @@ Step assemble(const Assembly& from) {
     step.num_rows = num_rows;
     step.tokens = from.tokens;
     step.positions = from.positions;
+    step.num_groups = from.num_groups;
     step.num_chunks = from.num_chunks;
     step.query_starts = from.query_starts;
     step.ends = from.ends;
@@ -45,6 +48,15 @@ Step assemble(const Assembly& from) {
     step.depths = from.depths;
     step.lines = from.lines;
     return step;
+}
+
+int64_t run_chunks(Team& team, const KernelTable& kernels, const Instructions& instructions, const Assembly& chunks,
+                   Refusal& refusal) {
+    if (!can_assemble(chunks, instructions.capacity, refusal)) return 0;
+    Step step = assemble(chunks);
+    if (!can_run(step, instructions.capacity, refusal)) return 0;
+    team.run(kernels, instructions, step);
+    return step.num_rows;
 }
 
 }  // namespace archerfish

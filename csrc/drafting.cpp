@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "assembly.h"
+#include "bounds.h"
 
 namespace archerfish {
 namespace {
@@ -40,14 +41,15 @@ void go_on(const Drafting& drafting, const Pass& pass, int64_t* tokens, int64_t 
 
 }  // namespace
 
-void draft(Team& team, const KernelTable& kernels, const Drafting& drafting) {
+void draft(Team& team, const KernelTable& kernels, const Drafting& drafting, Refusal& refusal) {
     using Clock = std::chrono::steady_clock;
+    if (!can_draft(drafting, refusal)) return;
     int64_t width = drafting.first.assembly->num_chunks;
     std::iota(drafting.chunks, drafting.chunks + width, 0);
     const Pass* pass = &drafting.first;
     auto started = Clock::now();
     for (int64_t depth = 0; pass->assembly->num_chunks; ++depth) {
-        team.run(kernels, pass->instructions, pass->num_instructions, assemble(*pass->assembly));
+        if (!run_chunks(team, kernels, pass->instructions, *pass->assembly, refusal)) return;
         go_on(drafting, *pass, drafting.tokens + depth * width, depth + 1);
         pass = &drafting.further;
         auto ended = Clock::now();

@@ -10,6 +10,7 @@
 #include "amx.h"
 #endif
 #include "assembly.h"
+#include "bounds.h"
 #include "drafting.h"
 #include "program.h"
 #include "team.h"
@@ -92,7 +93,7 @@ int64_t archerfish_size_of(const char* name) {
         SIZE(Embed), SIZE(Add), SIZE(Scale), SIZE(Softcap), SIZE(Norm), SIZE(Rotate), SIZE(Activate), SIZE(Pack),
         SIZE(Linear), SIZE(WriteKv), SIZE(Attend), SIZE(Route), SIZE(Group), SIZE(Gather), SIZE(ExpertLinear),
         SIZE(Combine), SIZE(Step), SIZE(Draw), SIZE(DrawRow), SIZE(Select), SIZE(Spread), SIZE(Assembly), SIZE(Instruction),
-        SIZE(Pass), SIZE(Drafting),
+        SIZE(Instructions), SIZE(Pass), SIZE(Drafting), SIZE(Refusal),
 #undef SIZE
     };
     for (const auto& one : sizes)
@@ -109,21 +110,26 @@ void* archerfish_open(const char* kernels, int num_threads) {
 
 void archerfish_close(void* runner) { delete (Runner*)runner; }
 
-void archerfish_run(void* runner, const Instruction* instructions, int64_t count, const Step* step) {
+// Each of these says in `refusal` whether it was run: where something exceeds what its instructions were built for, nothing
+// was computed.
+
+void archerfish_run(void* runner, const Instructions* instructions, const Step* step, Refusal* refusal) {
     auto* chosen = (Runner*)runner;
-    chosen->team.run(*chosen->table, instructions, count, *step);
+    *refusal = {};
+    if (can_run(*step, instructions->capacity, *refusal)) chosen->team.run(*chosen->table, *instructions, *step);
 }
 
 // The step that the chunks come to. Returns its number of rows.
-int64_t archerfish_run_chunks(void* runner, const Instruction* instructions, int64_t count, const Assembly* chunks) {
-    Step step = assemble(*chunks);
-    archerfish_run(runner, instructions, count, &step);
-    return step.num_rows;
+int64_t archerfish_run_chunks(void* runner, const Instructions* instructions, const Assembly* chunks, Refusal* refusal) {
+    auto* chosen = (Runner*)runner;
+    *refusal = {};
+    return run_chunks(chosen->team, *chosen->table, *instructions, *chunks, *refusal);
 }
 
-void archerfish_draft(void* runner, const Drafting* drafting) {
+void archerfish_draft(void* runner, const Drafting* drafting, Refusal* refusal) {
     auto* chosen = (Runner*)runner;
-    draft(chosen->team, *chosen->table, *drafting);
+    *refusal = {};
+    draft(chosen->team, *chosen->table, *drafting, *refusal);
 }
 }
 #pragma GCC visibility pop

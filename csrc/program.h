@@ -176,6 +176,7 @@ struct Cache {
     int32_t num_heads;
     int32_t head_dim;
     int32_t group;  // Whose tables and slots to use.
+    int64_t num_blocks;
 };
 struct WriteKv {
     Rows keys, values;
@@ -257,6 +258,24 @@ struct Instruction {
     const void* operands;
 };
 
+// What the operands of instructions have memory for, and what they look up by number.
+struct Capacity {
+    int64_t rows;        // Of a step.
+    int64_t picked;      // Rows of a step, for those instructions that work on some only.
+    int64_t tokens;      // Rows of the smallest table that is looked up by token; 0: there is none.
+    int64_t positions;   // The same by position.
+    int64_t groups;      // Of KV caches; 0: there is none.
+    int64_t blocks;      // Of the smallest cache.
+    int64_t block_size;  // Of all caches.
+};
+
+// A list of instructions that is run from its first to its last.
+struct Instructions {
+    const Instruction* first;
+    int64_t count;
+    Capacity capacity;
+};
+
 // -- a step -----------------------------------------------------------------------------------------------------------
 
 constexpr int64_t MOST_TREE_TOKENS = 64;  // Of a chunk that is a tree.
@@ -266,11 +285,12 @@ struct Step {
     int64_t num_threads;  // That work on it.
     const int64_t* tokens;     // [rows]
     const int64_t* positions;  // [rows]
+    int64_t num_groups;  // Of tables and slots.
     int64_t num_chunks;
     const int32_t* query_starts;   // [chunks + 1]
     const int32_t* ends;           // [chunks]
     const int32_t* const* tables;  // For each group [chunks, table_width].
-    const int64_t* const* slots;   // For each group [rows].
+    const int64_t* const* slots;   // For each group [rows]; null where nothing is stored.
     int64_t table_width;
     int64_t num_picked;
     const int64_t* picked;  // Which rows, for those instructions that work on some only.
@@ -291,16 +311,23 @@ struct Chunk {
 // What a step is made from: chunks of sequences, whose tokens and block tables are kept in rows. And room to make it in.
 struct Assembly {
     int64_t num_chunks;
-    Chunk* chunks;
+    Chunk* chunks;  // [max_chunks]
+    int64_t num_rows;
+    int64_t max_length;  // Tokens of a row that can be computed: it has tokens and blocks for so many.
     int32_t* row_tokens;
-    int64_t tokens_per_row;
+    int64_t tokens_per_row;            // Numbers from one row to the next.
     const int32_t* const* row_tables;  // For each group.
     int64_t blocks_per_row;
     int64_t num_groups;
     int64_t block_size;
+    int64_t num_depths;     // Tokens that these are given for: 0, or all of the step.
     const int32_t* depths;  // As a step has them, or null.
     const uint8_t* lines;
 
+    // Sizes of what follows.
+    int64_t max_tokens;
+    int64_t max_chunks;
+    int64_t max_picked;
     int64_t* tokens;
     int64_t* positions;
     int32_t* query_starts;
@@ -314,8 +341,7 @@ struct Assembly {
 
 // A pass of a network that guesses: a program that draws a token after each chunk, and where its rows lie.
 struct Pass {
-    const Instruction* instructions;
-    int64_t num_instructions;
+    Instructions instructions;
     Assembly* assembly;
     Rows given;   // What it takes beside each token; without data: nothing.
     Rows states;  // What it makes of each token.
@@ -326,12 +352,47 @@ struct Pass {
 struct Drafting {
     Pass first;
     Pass further;  // Takes the states of the pass before, if anything.
+    int64_t max_chunks;
+    int64_t max_count;  // Draft tokens of a chunk at most.
     const int64_t* counts;  // [chunks of the first pass] guesses wanted, at least 1.
     int64_t* chunks;        // [chunks] room: which of those each chunk of a later pass belongs to.
     DrawRow* rows;          // [chunks] what the pass draws by.
     const int64_t* drawn;   // [chunks] what it drew.
     int64_t* tokens;        // [most wanted][chunks] the guesses. What nobody wanted is left as it was.
     int64_t* nanoseconds;   // [most wanted] that each pass took.
+};
+
+// -- bounds -----------------------------------------------------------------------------------------------------------
+
+// What a call can exceed.
+enum class Limit : int32_t {
+    none = 0,
+    chunks,       // Number of chunks.
+    rows,         // Tokens of a step.
+    picked,       // Tokens of a step whose logits are computed.
+    row,          // Row of a chunk's sequence.
+    start,        // First position of a chunk.
+    length,       // Tokens of a chunk.
+    chunk_picked, // Of those, tokens whose logits are computed.
+    end,          // Position after a chunk.
+    token,        // Token id.
+    position,     // Position that a table is looked up by.
+    groups,       // Number of KV groups.
+    block_size,   // Tokens of a block.
+    block,        // Id of a block.
+    slot,         // Slot of a token in the cache.
+    tree,         // Tokens that have a depth in a tree.
+    depth,        // Depth of a token in its tree.
+    line,         // Token of a tree in the line of another.
+    count,        // Number of draft tokens.
+};
+
+// Why a call was refused: a number that is not from `least` to `most`. Nothing was computed then.
+struct Refusal {
+    Limit limit;  // none: it was not refused.
+    int64_t given;
+    int64_t least;
+    int64_t most;
 };
 
 // -- kernels ----------------------------------------------------------------------------------------------------------

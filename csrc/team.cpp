@@ -121,10 +121,10 @@ void Team::help(int thread) {
     }
 }
 
-void Team::run(const KernelTable& kernels, const Instruction* instructions, int64_t count, const Step& step) {
+void Team::run(const KernelTable& kernels, const Instructions& instructions, const Step& step) {
     work_.kernels = &kernels;
-    work_.next = instructions;
-    work_.end = instructions + count;
+    work_.next = instructions.first;
+    work_.end = instructions.first + instructions.count;
     work_.whole = work_.picked = step;
     work_.whole.num_threads = work_.picked.num_threads = (int64_t)scratch_.size();
     work_.picked.num_rows = step.num_picked;

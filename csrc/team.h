@@ -34,7 +34,7 @@ class Team {
     explicit Team(int num_threads);
     ~Team();
 
-    void run(const KernelTable& kernels, const Instruction* instructions, int64_t count, const Step& step);
+    void run(const KernelTable& kernels, const Instructions& instructions, const Step& step);
 
    private:
     // What is being done now. Changed only while nobody works on it: by who finished it, or before it is opened.

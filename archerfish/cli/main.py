@@ -21,6 +21,7 @@ _COMMANDS = {
     "bench": Entry("bench", "Measure speed: of the engine, its kernels, or any server."),
     "tune": Entry("tune", "Measure what is fastest here, and keep it for later starts."),
     "train-draft": Entry("train_draft", "Train what guesses a model's tokens, on the model's own texts."),
+    "estimate": Entry("estimate", "Say whether a model fits in memory, before it is downloaded."),
     "models": Entry("models", "List the models in the box and in the hub cache."),
     "doctor": Entry("doctor", "Show what this machine offers and which kernels will run on it."),
 }

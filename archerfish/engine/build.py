@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,26 +16,25 @@ from archerfish.config.settings import EngineConfig
 from archerfish.console import logger
 from archerfish.engine.drafts import choose_drafts
 from archerfish.engine.engine import Engine
+from archerfish.engine.footprint import bytes_per_kv_value, bytes_per_weight, footprint, free_memory
 from archerfish.engine.intake import Intake
-from archerfish.engine.kernels import Beside, Kernels, build_executor, choose_kernels, rehearsal_stage
+from archerfish.engine.kernels import Beside, build_executor, choose_kernels, rehearsal_stage
 from archerfish.engine.models import (
     Checkpoint,
     OnProgress,
     build_model,
     facts_of,
-    mean_weight_bytes,
     read_checkpoint,
-    weight_format,
 )
 from archerfish.engine.self_written import calibration_texts
 from archerfish.engine.sizing import measured_size, refusing
 from archerfish.errors import InvalidParameter, ModelError
 from archerfish.execution.executor import Executor
-from archerfish.execution.memory import CacheSize, Memory
+from archerfish.execution.memory import CacheSize
 from archerfish.kvcache.layout import KVLayout, kv_layout
 from archerfish.kvcache.storage import KVStorage
 from archerfish.kvcache.tables import KVTables
-from archerfish.machine import available_memory, give_back_memory
+from archerfish.machine import give_back_memory
 from archerfish.ops import torch_dtype
 from archerfish.quant import KvFormat
 from archerfish.request import SamplingParams
@@ -94,12 +93,10 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
     kernels = choose_kernels(checkpoint.arch, resolved)
     # Beside native threads torch's would only have to be woken for what little it still does.
     torch.set_num_threads(resolved.threads if kernels.native is None else 1)
-    layout, kv_format = kv_layout(checkpoint.arch), KvFormat(resolved.kv_cache_dtype, resolved.dtype)
-    bytes_per_kv_value = kv_format.bytes_per_value(layout.head_dim)
-    bytes_per_weight = mean_weight_bytes(checkpoint.arch, weight_format(resolved), torch_dtype(resolved.dtype).itemsize)
+    layout = kv_layout(checkpoint.arch)
     drafts = choose_drafts(config, resolved, checkpoint, kernels)
-    memory = _memory(checkpoint.arch, resolved, kernels, bytes_per_weight, bytes_per_kv_value)
-    memory = memory if drafts is None else replace(memory, beside=drafts.memory)
+    beside = None if drafts is None else drafts.memory
+    memory = footprint(checkpoint.arch, resolved, kernels, beside, free_memory(resolved.device))
     cache_size = memory.size_cache(resolved)
     texts = calibration_texts(config, resolved, build)
     before = _allocated(resolved.device)
@@ -125,7 +122,7 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
     scheduler = _scheduler(resolved, layout, cache_size, eos_token_ids)
     scheduler.guessing = executor.guessing
     methods = (*resolved.guessing_methods, *(() if drafts is None else (drafts.method,)))
-    logger.info("%s, %s", cache_size, kv_format)
+    logger.info("%s, %s", cache_size, KvFormat(resolved.kv_cache_dtype, resolved.dtype))
     return Assembly(
         directory=checkpoint.directory,
         tokenizer_directory=tokenizer_directory,
@@ -133,7 +130,11 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
             scheduler,
             executor,
             time.monotonic,
-            cost=step_cost(checkpoint.arch, bytes_per_weight, bytes_per_kv_value),
+            cost=step_cost(
+                checkpoint.arch,
+                bytes_per_weight(checkpoint.arch, resolved),
+                bytes_per_kv_value(checkpoint.arch, resolved),
+            ),
             check_invariants=resolved.check_invariants,
         ),
         executor=executor,
@@ -171,28 +172,6 @@ def _intake(
     arch = checkpoint.arch
     longest = None if arch.can_extend_positions else arch.max_positions
     return Intake(tokenizer, arch.vocab_size, config.max_model_len, time.monotonic, longest, methods)
-
-
-def _memory(
-    arch: Arch, config: ResolvedConfig, kernels: Kernels, bytes_per_weight: float, bytes_per_kv_value: float
-) -> Memory:
-    full = torch_dtype(config.dtype).itemsize
-    return Memory(
-        arch,
-        kv_layout(arch),
-        _free_memory(config.device),
-        full,
-        bytes_per_kv_value=bytes_per_kv_value,
-        bytes_per_weight=bytes_per_weight,
-        bytes_per_activation=full if kernels.native is None else 4,  # Native operations compute in float32.
-    )
-
-
-def _free_memory(device: str) -> int:
-    if device == "cuda":
-        free, _ = torch.cuda.mem_get_info()
-        return int(free)
-    return available_memory()
 
 
 def _allocated(device: str) -> int:

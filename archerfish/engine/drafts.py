@@ -19,6 +19,7 @@ from archerfish.console import logger
 from archerfish.engine.kernels import Guessing, Kernels, beside, build_runnable, most_of
 from archerfish.engine.models import (
     Checkpoint,
+    Find,
     build_model,
     default_dtype,
     facts_of,
@@ -212,15 +213,15 @@ class HeadDrafts:
         return Guessing("eagle", eagle, filled, config.max_model_len, features)
 
 
-def find_drafts(config: ResolvedConfig, target: Checkpoint) -> Source | None:
+def find_drafts(config: ResolvedConfig, target: Checkpoint, find: Find = locate) -> Source | None:
     """Whose weights guess, if any do; a ConfigError where a method needs some and none are known."""
     speculation = config.speculation
     method = speculation.method
     if method not in ("auto", *NETWORKS):
         return None
     if speculation.model is not None:
-        directory = locate(speculation.model)
-        return Source(_kind(directory) if method == "auto" else method, directory)
+        directory = find(speculation.model)
+        return Source(drafter_kind(directory) if method == "auto" else method, directory)
     if method == "auto" and (config.device != "cpu" or config.load_format == "dummy"):
         return None
     for one in ("draft_model", "eagle") if method == "auto" else (method,):
@@ -236,10 +237,10 @@ def find_drafts(config: ResolvedConfig, target: Checkpoint) -> Source | None:
 
 
 def choose_drafts(
-    config: EngineConfig, resolved: ResolvedConfig, target: Checkpoint, kernels: Kernels
+    config: EngineConfig, resolved: ResolvedConfig, target: Checkpoint, kernels: Kernels, find: Find = locate
 ) -> Drafts | None:
     """What will guess for the target, read as far as it is small; or a ConfigError that says why it cannot."""
-    source = find_drafts(resolved, target)
+    source = find_drafts(resolved, target, find)
     if source is None:
         return None
     blocks = Blocks.of(target.arch)
@@ -299,7 +300,7 @@ def _own_format(config: ResolvedConfig) -> dict[str, Any]:
     }
 
 
-def _kind(directory: Path) -> str:
+def drafter_kind(directory: Path) -> str:
     """The method that a directory's weights are for."""
     config: Mapping[str, Any] = read_json(directory / "config.json")
     if "medusa_num_heads" in config:

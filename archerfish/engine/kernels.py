@@ -103,6 +103,14 @@ def choose_kernels(arch: Arch, config: ResolvedConfig) -> Kernels:
     return Kernels(ops, native, triton)
 
 
+def planned_kernels(arch: Arch, config: ResolvedConfig) -> Kernels:
+    """Those that would run the model. For a GPU that is not here plain torch stands in, which takes as much memory."""
+    if config.device == "cpu" or torch.cuda.is_available():
+        return choose_kernels(arch, config)
+    _check_formats(config, on_gpu=True, on_cpu=False)
+    return Kernels(choose_ops(model_target(arch, config)).ops, None, None)
+
+
 def model_target(arch: Arch, config: ResolvedConfig) -> Target:
     return Target.of_model(
         arch, device=config.device, dtype=config.dtype, block_size=config.block_size, threads=config.threads
@@ -229,7 +237,7 @@ def build_executor(
     local = LocalExecutor(runnable, storage, rows, config.device, sampler, speculator, features, verifier)
     if captured is not None:
         return DeviceExecutor(local, captured, device_rows)
-    local.try_out()
+    local.try_out(most_of(config))
     return local
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -41,8 +41,14 @@ class Checkpoint:
     arch: Arch
 
 
-def read_checkpoint(config: EngineConfig) -> Checkpoint:
-    find = locate_config if config.load_format == "dummy" else locate
+class Find(Protocol):
+    def __call__(self, model: str | None, revision: str | None = None, /) -> Path:
+        """The directory of a model's files; a config file, if that is what was named."""
+
+
+def read_checkpoint(config: EngineConfig, find: Find | None = None) -> Checkpoint:
+    """By default all of the model's files are found, and downloaded if need be, but for random weights."""
+    find = find or (locate_config if config.load_format == "dummy" else locate)
     directory = find(config.model, config.revision)
     values = read_config(directory, config.hf_overrides)
     family = find_family(values)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from archerfish.arch.arch import Arch
+from archerfish.errors import OutOfBounds
 from archerfish.execution.buckets import bucket
 from archerfish.execution.device_rows import DeviceRows
 from archerfish.execution.device_step import StepRoom, StepSize
@@ -97,6 +98,7 @@ class CapturedModel:
         self._device = storage.device
         self._program = _record(model, storage, ops, taps)
         ops.await_compiler()
+        self._most = most
         self._room = StepRoom(self.arch, StepSize(bucket(most.rows), bucket(most.picked)), rows, storage.device)
         self._most_picked = bucket(most.chunks)
         self._graphs: dict[Shape, _Graph | _Trial | None] = {}
@@ -131,6 +133,7 @@ class CapturedModel:
     # -- how ----------------------------------------------------------------------------------------------------------
 
     def _run(self, outline: Outline, asked: DrawRows | None) -> Ran:
+        self._check(outline)
         units = self._room.units(outline)
         has_large = any(len(found.large) for found in units.values())
         shape = _shape(outline, asked, self._most_picked, has_large=has_large)
@@ -151,6 +154,18 @@ class CapturedModel:
             captured = self._graphs[shape] = self._capture(shape)
         captured.graph.replay()
         return captured.ran
+
+    def _check(self, outline: Outline) -> None:
+        """Kernels check nothing: what is more than there is memory for is refused before any is launched."""
+        most, length = self._most, self._room.rows.max_model_len
+        for what, given, bound in (
+            ("the number of tokens in a step", int(outline.query_ends[-1]), most.rows),
+            ("the number of chunks", len(outline.chunks), most.chunks),
+            ("the number of tokens whose logits are computed", len(outline.picked), most.picked),
+            ("the position after a chunk", int(outline.ends.max()), length),
+        ):
+            if given > bound:
+                raise OutOfBounds(what, given, 0, bound)
 
     def _try(self, shape: Shape) -> Ran:
         started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -201,7 +216,8 @@ def _shape(outline: Outline, asked: DrawRows | None, most_picked: int, *, has_la
     if is_decode:
         num_picked = num_tokens
     elif num_tokens > _FEW_TOKENS and num_picked > 1:
-        num_picked = most_picked  # It costs such a step little, and what is left are few shapes.
+        # It costs such a step little, and what is left are few shapes. With draft tokens more may be picked.
+        num_picked = max(num_picked, most_picked)
     size = StepSize(bucket(num_tokens), bucket(max(1, num_picked)))
     return Shape(size, is_decode, has_large, outline.trees is not None, None if asked is None else kind_of(asked))
 

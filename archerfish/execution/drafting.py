@@ -93,10 +93,14 @@ class NetworkProposer:
             self._network.copy(plan.copies)
 
     def try_out(self) -> None:
-        """Before the first plan: see how long passes take. What they leave behind is never read."""
+        """Before the first plan: see how long passes take, of those sizes that drafts can have. What they leave behind
+        is never read."""
         for count in _TRIED_SIZES:
+            end = count + self._network.lag
+            if count > self._max_tokens or not self.room(end):
+                break
             for _ in range(_NUM_TRIES):
-                self._lines(_outline([(0, 0, count, 1)]), [Ask(0, 1, count + self._network.lag)])
+                self._lines(_outline([(0, 0, count, 1)]), [Ask(0, 1, end)])
 
     def start(self, row: int, tokens: Sequence[int], num_prompt_tokens: int, tenant: str) -> None:
         self._done.pop(row, None)

@@ -13,7 +13,7 @@ from archerfish.execution.features import FeatureStore
 from archerfish.execution.inputs import Outline
 from archerfish.execution.memory import LOGIT_ROWS_AT_ONCE
 from archerfish.execution.rows import Rows
-from archerfish.execution.runnable import RunnableModel
+from archerfish.execution.runnable import Most, RunnableModel
 from archerfish.execution.speculative import Speculator
 from archerfish.execution.verifying import Drawing, Guesses, Outcome, Rules, Verifier
 from archerfish.kvcache.storage import KVStorage
@@ -74,15 +74,17 @@ class LocalExecutor:
         return Finished(self.speculate(plan))
 
     @torch.inference_mode()
-    def try_out(self) -> None:
+    def try_out(self, most: Most) -> None:
         """Before the first plan: see how long steps with guesses take, so that nobody has to find out by losing time.
 
-        What it leaves behind in the cache is overwritten by whoever gets the block.
+        Steps are single chunks whose tokens are all drawn after, as far as the model was built for them. What they
+        leave behind in the cache is overwritten by whoever gets the block.
         """
         speculator = self.speculator
         if speculator is None:
             return
-        for count in TRIED_SIZES:
+        largest = min(most.rows, most.picked, self._rows.max_model_len)
+        for count in (size for size in TRIED_SIZES if size <= largest):
             outline = Outline.of([Chunk(0, 0, 1, samples=True)], np.array([count - 1]))
             rows = np.zeros(count, np.int64)
             for _ in range(NUM_TRIES):

@@ -90,14 +90,14 @@ class Memory:
 
     def size_cache(self, config: ResolvedConfig) -> CacheSize:
         """As many blocks as the budget holds, but no more than max_num_seqs requests of full length could use."""
-        size = self._size(config)
+        size = self.fit(config)
         if size is None:
             raise self.refusal(config)
         return size
 
     def refusal(self, config: ResolvedConfig) -> DoesNotFit:
         """What is needed, what is there, and what would make it fit."""
-        return DoesNotFit(f"the model does not fit in memory.\n{self._table(config)}\n{self._remedy(config)}")
+        return DoesNotFit(f"the model does not fit in memory.\n{self._table(config)}\n{self.remedy(config)}")
 
     @property
     def weights(self) -> int:
@@ -140,12 +140,20 @@ class Memory:
         """Bytes of the KV cache that a single request of full length holds."""
         return self._blocks_per_request(config) * self.block_bytes(config)
 
-    def _size(self, config: ResolvedConfig) -> CacheSize | None:
+    def needed(self, config: ResolvedConfig) -> int:
+        """Bytes without which nothing can run: weights, activations, and the cache of one request."""
+        return self.weights + self.activations(config) + self.one_request(config)
+
+    def usable(self, config: ResolvedConfig) -> int:
+        """Bytes that may be filled, where the size of the cache is not given."""
+        return int(self.available * config.gpu_memory_utilization)
+
+    def fit(self, config: ResolvedConfig) -> CacheSize | None:
         """None if not even one request of full length fits, or a given size exceeds the memory."""
         rest = self.weights + self.activations(config)
         budget = config.kv_cache_memory_bytes
         if budget is None:
-            budget = int(self.available * config.gpu_memory_utilization) - rest
+            budget = self.usable(config) - rest
         per_request = self._blocks_per_request(config)
         num_blocks = min(budget // self.block_bytes(config), config.max_num_seqs * per_request)
         num_bytes = num_blocks * self.block_bytes(config)
@@ -165,27 +173,31 @@ class Memory:
     # -- what to say when it does not fit -------------------------------------------------------------------------
 
     def _table(self, config: ResolvedConfig) -> str:
-        activations, one_request = self.activations(config), self.one_request(config)
         rows = [
             ("weights", self.weights),
-            ("activations", activations),
-            (f"KV cache of one request of {config.max_model_len} tokens", one_request),
-            ("needed", self.weights + activations + one_request),
+            ("activations", self.activations(config)),
+            (f"KV cache of one request of {config.max_model_len} tokens", self.one_request(config)),
+            ("needed", self.needed(config)),
             ("available", self.available),
         ]
         if config.kv_cache_memory_bytes is not None:
             rows.append(("allowed for the KV cache (--kv-cache-memory-bytes)", config.kv_cache_memory_bytes))
         else:
-            usable = int(self.available * config.gpu_memory_utilization)
-            rows.append((f"usable at --gpu-memory-utilization {config.gpu_memory_utilization:g}", usable))
+            usable = f"usable at --gpu-memory-utilization {config.gpu_memory_utilization:g}"
+            rows.append((usable, self.usable(config)))
         return "\n".join(f"  {name:<52} {format_bytes(value):>12}" for name, value in rows)
 
-    def _remedy(self, config: ResolvedConfig) -> str:
-        """The first change of settings that makes it fit, tried out before it is said."""
-        for changes in self._remedies(config):
-            if self._size(replace(config, **changes)) is not None:
-                flags = " ".join(f"{flag_name(name)} {value}" for name, value in changes.items())
-                return f"Use {flags}."
+    def suggestion(self, config: ResolvedConfig) -> dict[str, Any] | None:
+        """The first change of settings that makes it fit, tried out before it is said; None if there is none."""
+        changed = (changes for changes in self._remedies(config) if self.fit(replace(config, **changes)) is not None)
+        return next(changed, None)
+
+    def remedy(self, config: ResolvedConfig) -> str:
+        """What would make it fit, in a sentence."""
+        changes = self.suggestion(config)
+        if changes is not None:
+            flags = " ".join(f"{flag_name(name)} {value}" for name, value in changes.items())
+            return f"Use {flags}."
         left = max(0, self.available - self.weights)
         return f"The weights leave {format_bytes(left)} for everything else: use a smaller model, or more memory."
 
@@ -214,15 +226,14 @@ class Memory:
 
     def _share(self, config: ResolvedConfig, most: float) -> float:
         """The memory utilization that one request needs, and a little more: free memory moves between two starts."""
-        needed = self.weights + self.activations(config) + self.one_request(config)
-        return min(most, (-(-needed * 100 // max(1, self.available)) + 3) / 100)
+        return min(most, (-(-self.needed(config) * 100 // max(1, self.available)) + 3) / 100)
 
     def _longest(self, config: ResolvedConfig) -> int:
         """Longest context that fits, in whole blocks; at least 2, whether it fits or not."""
         low, high = 0, config.max_model_len // config.block_size
         while low < high:
             middle = (low + high + 1) // 2
-            fits = self._size(replace(config, max_model_len=middle * config.block_size)) is not None
+            fits = self.fit(replace(config, max_model_len=middle * config.block_size)) is not None
             low, high = (middle, high) if fits else (low, middle - 1)
         return max(2, low * config.block_size)
 

@@ -14,6 +14,8 @@ class Rows:
 
     def __init__(self, num_rows: int, max_model_len: int, num_groups: int, block_size: int) -> None:
         self.block_size = block_size
+        self.max_model_len = max_model_len
+        """Tokens of a row that can be computed."""
         blocks_per_row = -(-max_model_len // block_size)
         # One place more: the token drawn at the very end of the context is stored, though never computed.
         self.tokens: IntTable = np.zeros((num_rows, max_model_len + 1), np.int32)

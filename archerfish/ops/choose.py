@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from archerfish.arch.arch import Arch
+from archerfish.arch.arch import Arch, ExpertsSpec, MlpSpec
 from archerfish.errors import NoKernel
 from archerfish.ops.cpu.library import Library, Team, library
 from archerfish.ops.cpu.native import NATIVE_OPERATIONS, NativeOps
@@ -31,6 +31,13 @@ class Target:
     """Some layer squashes its scores."""
     threads: int = 1
     """Of the CPU."""
+    vocab_size: int = 0
+    """0, like the sizes below, where no model is in sight yet."""
+    widest_row: int = 0
+    """Numbers of a token that are computed together."""
+    num_experts: int = 0
+    num_sharing_queries: int = 0
+    """Query heads that share a head of keys, at most."""
 
     @classmethod
     def of_model(cls, arch: Arch, *, device: str, dtype: str, block_size: int, threads: int = 1) -> Self:
@@ -43,7 +50,17 @@ class Target:
             has_window=any(spec.window is not None for spec in attention),
             has_softcap=any(spec.softcap is not None for spec in attention),
             threads=threads,
+            vocab_size=arch.vocab_size,
+            widest_row=max(
+                arch.hidden_size, *(max(one.attention.q_width, one.feed_forward.size) for one in arch.layers)
+            ),
+            num_experts=max(_num_experts(layer.feed_forward) for layer in arch.layers),
+            num_sharing_queries=max(spec.num_heads // spec.num_kv_heads for spec in attention),
         )
+
+
+def _num_experts(spec: MlpSpec | ExpertsSpec) -> int:
+    return spec.num_experts if isinstance(spec, ExpertsSpec) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +111,14 @@ def why_not_native(target: Target, kernels: str | None = None) -> str | None:
         return f"heads of {target.head_dim} are no multiple of {NativeOps.LANES} up to {NativeOps.MOST_HEAD_DIM}"
     if target.block_size is not None and target.block_size % NativeOps.LANES:
         return f"--block-size {target.block_size} is no multiple of {NativeOps.LANES}"
+    for what, size, most in (
+        ("vocabularies", target.vocab_size, NativeOps.MOST_TOKENS),
+        ("rows", target.widest_row, NativeOps.MOST_WIDTH),
+        ("numbers of experts", target.num_experts, NativeOps.MOST_EXPERTS),
+        ("groups of query heads", target.num_sharing_queries, NativeOps.MOST_QUERIES),
+    ):
+        if size > most:
+            return f"they have memory for {what} of up to {most}, not of {size}"
     if kernels is not None and kernels not in found.kernels:
         return f"this CPU runs {', '.join(found.kernels)}"
     return None

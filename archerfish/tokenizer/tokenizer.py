@@ -164,7 +164,8 @@ def _load_vocabulary(directory: Path) -> tokenizers.Tokenizer:
         vocabulary = tokenizers.Tokenizer.from_str(text)
     # The library raises plain exceptions for whatever it does not like.
     except Exception as error:
-        parse_json(path, text)
+        if not isinstance(parse_json(path, text), dict):
+            raise TokenizerError(f"{path} does not hold a JSON object: save the tokenizer again") from None
         message = f"{path} is not a tokenizer that the tokenizers library {tokenizers.__version__} can read ({error})"
         raise TokenizerError(f"{message}: upgrade tokenizers, or save the tokenizer again") from error
     if vocabulary.get_vocab_size(with_added_tokens=True) == 0:

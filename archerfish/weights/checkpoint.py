@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from safetensors import SafetensorError, safe_open
 
 from archerfish.errors import CheckpointError
+from archerfish.files import check_regular
 from archerfish.weights.locate import UNREAD_WEIGHTS, read_json
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Checkpoint:
 
     def _add(self, file: Path, renames: tuple[tuple[str, str], ...]) -> None:
         with _naming(file):
+            check_regular(file, CheckpointError)
             self._open[file] = safe_open(file, framework="pt", device="cpu")
             for stored in _header(file, self._open[file]):
                 name = stored.name
@@ -78,8 +80,10 @@ def read_headers(directory: Path) -> list[Stored]:
     """What the files say of their tensors. Needs no torch."""
     found: list[Stored] = []
     for file in _files(directory):
-        with _naming(file), safe_open(file, framework="np") as handle:
-            found += _header(file, handle)
+        with _naming(file):
+            check_regular(file, CheckpointError)
+            with safe_open(file, framework="np") as handle:
+                found += _header(file, handle)
     return found
 
 
@@ -110,6 +114,10 @@ def _files(directory: Path) -> Iterator[Path]:
         if not isinstance(mapping, dict) or not all(isinstance(name, str) for name in mapping.values()):
             raise CheckpointError(f"{index} has no weight_map from tensor names to file names")
         names = sorted(set(mapping.values()))
+        if outside := [name for name in names if Path(name).is_absolute() or ".." in Path(name).parts]:
+            raise CheckpointError(
+                f"{index.name} names files outside of {directory} ({', '.join(outside[:3])}): {_FETCH}"
+            )
         if missing := [name for name in names if not (directory / name).is_file()]:
             raise CheckpointError(
                 f"{index.name} names files that {directory} does not have ({', '.join(missing)}): {_FETCH}"

@@ -16,6 +16,7 @@ _WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 # The hub's * matches slashes too: without these, weights of other formats in subfolders would come along.
 _UNWANTED = [UNREAD_WEIGHTS, "*/*.safetensors", "*/*.json"]
 _ONLY_TOKENIZER = ["*.json", "*.jinja", "tokenizer.model"]
+_ONLY_CONFIG = ["config.json"]
 
 
 def locate(model: str | None, revision: str | None = None, *, weights: bool = True) -> Path:
@@ -24,6 +25,10 @@ def locate(model: str | None, revision: str | None = None, *, weights: bool = Tr
     None is the box's default. A hub model is downloaded, or only its small files if weights is False; HF_HOME,
     HF_HUB_OFFLINE and HF_TOKEN have their usual meaning.
     """
+    return _locate(model, revision, _WANTED if weights else _ONLY_TOKENIZER)
+
+
+def _locate(model: str | None, revision: str | None, patterns: list[str]) -> Path:
     if model is None:
         # Not by its name: a local directory that happens to have it was not asked for.
         return _from_box(DEFAULT_MODEL, revision)
@@ -44,17 +49,20 @@ def locate(model: str | None, revision: str | None = None, *, weights: bool = Tr
         raise ModelNotFound(
             f"there is no directory {model}, and it is not a hub name such as Qwen/Qwen3-0.6B{_box_offer()}"
         )
-    return _download(model, revision, _WANTED if weights else _ONLY_TOKENIZER)
+    return _download(model, revision, patterns)
 
 
-def locate_config(model: str | None, revision: str | None = None) -> Path:
-    """Like locate, where nothing but config.json is needed: a JSON file of any name will do, too."""
+def locate_config(model: str | None, revision: str | None = None, *, alone: bool = False) -> Path:
+    """Like locate, where nothing but config.json is needed: a JSON file of any name will do, too.
+
+    If it is wanted alone, nothing else is downloaded.
+    """
     if model is not None and model.endswith(".json") and revision is None:
         with suppress(OSError, RuntimeError):  # Locating it says what is wrong.
             file = Path(model).expanduser()
             if file.is_file():
                 return file
-    return locate(model, revision, weights=False)
+    return _locate(model, revision, _ONLY_CONFIG if alone else _ONLY_TOKENIZER)
 
 
 def read_json(path: Path) -> dict[str, Any]:

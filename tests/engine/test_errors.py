@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 from archerfish import errors
-from archerfish.errors import ArcherfishError, InvalidParameter, PromptTooLong
+from archerfish.errors import ArcherfishError, InvalidParameter, OutOfBounds, PromptTooLong
 
 CLASSES = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, ArcherfishError)]
 
@@ -16,6 +16,8 @@ def example(kind: type[ArcherfishError]) -> ArcherfishError:
         return InvalidParameter("top_p", lambda: None, "a value of any kind can be refused, even one that is not sent")
     if kind is PromptTooLong:
         return PromptTooLong(300, 256)
+    if kind is OutOfBounds:
+        return OutOfBounds("a token id", 7, 0, 6)
     return kind("what went wrong")
 
 

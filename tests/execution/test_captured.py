@@ -5,13 +5,16 @@ On a GPU the same tests run compiled, and through graphs.
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from archerfish.arch import Arch, ExpertsSpec, MlpSpec
+from archerfish.errors import OutOfBounds
 from archerfish.execution.captured import CapturedModel
 from archerfish.execution.device_rows import DeviceRows
 from archerfish.execution.eager import EagerModel
+from archerfish.execution.inputs import Outline
 from archerfish.execution.local import RunnableModel
 from archerfish.execution.runnable import Most
 from archerfish.kvcache.layout import kv_layout
@@ -21,9 +24,10 @@ from archerfish.ops import Target, choose_ops, implementations, open_triton
 from archerfish.ops.triton.launch import INTERPRETED
 from archerfish.ops.triton.operations import TritonOps
 from archerfish.quant import WeightFormat
+from archerfish.scheduling.plan import Chunk
 from archerfish.weights.device_packing import DevicePacker
 from archerfish.weights.load import random_weights
-from tests.execution.drafted import START, check_continuation, check_lines_of_model
+from tests.execution.drafted import START, begin, check_continuation, check_lines_of_model, tokens_of
 from tests.execution.small_models import ARCHS, BLOCK_SIZE, LENGTH, LONG, NUM_BLOCKS, SHORT, arch, layer, passes
 from tests.ops.trees import bushy, deep
 
@@ -164,6 +168,35 @@ def test_it_joins_what_one_kernel_can_do() -> None:
     lines = [line.operation for line in captured(model, triton, rows_of(model.arch))._program.lines]
     layer_lines = ["linear", "place", "attend", "linear_add_norm", "gated_linear", "linear_add_norm"]
     assert lines == ["embed", "rms_norm", *layer_lines, *layer_lines, "select", "wide_linear"]
+
+
+def test_more_tokens_than_chunks_are_drawn_after_in_a_large_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("archerfish.execution.captured._FEW_TOKENS", 4)
+    triton, rows = opened(), rows_of(ARCHS["rotated"])
+    model = decoder(ARCHS["rotated"], triton)
+    graphs = CapturedModel(model, storage(model, triton), triton, rows, Most(LENGTH, 2, 8))
+    eager = EagerModel(model, storage(model, triton))
+    outline = Outline.of([Chunk(0, 0, 4, True), Chunk(1, 0, 3, True)], np.array([5, 0]))
+    for row, length in ((0, 9), (1, 3)):
+        begin(rows, row, tokens_of(row, length))
+    with torch.inference_mode():
+        assert torch.equal(graphs.run(outline, rows).logits, eager.run(outline, rows).logits)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "message"),
+    [
+        ([Chunk(0, 0, 17, True)], "the number of tokens in a step is 17, where the kernels were built for 0 to 16"),
+        ([Chunk(0, 0, 1, True)] * 3, "the number of chunks is 3, where the kernels were built for 0 to 2"),
+        ([Chunk(0, LENGTH, 1, True)], f"the position after a chunk is {LENGTH + 1}, where .* for 0 to {LENGTH}"),
+    ],
+)
+def test_steps_that_it_was_not_built_for_are_refused(chunks: list[Chunk], message: str) -> None:
+    triton, rows = opened(), rows_of(ARCHS["rotated"])
+    model = decoder(ARCHS["rotated"], triton)
+    graphs = CapturedModel(model, storage(model, triton), triton, rows, Most(16, 2, 2))
+    with torch.inference_mode(), pytest.raises(OutOfBounds, match=message):
+        graphs.run(Outline.of(chunks), rows)
 
 
 def storage_and_model(of: Arch) -> tuple[KVStorage, CapturedModel, DeviceRows]:

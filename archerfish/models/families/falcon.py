@@ -46,7 +46,7 @@ def _read_falcon(fields: Fields) -> Arch:
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden,
         layers=(layer,) * fields.num_layers(),
-        norm=NormSpec(kind="layer", eps=fields.number("layer_norm_epsilon", 1e-5)),
+        norm=NormSpec(kind="layer", eps=fields.eps("layer_norm_epsilon", 1e-5)),
         max_positions=fields.max_positions(),
         tie_embeddings=fields.flag("tie_word_embeddings", True),
     )

@@ -1,13 +1,14 @@
 """Reads config.json field by field and knows which were never read: what is not understood is refused by name."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
 from archerfish.arch.arch import Activation
 from archerfish.arch.rope import RopeKind, RopeSpec
-from archerfish.errors import UnsupportedModel
+from archerfish.errors import UnsupportedModel, shown_value
 
 # Training, bookkeeping and generation defaults: none of them changes what a forward pass computes.
 _WITHOUT_EFFECT = frozenset(
@@ -31,6 +32,11 @@ _PACKED = ("quantization_config", "compression_config", "quantization")
 
 _MOST_LAYERS = 10_000
 """Far more than any model has; a number beyond it is a mistake, and describing so many would take all memory."""
+
+_LARGEST_INTEGER = 2**31 - 1
+"""Kernels count in 32 bits."""
+_SMALLEST_NUMBER, _LARGEST_NUMBER = 1e-15, 1e15
+"""Beyond them no field means anything; within, float32 can square and divide by them."""
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -72,10 +78,10 @@ class Fields:
     def has(self, name: str) -> bool:
         return name in self._values
 
-    def integer(self, name: str, default: int | None = None, least: int = 1) -> int:
+    def integer(self, name: str, default: int | None = None, least: int = 1, most: int = _LARGEST_INTEGER) -> int:
         value = self.get(name, _missing if default is None else default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise self._bad(name, value, f"a whole number of at least {least}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self._bad(name, value, f"a whole number from {least} to {most}")
         return value
 
     def group(self, name: str, *, required: bool = False) -> Mapping[str, Any]:
@@ -85,14 +91,22 @@ class Fields:
             raise self._bad(name, value, "an object with fields of its own")
         return value
 
-    def number(self, name: str, default: float | None = None) -> float:
+    def number(
+        self, name: str, default: float | None = None, *, most: float = _LARGEST_NUMBER, may_be_zero: bool = False
+    ) -> float:
+        """A positive number. Json reads infinity and not-a-number, too: these are refused."""
         value = self.get(name, _missing if default is None else default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self._bad(name, value, "a number")
+        least = 0.0 if may_be_zero else _SMALLEST_NUMBER
+        if not _is_number(value, least, most):
+            raise self._bad(name, value, f"a number from {least:g} to {most:g}")
         return float(value)
 
-    def optional_number(self, name: str) -> float | None:
-        return self.number(name) if self.has(name) else None
+    def optional_number(self, name: str, *, may_be_zero: bool = False) -> float | None:
+        return self.number(name, may_be_zero=may_be_zero) if self.has(name) else None
+
+    def eps(self, name: str, default: float) -> float:
+        """What a norm adds to the mean of squares."""
+        return self.number(name, default, most=1.0, may_be_zero=True)
 
     def flag(self, name: str, default: bool) -> bool:
         value = self.get(name, default)
@@ -100,9 +114,15 @@ class Fields:
             raise self._bad(name, value, "true or false")
         return value
 
+    def integers(self, name: str, default: list[int]) -> list[int]:
+        value = self.get(name, default)
+        if not isinstance(value, list) or not all(type(one) is int for one in value):
+            raise self._bad(name, value, "a list of whole numbers")
+        return value
+
     def activation(self, name: str, default: str) -> Activation:
         value = self.get(name, default)
-        if value not in _ACTIVATIONS:
+        if not isinstance(value, str) or value not in _ACTIVATIONS:
             raise self._bad(name, value, f"one of {', '.join(_ACTIVATIONS)}")
         return _ACTIVATIONS[value]
 
@@ -133,7 +153,7 @@ class Fields:
             )
 
     def _bad(self, name: str, value: object, wanted: str) -> UnsupportedModel:
-        return UnsupportedModel(f"config.json: {name} = {value!r} is not supported; it must be {wanted}")
+        return UnsupportedModel(f"config.json: {name} = {shown_value(value)} is not supported; it must be {wanted}")
 
     # -- parts that many families share ---------------------------------------------------------------------------
 
@@ -151,10 +171,7 @@ class Fields:
         return kv_heads
 
     def num_layers(self, name: str = "num_hidden_layers", default: int | None = None) -> int:
-        value = self.integer(name, default)
-        if value > _MOST_LAYERS:
-            raise self._bad(name, value, f"a whole number of at most {_MOST_LAYERS}")
-        return value
+        return self.integer(name, default, most=_MOST_LAYERS)
 
     def max_positions(self) -> int:
         return self.integer("max_position_embeddings")
@@ -171,7 +188,7 @@ class Fields:
         if (
             not isinstance(types, list)
             or len(types) != num_layers
-            or not set(types) <= {"full_attention", "sliding_attention"}
+            or not all(kind in ("full_attention", "sliding_attention") for kind in types)
         ):
             raise self._bad("layer_types", types, f"{num_layers} times full_attention or sliding_attention")
         if window is None and "sliding_attention" in types:
@@ -186,7 +203,7 @@ class Fields:
         values = self.group("rope_parameters") or self.group("rope_scaling")
         inner = Fields(values if layer_type is None or layer_type not in values else Fields(values).group(layer_type))
         theta = inner.number("rope_theta", self.number("rope_theta", default_theta))
-        partial = inner.number("partial_rotary_factor", self.number("partial_rotary_factor", 1.0))
+        partial = inner.number("partial_rotary_factor", self.number("partial_rotary_factor", 1.0, most=1.0), most=1.0)
         kind = inner.get("rope_type", inner.get("type", "default"))
         if kind not in get_args(RopeKind):
             raise UnsupportedModel(
@@ -197,7 +214,21 @@ class Fields:
             raise self._bad("partial_rotary_factor", partial, f"such that an even number of the {dim} dimensions turns")
         spec = self._scaled_rope(inner, kind, theta, turning)
         inner.finish()
+        self._check_rotation(spec)
         return spec
+
+    def _check_rotation(self, spec: RopeSpec) -> None:
+        """Fields that are sound alone may be none together."""
+        try:
+            rotation = spec.rotation(self.max_positions())
+            is_sound = all(map(math.isfinite, (*rotation.frequencies, rotation.magnitude)))
+        except (ArithmeticError, ValueError):
+            is_sound = False
+        if not is_sound:
+            raise UnsupportedModel(
+                f"config.json: the fields of rope type {spec.kind} give angles that are no finite numbers together; "
+                "rope_theta, rope_scaling or rope_parameters, or max_position_embeddings is wrong"
+            )
 
     def _scaled_rope(self, inner: "Fields", kind: RopeKind, theta: float, dim: int) -> RopeSpec:
         spec = RopeSpec(theta=theta, dim=dim, kind=kind)
@@ -231,8 +262,8 @@ class Fields:
                 beta_fast=inner.number("beta_fast", 32.0),
                 beta_slow=inner.number("beta_slow", 1.0),
                 truncate=inner.flag("truncate", True),
-                mscale=inner.optional_number("mscale"),
-                mscale_all_dim=inner.optional_number("mscale_all_dim"),
+                mscale=inner.optional_number("mscale", may_be_zero=True),
+                mscale_all_dim=inner.optional_number("mscale_all_dim", may_be_zero=True),
             )
         short, long = (self._factors(inner, name, dim) for name in ("short_factor", "long_factor"))
         return replace(spec, short_factor=short, long_factor=long)
@@ -241,4 +272,12 @@ class Fields:
         factors = inner.get(name)
         if not isinstance(factors, list) or len(factors) != dim // 2:
             raise self._bad(name, factors, f"a list of {dim // 2} numbers")
+        bounds = (_SMALLEST_NUMBER, _LARGEST_NUMBER)
+        if not all(_is_number(factor, *bounds) for factor in factors):
+            raise self._bad(name, factors, "a list of numbers from {:g} to {:g}".format(*bounds))
         return tuple(float(f) for f in factors)
+
+
+def _is_number(value: object, least: float, most: float) -> bool:
+    """Compared before it is converted: whole numbers may have any number of digits."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most

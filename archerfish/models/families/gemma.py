@@ -79,7 +79,7 @@ def _gemma(fields: Fields, attentions: list[AttentionSpec]) -> Arch:
     return arch(
         fields,
         [LayerSpec(attention=spec, feed_forward=mlp, norm_outputs=True) for spec in attentions],
-        norm=NormSpec(eps=fields.number("rms_norm_eps", 1e-6), weight_offset=1.0),
+        norm=NormSpec(eps=fields.eps("rms_norm_eps", 1e-6), weight_offset=1.0),
         tie_embeddings=fields.flag("tie_word_embeddings", True),
         embedding_multiplier=fields.integer("hidden_size") ** 0.5,
         logit_softcap=fields.optional_number("final_logit_softcapping"),

@@ -37,7 +37,7 @@ def _read_gpt2(fields: Fields) -> Arch:
         vocab_size=fields.integer("vocab_size", 50257),
         hidden_size=hidden,
         layers=(layer,) * fields.num_layers("n_layer", 12),
-        norm=NormSpec(kind="layer", eps=fields.number("layer_norm_epsilon", 1e-5)),
+        norm=NormSpec(kind="layer", eps=fields.eps("layer_norm_epsilon", 1e-5)),
         max_positions=fields.integer("n_positions", 1024),
         learned_positions=True,
         tie_embeddings=fields.flag("tie_word_embeddings", True),

@@ -37,7 +37,7 @@ def arch(fields: Fields, layers: list[LayerSpec], **more: Any) -> Arch:
         "vocab_size": fields.integer("vocab_size"),
         "hidden_size": fields.integer("hidden_size"),
         "layers": tuple(layers),
-        "norm": NormSpec(eps=fields.number("rms_norm_eps", 1e-6)),
+        "norm": NormSpec(eps=fields.eps("rms_norm_eps", 1e-6)),
         "max_positions": fields.max_positions(),
         "tie_embeddings": fields.flag("tie_word_embeddings", False),
     }
@@ -66,9 +66,10 @@ def _read_mixtral(fields: Fields) -> Arch:
     fields.assume(max_position_embeddings=131072, rms_norm_eps=1e-5, rope_theta=1_000_000.0)
 
     def experts(fields: Fields) -> ExpertsSpec:
+        num_experts = fields.integer("num_local_experts", 8)
         return ExpertsSpec(
-            num_experts=fields.integer("num_local_experts", 8),
-            num_experts_per_token=fields.integer("num_experts_per_tok", 2),
+            num_experts=num_experts,
+            num_experts_per_token=fields.integer("num_experts_per_tok", 2, most=num_experts),
             size=fields.integer("intermediate_size"),
             activation=fields.activation("hidden_act", "silu"),
         )

@@ -16,7 +16,7 @@ def _read_olmo2(fields: Fields) -> Arch:
         norm_inputs=False,
         norm_outputs=True,
     )
-    norm = NormSpec(eps=fields.number("rms_norm_eps", 1e-5))
+    norm = NormSpec(eps=fields.eps("rms_norm_eps", 1e-5))
     return arch(fields, [layer] * fields.num_layers(), norm=norm)
 
 

@@ -25,15 +25,16 @@ def _read_qwen3(fields: Fields) -> Arch:
 
 def _read_qwen3_moe(fields: Fields) -> Arch:
     _assume(fields)
+    num_experts = fields.integer("num_experts", fields.integer("num_local_experts", 128))
     experts = ExpertsSpec(
-        num_experts=fields.integer("num_experts", fields.integer("num_local_experts", 128)),
-        num_experts_per_token=fields.integer("num_experts_per_tok", 8),
+        num_experts=num_experts,
+        num_experts_per_token=fields.integer("num_experts_per_tok", 8, most=num_experts),
         size=fields.integer("moe_intermediate_size", 768),
         activation=fields.activation("hidden_act", "silu"),
         normalize_weights=fields.flag("norm_topk_prob", False),
     )
     step = fields.integer("decoder_sparse_step", 1)
-    dense = set(fields.get("mlp_only_layers", []))
+    dense = set(fields.integers("mlp_only_layers", []))
     mlp = gated_mlp(fields)
     feed_forward: list[MlpSpec | ExpertsSpec] = [
         mlp if index in dense or (index + 1) % step else experts for index in range(fields.num_layers())

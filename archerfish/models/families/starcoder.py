@@ -25,7 +25,7 @@ def _read_starcoder2(fields: Fields) -> Arch:
     return arch(
         fields,
         layers,
-        norm=NormSpec(kind="layer", eps=fields.number("norm_epsilon", 1e-5)),
+        norm=NormSpec(kind="layer", eps=fields.eps("norm_epsilon", 1e-5)),
         tie_embeddings=fields.flag("tie_word_embeddings", True),
     )
 

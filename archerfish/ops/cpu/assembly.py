@@ -7,6 +7,7 @@ import numpy as np
 
 from archerfish.ops.arrays import ByteTable, Ints, IntTable, LongTable
 from archerfish.ops.cpu.program import Assembly
+from archerfish.ops.signatures import MOST_TREE_TOKENS
 
 CHUNK_FIELDS = 4
 """Of a chunk: its row, first position, length, and how many of its last tokens are picked."""
@@ -27,8 +28,6 @@ class StepRoom:
     ) -> None:
         """tokens [rows, longest], which may be a part of wider rows, and for each KV group a table [rows, blocks]."""
         num_groups, blocks_per_row = len(tables), tables[0].shape[1]
-        self.num_places = min(tokens.shape[1], blocks_per_row * block_size)
-        """Of a row, that tokens can be computed at."""
         self._chunks = np.zeros((max_chunks, CHUNK_FIELDS), np.int64)
         self._alive: list[Any] = [tokens, tables]
         self._trees: tuple[Any, ...] = ()
@@ -41,12 +40,17 @@ class StepRoom:
         pointers = c_void_p * num_groups
         self.assembly = Assembly(
             chunks=self._chunks.ctypes.data,
+            num_rows=min(len(tokens), *map(len, tables)),
+            max_length=min(tokens.shape[1], blocks_per_row * block_size),
             row_tokens=_address(tokens),
             tokens_per_row=tokens.strides[0] // tokens.itemsize,
             row_tables=pointers(*map(_address, tables)),
             blocks_per_row=blocks_per_row,
             num_groups=num_groups,
             block_size=block_size,
+            max_tokens=max_tokens,
+            max_chunks=max_chunks,
+            max_picked=max_picked,
             tokens=room(max_tokens, np.int64),
             positions=room(max_tokens, np.int64),
             query_starts=room(max_chunks + 1, np.int32),
@@ -58,15 +62,18 @@ class StepRoom:
 
     def take(self, chunks: LongTable) -> Assembly:
         """Of the next step: [chunks, 4]."""
-        self._chunks[: len(chunks)] = chunks
+        # As many as there is memory for: the library refuses more by their number.
+        self._chunks[: len(chunks)] = chunks[: len(self._chunks)]
         self.assembly.num_chunks = len(chunks)
-        self.assembly.depths = self.assembly.lines = None
+        self.assembly.num_depths, self.assembly.depths, self.assembly.lines = 0, None, None
         return self.assembly
 
     def take_trees(self, chunks: LongTable, depths: Ints, paths: ByteTable) -> Assembly:
         """Of a step in which some chunks are trees: depths [T] and paths [T, MOST_TREE_TOKENS], as `ops.Trees` says."""
         assembly = self.take(chunks)
+        assert paths.shape == (len(depths), MOST_TREE_TOKENS) and paths.dtype == np.uint8
         self._trees = (depths.astype(np.int32), np.ascontiguousarray(paths))
+        assembly.num_depths = len(depths)
         assembly.depths, assembly.lines = (array.ctypes.data for array in self._trees)
         return assembly
 

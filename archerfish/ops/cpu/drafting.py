@@ -1,7 +1,6 @@
 """Room for drafts that the library makes in one call: passes that end with a draw. Knows no network."""
 
 import ctypes
-from ctypes import POINTER
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +11,7 @@ from archerfish.ops.arrays import Ints, LongTable
 from archerfish.ops.cpu import program
 from archerfish.ops.cpu.assembly import StepRoom
 from archerfish.ops.cpu.library import Team
-from archerfish.ops.cpu.program import Instruction, Operation
+from archerfish.ops.cpu.program import Operation
 from archerfish.ops.cpu.recording import Program
 from archerfish.ops.signatures import DRAW_ROW, DrawRows
 
@@ -51,8 +50,6 @@ class DraftRoom:
         )
         assert further.given is None or further.given.shape[1] == first.states.shape[1] == further.states.shape[1]
         self._room = first.room
-        self._max_rows = max_rows
-        self._num_places = min(first.room.num_places, further.room.num_places)
         self._asked: DrawRows = np.zeros(max_rows, DRAW_ROW)
         self._chunks, self._drawn = (np.zeros(max_rows, np.int64) for _ in range(2))
         self._peaks = np.zeros(max_rows, np.float32)
@@ -66,6 +63,7 @@ class DraftRoom:
         self._drafting = program.Drafting(
             first=self._pass(first),
             further=self._pass(further),
+            max_chunks=max_rows,
             chunks=self._chunks.ctypes.data,
             rows=self._asked.ctypes.data,
             drawn=self._drawn.ctypes.data,
@@ -73,14 +71,15 @@ class DraftRoom:
 
     def draft(self, team: Team, chunks: LongTable, asked: DrawRows, counts: Ints) -> Drafted:
         """Of chunks whose last token is picked, [rows, 4], as many guesses as wanted, [rows], at least one of each."""
-        assert len(chunks) <= self._max_rows and counts.min() > 0 and (chunks[:, 3] == 1).all()
-        assert (chunks[:, 1] + chunks[:, 2] + counts).max() <= self._num_places + 1, "the last guess is never read"
+        assert len(chunks) == len(asked) == len(counts)
         depth = int(counts.max())
         tokens, nanoseconds = np.zeros((depth, len(chunks)), np.int64), np.zeros(depth, np.int64)
         counts = np.ascontiguousarray(counts)
-        self._asked[: len(chunks)] = asked
+        # As many as there is memory for: the library refuses more by their number.
+        self._asked[: len(chunks)] = asked[: len(self._asked)]
         self._room.take(chunks)
         drafting = self._drafting
+        drafting.max_count = depth
         drafting.counts, drafting.tokens, drafting.nanoseconds = (
             array.ctypes.data for array in (counts, tokens, nanoseconds)
         )
@@ -88,28 +87,27 @@ class DraftRoom:
         return Drafted(tokens, (nanoseconds * _NANOSECOND).tolist())
 
     def _pass(self, one: DraftPass) -> program.Pass:
-        instructions = self._with_draw(one)
+        instructions = one.program.instructions.followed_by(self._draw(one), max_picked=len(self._asked))
         self._alive.append(instructions)
         return program.Pass(
-            instructions=ctypes.cast(instructions, POINTER(Instruction)),
-            num_instructions=len(instructions),
+            instructions=instructions,
             assembly=ctypes.pointer(one.room.assembly),
             given=program.Rows() if one.given is None else _rows(one.given),
             states=_rows(one.states),
         )
 
-    def _with_draw(self, one: DraftPass) -> "ctypes.Array[Instruction]":
-        logits = _rows(one.logits)
-        operands: list[tuple[Operation, ctypes.Structure]] = []
+    def _draw(self, one: DraftPass) -> list[program.Line]:
+        """A token after each picked one."""
+        logits, lines = _rows(one.logits), []
         if self._spread is not None and self._target_ids is not None:
             wide = _rows(self._spread)
-            operands.append((Operation.SPREAD, program.Spread(wide, logits, self._target_ids.data_ptr())))
+            spread = program.Spread(wide, logits, self._target_ids.data_ptr())
+            lines.append(program.Line(Operation.SPREAD, spread, selected=True))
             logits = wide
         addresses = (array.ctypes.data for array in (self._asked, self._drawn, self._peaks))
-        operands.append((Operation.DRAW, program.Draw(logits, *addresses)))
-        self._alive += operands
-        added = [Instruction(operation, 1, ctypes.addressof(operand)) for operation, operand in operands]
-        return (Instruction * (len(one.program.instructions) + len(added)))(*one.program.instructions, *added)
+        lines.append(program.Line(Operation.DRAW, program.Draw(logits, *addresses), selected=True))
+        self._alive += lines
+        return lines
 
 
 def _rows(x: Tensor) -> program.Rows:

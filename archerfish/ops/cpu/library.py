@@ -8,7 +8,8 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from archerfish.ops.cpu.program import STRUCTURES, Assembly, Drafting, Instruction, Step
+from archerfish.errors import OutOfBounds
+from archerfish.ops.cpu.program import LIMITS, STRUCTURES, Assembly, Drafting, Instructions, Limit, Refusal, Step
 from archerfish.ops.signatures import DRAW_ROW
 
 _MODULE = "archerfish.ops.cpu._kernels"
@@ -36,11 +37,13 @@ def library() -> Library | str:
     functions.archerfish_kernels.restype = c_char_p
     functions.archerfish_open.restype, functions.archerfish_open.argtypes = c_void_p, (c_char_p, c_int)
     functions.archerfish_close.restype, functions.archerfish_close.argtypes = None, (c_void_p,)
+    program = (c_void_p, POINTER(Instructions))
     functions.archerfish_run.restype = None
-    functions.archerfish_run.argtypes = (c_void_p, POINTER(Instruction), c_int64, POINTER(Step))
+    functions.archerfish_run.argtypes = (*program, POINTER(Step), POINTER(Refusal))
     functions.archerfish_run_chunks.restype = c_int64
-    functions.archerfish_run_chunks.argtypes = (c_void_p, POINTER(Instruction), c_int64, POINTER(Assembly))
-    functions.archerfish_draft.restype, functions.archerfish_draft.argtypes = None, (c_void_p, POINTER(Drafting))
+    functions.archerfish_run_chunks.argtypes = (*program, POINTER(Assembly), POINTER(Refusal))
+    functions.archerfish_draft.restype = None
+    functions.archerfish_draft.argtypes = (c_void_p, POINTER(Drafting), POINTER(Refusal))
     functions.archerfish_size_of.restype, functions.archerfish_size_of.argtypes = c_int64, (c_char_p,)
     sizes = {structure.__name__: ctypes.sizeof(structure) for structure in STRUCTURES} | {"DrawRow": DRAW_ROW.itemsize}
     for name, size in sizes.items():
@@ -69,19 +72,32 @@ class Team:
         self._handle = self._functions.archerfish_open(self.kernels.encode(), num_threads)
         assert self._handle, f"this CPU runs no {self.kernels} kernels"
 
-    def run(self, instructions: "ctypes.Array[Instruction]", step: Step) -> None:
-        """Returns when all is done. Others may run Python meanwhile."""
-        self._functions.archerfish_run(self._handle, instructions, len(instructions), ctypes.byref(step))
+    def run(self, instructions: Instructions, step: Step) -> None:
+        """Returns when all is done. Others may run Python meanwhile.
 
-    def run_chunks(self, instructions: "ctypes.Array[Instruction]", chunks: Assembly) -> int:
+        This and the functions below raise OutOfBounds, and compute nothing, where a call exceeds what its instructions
+        were built for.
+        """
+        refusal = Refusal()
+        self._functions.archerfish_run(
+            self._handle, ctypes.byref(instructions), ctypes.byref(step), ctypes.byref(refusal)
+        )
+        _check(refusal)
+
+    def run_chunks(self, instructions: Instructions, chunks: Assembly) -> int:
         """The same for the step that the chunks come to. The number of its rows."""
-        arguments = (self._handle, instructions, len(instructions), ctypes.byref(chunks))
-        num_rows: int = self._functions.archerfish_run_chunks(*arguments)
+        refusal = Refusal()
+        num_rows: int = self._functions.archerfish_run_chunks(
+            self._handle, ctypes.byref(instructions), ctypes.byref(chunks), ctypes.byref(refusal)
+        )
+        _check(refusal)
         return num_rows
 
     def draft(self, drafting: Drafting) -> None:
         """Pass after pass, until every row has its guesses."""
-        self._functions.archerfish_draft(self._handle, ctypes.byref(drafting))
+        refusal = Refusal()
+        self._functions.archerfish_draft(self._handle, ctypes.byref(drafting), ctypes.byref(refusal))
+        _check(refusal)
 
     def close(self) -> None:
         if self._handle:
@@ -90,3 +106,8 @@ class Team:
 
     def __del__(self) -> None:
         self.close()
+
+
+def _check(refusal: Refusal) -> None:
+    if refusal.limit:
+        raise OutOfBounds(LIMITS[Limit(refusal.limit)], refusal.given, refusal.least, refusal.most)

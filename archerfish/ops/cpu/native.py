@@ -43,6 +43,10 @@ class NativeOps:
     """A thread has room for a number of each."""
     MOST_TOKENS = 1 << 20
     """Of a vocabulary: a thread has room for two numbers of each."""
+    MOST_WIDTH = 1 << 20
+    """Of a row: a thread has memory for one, which is packed as soon as it is made."""
+    MOST_QUERIES = 1024
+    """Query heads that share a head of keys: a thread works on all of them at once."""
 
     def __init__(self, team: Team) -> None:
         self.team = team
@@ -85,6 +89,7 @@ class NativeOps:
     # -- operations ---------------------------------------------------------------------------------------------------
 
     def linear(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+        assert x.shape[1] == weight.num_inputs and (bias is None or _is_row(bias, weight.num_outputs))
         out = self._empty(x.shape[0], weight.num_outputs)
         packed = self._packed(x, weight)
         operands = program.Linear(_rows(out), packed, _weight(weight, bias))
@@ -92,6 +97,7 @@ class NativeOps:
         return out
 
     def embed(self, index: Tensor, table: PackedWeight | Tensor) -> Tensor:
+        assert index.dtype == torch.int64 and index.is_contiguous()
         out = self._empty(len(index), table.shape[1])
         which = Index.TOKENS
         if self._recording is not None:
@@ -103,17 +109,20 @@ class NativeOps:
         return out
 
     def add(self, left: Tensor, right: Tensor, factor: float) -> Tensor:
+        assert left.shape == right.shape and left.dim() == 2
         out = self._empty(*left.shape)
         operands = program.Add(_rows(out), _rows(left), _rows(right), factor)
         self._do(Operation.ADD, operands, _rows_only(left), left, right, out)
         return out
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
+        assert x.dim() == 2
         out = self._empty(*x.shape)
         self._do(Operation.SCALE, program.Scale(_rows(out), _rows(x), factor), _rows_only(x), x, out)
         return out
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
+        assert x.dim() == 2
         out = self._empty(*x.shape)
         self._do(Operation.SOFTCAP, program.Softcap(_rows(out), _rows(x), cap), _rows_only(x), x, out)
         return out
@@ -122,15 +131,18 @@ class NativeOps:
         return self._norm(Operation.RMS_NORM, x, weight, None, eps, weight_offset)
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        assert x.dim() == 2 and _is_row(bias, x.shape[-1])
         return self._norm(Operation.LAYER_NORM, x, weight, bias, eps, 0.0)
 
     def rotate(self, x: Tensor, angles: Tensor) -> Tensor:
+        assert len(angles) == len(x) and angles.shape[1] % 2 == 0 and angles.shape[1] <= x.shape[-1]
         out = self._empty(*x.shape)
         operands = program.Rotate(_rows(out), _rows(x), _rows(angles))
         self._do(Operation.ROTATE, operands, _rows_only(x), x, angles, out)
         return out
 
     def activate(self, x: Tensor, activation: Activation, gated: bool) -> Tensor:
+        assert x.dim() == 2 and x.shape[1] % (2 if gated else 1) == 0 and x.shape[1] <= 2 * self.MOST_WIDTH
         out = self._empty(len(x), x.shape[1] // (2 if gated else 1))
         operands = program.Activate(_rows(out), _rows(x), ACTIVATIONS[activation], gated, times=1)
         self._do(Operation.ACTIVATE, operands, _rows_only(x), x, out)
@@ -157,6 +169,10 @@ class NativeOps:
         activation: Activation,
     ) -> Tensor:
         """A row has a place for each expert it chose; places lie by expert until the last line brings rows together."""
+        num_experts = len(gate_up.data)
+        assert len(x) == len(chosen) == len(weights) and num_experts == len(down.data) <= self.MOST_EXPERTS
+        if self._recording is None and chosen.numel():  # Else they are what a router of this program will choose.
+            assert int(chosen.min()) >= 0 and int(chosen.max()) < num_experts
         step, times = _rows_only(x), chosen.shape[1]
         num_places, size = len(x) * times, down.first.num_inputs
         routes, groups = _routes(chosen, weights, len(down.data)), self._groups(num_places)
@@ -182,9 +198,11 @@ class NativeOps:
         return out
 
     def write_kv(self, k: Tensor, v: Tensor, cache: LayerCache, slots: Tensor) -> None:
+        assert k.shape == v.shape == (len(k), *cache.keys.shape[2:])
+        assert self._recording is not None or (slots.dtype == torch.int64 and len(slots) == len(k))
         group = 0 if self._recording is None else self._recording.group(slots)
         operands = program.WriteKv(keys=_rows(k), values=_rows(v), cache=_cache(cache, group))
-        step = program.Step(num_rows=len(k), slots=(c_void_p * 1)(slots.data_ptr()))
+        step = program.Step(num_rows=len(k), num_groups=1, slots=(c_void_p * 1)(slots.data_ptr()))
         self._do(Operation.WRITE_KV, operands, step, k, v, cache)
 
     def attend(
@@ -197,6 +215,8 @@ class NativeOps:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
+        num_heads, head_dim = cache.keys.shape[2:]
+        assert q.shape[1] % num_heads == 0 and q.shape[1] // num_heads <= self.MOST_QUERIES and q.shape[2] == head_dim
         out = self._empty(*q.shape)
         operands = program.Attend(out=_rows(out), queries=_rows(q), cache=_cache(cache, group), scale=scale)
         operands.parts = self._parts.pointers
@@ -210,6 +230,7 @@ class NativeOps:
 
     def draw(self, logits: Tensor, rows: DrawRows) -> Drawn:
         assert logits.shape[1] <= self.MOST_TOKENS, f"a vocabulary of {logits.shape[1]} is more than there is room for"
+        assert len(logits) == len(rows), f"{len(rows)} rows to draw for, and logits of {len(logits)}"
         rows = np.ascontiguousarray(rows)
         tokens, peaks = torch.empty(len(rows), dtype=torch.int64), torch.empty(len(rows))
         operands = program.Draw(_rows(logits), rows.ctypes.data, tokens.data_ptr(), peaks.data_ptr())
@@ -229,6 +250,7 @@ class NativeOps:
     def _norm(
         self, operation: Operation, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, offset: float
     ) -> Tensor:
+        assert _is_row(weight, x.shape[-1]) and x.shape[-1] <= self.MOST_WIDTH
         out = self._empty(*x.shape)
         operands = program.Norm(out=_rows(out), input=_rows(x), eps=eps, weight_offset=offset)
         operands.weight = weight.data_ptr()
@@ -295,8 +317,8 @@ class NativeOps:
         if self._recording is not None:
             self._recording.write_down(operation, operands, alive)
             return
-        instructions = (program.Instruction * 1)(program.Instruction(operation, 0, ctypes.addressof(operands)))
-        self.team.run(instructions, step)
+        line = program.Line(operation, operands)
+        self.team.run(program.Instructions.of([line], max_rows=step.num_rows), step)
 
 
 Operand = TypeVar("Operand", bound=Structure)
@@ -317,11 +339,12 @@ def make_step(num_rows: int, tokens: Tensor | None, positions: Tensor | None, ch
     step.tokens = None if tokens is None else tokens.data_ptr()
     step.positions = None if positions is None else positions.data_ptr()
     if chunks is not None:
+        step.num_groups = len(chunks.tables)
         step.num_chunks, step.table_width = len(chunks.host_ends), chunks.tables[0].shape[1]
         step.query_starts, step.ends = chunks.query_starts.data_ptr(), chunks.ends.data_ptr()
         many = c_void_p * len(chunks.tables)
         step.tables = many(*(table.data_ptr() for table in chunks.tables))
-        step.slots = many(*(slots.data_ptr() for slots in chunks.slots))
+        step.slots = many(*(slots.data_ptr() for slots in chunks.slots)) if chunks.slots else None
         if chunks.trees is not None:
             step.depths, step.lines = chunks.trees.depths.data_ptr(), chunks.trees.paths.data_ptr()
     return step
@@ -336,6 +359,10 @@ def _rows(x: Tensor) -> program.Rows:
     if x.dim() == 2:
         return program.Rows(x.data_ptr(), x.stride(0), 0, 1, x.shape[1])
     return program.Rows(x.data_ptr(), x.stride(0), x.stride(1), x.shape[1], x.shape[2])
+
+
+def _is_row(x: Tensor, width: int) -> bool:
+    return x.shape == (width,) and x.dtype == torch.float32 and x.is_contiguous()
 
 
 def _weight(weight: PackedWeight, bias: Tensor | None) -> program.Weight:
@@ -376,7 +403,13 @@ def _plain_table(table: Tensor) -> program.Weight:
 
 def _cache(cache: LayerCache, group: int) -> program.Cache:
     assert all(tensor.is_contiguous() for tensor in cache.tensors), "blocks are arranged anew within"
-    _, block_size, num_heads, head_dim = cache.keys.shape
+    num_blocks, block_size, num_heads, head_dim = cache.keys.shape
+    assert cache.keys.shape == cache.values.shape and cache.keys.dtype == cache.values.dtype
+    assert head_dim % NativeOps.LANES == 0 and head_dim <= NativeOps.MOST_HEAD_DIM and block_size % NativeOps.LANES == 0
+    has_scales = [
+        scales is not None and scales.shape == cache.keys.shape[:3] for scales in (cache.key_scales, cache.value_scales)
+    ]
+    assert all(has_scales) if cache.keys.dtype == torch.int8 else not any(has_scales)
     return program.Cache(
         cache.keys.data_ptr(),
         cache.values.data_ptr(),
@@ -387,6 +420,7 @@ def _cache(cache: LayerCache, group: int) -> program.Cache:
         num_heads,
         head_dim,
         group,
+        num_blocks,
     )
 
 

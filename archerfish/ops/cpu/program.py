@@ -1,7 +1,10 @@
 """What the native kernels are told, as they are told it: a mirror of csrc/program.h, field by field."""
 
+import ctypes
+from collections.abc import Iterable, Iterator
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
+from typing import NamedTuple, Self
 
 
 class Operation(IntEnum):
@@ -170,6 +173,7 @@ class Cache(Structure):
         ("num_heads", c_int32),
         ("head_dim", c_int32),
         ("group", c_int32),
+        ("num_blocks", c_int64),
     )
 
 
@@ -230,12 +234,62 @@ class Instruction(Structure):
     _fields_ = (("operation", c_int32), ("selected", c_int32), ("operands", c_void_p))
 
 
+class Capacity(Structure):
+    _fields_ = (
+        ("rows", c_int64),
+        ("picked", c_int64),
+        ("tokens", c_int64),
+        ("positions", c_int64),
+        ("groups", c_int64),
+        ("blocks", c_int64),
+        ("block_size", c_int64),
+    )
+
+
+class Line(NamedTuple):
+    """An instruction, with the operands that it points to."""
+
+    operation: "Operation"
+    operands: Structure
+    selected: bool = False
+    """Works on the rows that a step picks, not on all of them."""
+
+
+class Instructions(Structure):
+    _fields_ = (("first", POINTER(Instruction)), ("count", c_int64), ("capacity", Capacity))
+
+    @classmethod
+    def of(cls, lines: Iterable[Line], *, max_rows: int, max_picked: int = 0) -> Self:
+        """Operands have memory for so many rows, and must outlive the instructions."""
+        lines = list(lines)
+        capacity = _capacity(lines, Capacity(rows=max_rows, picked=max_picked))
+        return cls._made(
+            [Instruction(one.operation, one.selected, ctypes.addressof(one.operands)) for one in lines], capacity
+        )
+
+    def followed_by(self, lines: Iterable[Line], *, max_picked: int) -> "Instructions":
+        """These, then others about picked rows, which have memory for so many of them."""
+        added = Instructions.of(lines, max_rows=self.capacity.rows, max_picked=max_picked)
+        capacity = Capacity.from_buffer_copy(self.capacity)
+        capacity.picked = min(capacity.picked, max_picked)
+        return self._made([*self, *added], capacity)
+
+    def __iter__(self) -> Iterator[Instruction]:
+        return (self.first[place] for place in range(self.count))
+
+    @classmethod
+    def _made(cls, instructions: list[Instruction], capacity: Capacity) -> Self:
+        array = (Instruction * len(instructions))(*instructions)
+        return cls(ctypes.cast(array, POINTER(Instruction)), len(instructions), capacity)
+
+
 class Step(Structure):
     _fields_ = (
         ("num_rows", c_int64),
         ("num_threads", c_int64),
         ("tokens", c_void_p),
         ("positions", c_void_p),
+        ("num_groups", c_int64),
         ("num_chunks", c_int64),
         ("query_starts", c_void_p),
         ("ends", c_void_p),
@@ -253,14 +307,20 @@ class Assembly(Structure):
     _fields_ = (
         ("num_chunks", c_int64),
         ("chunks", c_void_p),
+        ("num_rows", c_int64),
+        ("max_length", c_int64),
         ("row_tokens", c_void_p),
         ("tokens_per_row", c_int64),
         ("row_tables", POINTER(c_void_p)),
         ("blocks_per_row", c_int64),
         ("num_groups", c_int64),
         ("block_size", c_int64),
+        ("num_depths", c_int64),
         ("depths", c_void_p),
         ("lines", c_void_p),
+        ("max_tokens", c_int64),
+        ("max_chunks", c_int64),
+        ("max_picked", c_int64),
         ("tokens", c_void_p),
         ("positions", c_void_p),
         ("query_starts", c_void_p),
@@ -273,8 +333,7 @@ class Assembly(Structure):
 
 class Pass(Structure):
     _fields_ = (
-        ("instructions", POINTER(Instruction)),
-        ("num_instructions", c_int64),
+        ("instructions", Instructions),
         ("assembly", POINTER(Assembly)),
         ("given", Rows),
         ("states", Rows),
@@ -285,6 +344,8 @@ class Drafting(Structure):
     _fields_ = (
         ("first", Pass),
         ("further", Pass),
+        ("max_chunks", c_int64),
+        ("max_count", c_int64),
         ("counts", c_void_p),
         ("chunks", c_void_p),
         ("rows", c_void_p),
@@ -293,6 +354,56 @@ class Drafting(Structure):
         ("nanoseconds", c_void_p),
     )
 
+
+class Refusal(Structure):
+    _fields_ = (("limit", c_int32), ("given", c_int64), ("least", c_int64), ("most", c_int64))
+
+
+class Limit(IntEnum):
+    """What a call can exceed."""
+
+    NONE = 0
+    CHUNKS = 1
+    ROWS = 2
+    PICKED = 3
+    ROW = 4
+    START = 5
+    LENGTH = 6
+    CHUNK_PICKED = 7
+    END = 8
+    TOKEN = 9
+    POSITION = 10
+    GROUPS = 11
+    BLOCK_SIZE = 12
+    BLOCK = 13
+    SLOT = 14
+    TREE = 15
+    DEPTH = 16
+    LINE = 17
+    COUNT = 18
+
+
+LIMITS: dict[Limit, str] = {
+    Limit.CHUNKS: "the number of chunks",
+    Limit.ROWS: "the number of tokens in a step",
+    Limit.PICKED: "the number of tokens whose logits are computed",
+    Limit.ROW: "the row of a chunk",
+    Limit.START: "the first position of a chunk",
+    Limit.LENGTH: "the length of a chunk",
+    Limit.CHUNK_PICKED: "the number of a chunk's tokens whose logits are computed",
+    Limit.END: "the position after a chunk",
+    Limit.TOKEN: "a token id",
+    Limit.POSITION: "a position",
+    Limit.GROUPS: "the number of KV groups",
+    Limit.BLOCK_SIZE: "the block size",
+    Limit.BLOCK: "the id of a block",
+    Limit.SLOT: "a slot of the KV cache",
+    Limit.TREE: "the number of tokens with a depth",
+    Limit.DEPTH: "the depth of a draft token",
+    Limit.LINE: "a token in the line of a draft token",
+    Limit.COUNT: "the number of draft tokens",
+}
+"""What each is called in an error message."""
 
 OPERANDS: dict[Operation, type[Structure]] = {
     Operation.EMBED: Embed,
@@ -364,9 +475,30 @@ POINTERS: dict[type[Structure], tuple[str, ...]] = {
 STRUCTURES: tuple[type[Structure], ...] = (
     *dict.fromkeys(OPERANDS.values()),
     Instruction,
+    Instructions,
     Step,
     Assembly,
     Pass,
     Drafting,
+    Refusal,
 )
 """All that the library reads: their sizes must be its own."""
+
+
+def _capacity(lines: list[Line], capacity: Capacity) -> Capacity:
+    """With what the lines look up by number: the smallest of the tables and caches that they share."""
+    for operation, operands, _ in lines:
+        if isinstance(operands, Embed):
+            field = "tokens" if operands.index == Index.TOKENS else "positions"
+            _lower(capacity, field, operands.table.num_outputs)
+        if operation in (Operation.WRITE_KV, Operation.ATTEND):
+            cache = operands.cache
+            assert capacity.block_size in (0, cache.block_size), "blocks of a program have one size"
+            capacity.block_size, capacity.groups = cache.block_size, max(capacity.groups, cache.group + 1)
+            _lower(capacity, "blocks", cache.num_blocks)
+    return capacity
+
+
+def _lower(capacity: Capacity, field: str, bound: int) -> None:
+    known = getattr(capacity, field)
+    setattr(capacity, field, min(known, bound) if known else bound)

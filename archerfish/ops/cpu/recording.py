@@ -46,7 +46,7 @@ class _Buffer:
 class Program:
     """Instructions, and everything they point to."""
 
-    instructions: "ctypes.Array[program.Instruction]"
+    instructions: program.Instructions
     rows: tuple[Tensor, ...]
     """Inputs to fill in and outputs to read, [most rows, width] each: those made after a selection for picked rows."""
     alive: tuple[Any, ...]
@@ -126,9 +126,8 @@ class Recording:
             start, count = first + layout.offset(tensor.data_ptr()), room[tensor.data_ptr()]
             taken = arena[start : start + count * tensor.shape[1] * tensor.itemsize]
             rows.append(taken.view(tensor.dtype).view(count, tensor.shape[1]))
-        instructions = (program.Instruction * len(lines))(
-            *(program.Instruction(line.operation, line.selected, ctypes.addressof(line.operands)) for line in lines)
-        )
+        made = [program.Line(line.operation, line.operands, line.selected) for line in lines]
+        instructions = program.Instructions.of(made, max_rows=max_rows, max_picked=max_picked)
         return Program(instructions, tuple(rows), (arena, *(line.operands for line in lines), *self._alive))
 
 

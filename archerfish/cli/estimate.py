@@ -1,0 +1,107 @@
+"""`archerfish estimate`: whether a model fits in memory with its settings, before any of its weights is here."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+import click
+
+from archerfish.cli.engine_options import engine_options
+from archerfish.cli.field_options import NUMBERS_NOTE, SectionedCommand
+from archerfish.config.numbers import format_bytes, parse_count
+from archerfish.config.settings import EngineConfig
+from archerfish.errors import ConfigError, DoesNotFit
+
+if TYPE_CHECKING:
+    from archerfish.engine.estimate import Estimate
+
+
+@click.command("estimate", cls=SectionedCommand, epilog=NUMBERS_NOTE)
+@click.argument("model", required=False)
+@click.option(
+    "--memory", metavar="INT", help="Bytes free on the device to plan for, such as 24G; by default this one's."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object; memory in bytes.")
+@engine_options
+def command(model: str | None, memory: str | None, as_json: bool, config: EngineConfig) -> None:
+    """Say whether a model fits in memory, before it is downloaded.
+
+    MODEL is a directory, a model in the box, a hub name, of which only config.json is downloaded, or a config file;
+    without one it is perch. The settings are those that it would be started with. Exits with 2 if it does not fit.
+
+    On a CPU a start comes to the very same cache, if as much memory is free. On a GPU it measures the largest step.
+    """
+    if model is not None:
+        if config.model is not None:
+            raise ConfigError("the model was given twice: leave out MODEL or --model")
+        config = replace(config, model=model)
+    available = None if memory is None else _parsed(memory)
+    from archerfish.engine.estimate import estimate
+
+    found = estimate(config, available)
+    if as_json:
+        click.echo(json.dumps(asdict(found), indent=2))
+    else:
+        _print(found)
+    if found.remedy is not None:
+        raise DoesNotFit(f"the model does not fit in memory. {found.remedy}")
+
+
+def _parsed(memory: str) -> int:
+    try:
+        available = parse_count(memory)
+    except ConfigError as error:
+        raise ConfigError(f"--memory: {error}") from error
+    if available < 1:
+        raise ConfigError(f"--memory {memory}: it must be at least 1")
+    return available
+
+
+def _print(found: "Estimate") -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=escape(_title(found)), title_justify="left", title_style="bold", show_header=False)
+    table.box = box.SIMPLE_HEAD
+    table.add_column(overflow="fold")
+    table.add_column(justify="right", no_wrap=True)
+    for name, size in _rows(found):
+        if name:
+            table.add_row(escape(name), format_bytes(size))
+        else:
+            table.add_section()
+    console = Console(highlight=False)
+    console.print(table)
+    if found.fit is not None:
+        requests = f"{found.fit.num_requests:,.1f} requests of {found.max_model_len:,} tokens"
+        console.print(f"It fits: {found.fit.num_tokens:,} tokens in {found.fit.num_blocks:,} blocks, {requests}.")
+    if found.device == "cuda":
+        console.print("A start on a GPU measures the largest step, and sizes the cache by that.")
+
+
+def _title(found: "Estimate") -> str:
+    weights = found.dtype if found.quantization == "none" else found.quantization
+    return f"{found.model}: {found.num_parameters / 1e6:,.1f}M parameters, {weights} on {found.device}"
+
+
+def _rows(found: "Estimate") -> Iterator[tuple[str, float]]:
+    """Names with bytes; a row without a name parts others."""
+    yield "weights", found.weights
+    if found.draft_method is not None:
+        yield f"weights of the drafter ({found.draft_method})", found.draft_weights
+    yield f"activations of a step of {found.max_num_batched_tokens:,} tokens", found.activations
+    yield f"KV cache of one request of {found.max_model_len:,} tokens", found.kv_cache_per_request
+    yield "needed", found.needed
+    yield "", 0
+    yield "available", found.available
+    if found.usable is not None:
+        yield f"usable at --gpu-memory-utilization {found.gpu_memory_utilization:g}", found.usable
+    if found.kv_cache_memory_bytes is not None:
+        yield "allowed for the KV cache (--kv-cache-memory-bytes)", found.kv_cache_memory_bytes
+    yield "", 0
+    yield f"KV cache of a token, {found.kv_cache_dtype}", found.kv_cache_per_token
+    if found.fit is not None:
+        yield "KV cache", found.fit.num_bytes

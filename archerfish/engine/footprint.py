@@ -1,0 +1,46 @@
+"""The memory that a model takes with its settings, told before any of it is loaded: what starts and estimates share."""
+
+import torch
+
+from archerfish.arch.arch import Arch
+from archerfish.config.resolve import ResolvedConfig
+from archerfish.engine.kernels import Kernels
+from archerfish.engine.models import mean_weight_bytes, weight_format
+from archerfish.execution.memory import Beside, Memory
+from archerfish.kvcache.layout import kv_layout
+from archerfish.machine import available_memory
+from archerfish.ops import torch_dtype
+from archerfish.quant import KvFormat
+
+
+def bytes_per_kv_value(arch: Arch, config: ResolvedConfig) -> float:
+    """In the cache, with its share of a scale."""
+    return KvFormat(config.kv_cache_dtype, config.dtype).bytes_per_value(kv_layout(arch).head_dim)
+
+
+def bytes_per_weight(arch: Arch, config: ResolvedConfig) -> float:
+    """On average over the model."""
+    return mean_weight_bytes(arch, weight_format(config), torch_dtype(config.dtype).itemsize)
+
+
+def footprint(arch: Arch, config: ResolvedConfig, kernels: Kernels, beside: Beside | None, available: int) -> Memory:
+    """`beside` is what drafts for it, if anything; `available` are the bytes free before anything is loaded."""
+    full = torch_dtype(config.dtype).itemsize
+    return Memory(
+        arch,
+        kv_layout(arch),
+        available,
+        full,
+        bytes_per_kv_value=bytes_per_kv_value(arch, config),
+        bytes_per_weight=bytes_per_weight(arch, config),
+        bytes_per_activation=full if kernels.native is None else 4,  # Native operations compute in float32.
+        beside=Beside() if beside is None else beside,
+    )
+
+
+def free_memory(device: str) -> int:
+    """Bytes that the device has free now."""
+    if device == "cuda":
+        free, _ = torch.cuda.mem_get_info()
+        return int(free)
+    return available_memory()
