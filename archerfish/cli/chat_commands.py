@@ -45,7 +45,7 @@ def _help(_: Conversation, text: str) -> str:
     rows = [(command.usage, command.help) for command in _COMMANDS.values()]
     rows += [
         (EXIT, "end, as Ctrl-D does"),
-        ("Ctrl-C", "stop an answer, or clear the line; twice in a row ends"),
+        ("Ctrl-C", "stop an answer or clear the line; twice ends"),
         ("\\", "at a line's end: the message goes on in the next"),
         ('"""', "before and after a message of several lines"),
     ]
