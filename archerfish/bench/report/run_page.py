@@ -48,7 +48,7 @@ def workload_text(workload: Workload) -> str:
         parts.append(f"{workload.request_rate:g} requests/s")
     if workload.max_concurrency is not None:
         parts.append(f"at most {workload.max_concurrency:,} at once")
-    return ", ".join(parts)
+    return ", ".join([*parts, f"seed {workload.seed}"])
 
 
 def _conclusion(verdict: Verdict) -> Conclusion:

@@ -40,6 +40,7 @@ def parse_percents(text: str) -> tuple[float, ...]:
 
 def layout(run: Run, summary: Summary, metrics: Sequence[str]) -> str:
     lines = [_heading(" Serving Benchmark Result ", "="), *_counts(run.workload, summary), *_rates(summary)]
+    lines.append(_count("Seed:", run.workload.seed))
     for name in metrics:
         lines += _latency(*_METRICS[name], getattr(summary.latencies, name))
     lines += _more_latencies(summary)

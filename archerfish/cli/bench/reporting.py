@@ -32,7 +32,7 @@ def print_tables(title: str, *tables: "Table") -> None:
 
     # Where it is written to a file, no line has to fit a window.
     console = Console(width=None if sys.stdout.isatty() else _FILE_WIDTH)
-    console.print(title, style="bold", markup=False, highlight=False)
+    console.print(title, style="bold", markup=False, highlight=False, soft_wrap=True)
     for table in tables:
         console.print(table)
 

@@ -76,7 +76,8 @@ def command(
             options = _at(load, chosen, offered, number)
             run = measure_load(address, options, prepare_load(options, dataset, is_own=is_own), is_own=is_own)
             told.save(run, number)
-            click.echo(f"measured {load_text(offered, chosen.axis)}: {_first_words(run)}", err=True)
+            what = f"{load_text(offered, chosen.axis)} with seed {options.seed}"
+            click.echo(f"measured {what}: {_first_words(run)}", err=True)
             return run
 
         found = sweep(measure, plan)
@@ -92,7 +93,7 @@ def _at(load: LoadOptions, chosen: SweepOptions, offered: float, number: int) ->
 
 
 def _first_words(run: Run) -> str:
-    fatal = [finding.what for finding in run.findings if finding.is_fatal]
+    fatal = [f"{finding.what}; {finding.fix}" for finding in run.findings if finding.is_fatal]
     return fatal[0] if fatal else f"{len(run.succeeded)} requests in {run.duration:.1f} s"
 
 
