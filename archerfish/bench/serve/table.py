@@ -128,7 +128,7 @@ def _engine(engine: Engine) -> Iterator[str]:
     if engine.joules_per_token is not None:
         yield _number("Energy (J/token):", engine.joules_per_token)
     if engine.guessing is not None:
-        yield _heading("Guessed Tokens", "-")
+        yield _heading("Speculative Decoding", "-")
         for name, value in guessing_rows(engine.guessing):
             yield f"{name + ':':<40} {value}"
 

@@ -76,7 +76,7 @@ def guessing_tables(guessing: "Guessing | None") -> "list[Table]":
         return []
     from archerfish.metrics.guessing import guessing_rows
 
-    made = table("guessed tokens", "value")
+    made = table("speculative decoding", "value")
     for name, value in guessing_rows(guessing):
         made.add_row(name, value)
     return [made]
