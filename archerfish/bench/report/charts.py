@@ -82,8 +82,8 @@ def _latencies(requests: Sequence[RequestRecord]) -> Chart:
     return Chart(
         name="latencies",
         title="Latency",
-        caption="Share of requests (ITL: of the gaps between tokens) in each bar. The axis is logarithmic where the tail "
-        "is long.",
+        caption="Share of requests (ITL: of the gaps between tokens) in each bar. The axis is logarithmic where the "
+        "tail is long.",
         figure=figure,
         is_wide=True,
     )
