@@ -4,9 +4,12 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from archerfish.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,6 +23,20 @@ if TYPE_CHECKING:
 _PERCENTS = (50, 90, 95, 99)
 _FILE_WIDTH = 120
 _TEXT_COLUMNS = frozenset(("limit", "shape", "kernel", " "))
+
+
+report_option = click.option(
+    "--report",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write a page of charts: one HTML file, whole in itself.",
+)
+
+
+def check_report(path: Path | None) -> None:
+    """Refuse a page that could not be written, before anything is measured."""
+    if path is not None and not path.resolve().parent.is_dir():
+        raise ConfigError(f"--report: there is no directory {path.parent}")
 
 
 def write_record(conditions: "Conditions", result: Any) -> None:

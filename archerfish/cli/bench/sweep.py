@@ -20,6 +20,7 @@ from archerfish.cli.bench.load_options import (
     load_options,
     url_option,
 )
+from archerfish.cli.bench.reporting import check_report, report_option
 from archerfish.cli.field_options import NUMBERS_NOTE
 from archerfish.errors import ConfigError, InvalidMeasurement
 from archerfish.metrics.objectives import parse_objectives
@@ -39,9 +40,7 @@ _BAR_WIDTH = 16
 @url_option
 @goodput_option
 @dollars_option
-@click.option(
-    "--report", type=click.Path(path_type=Path), metavar="FILE", help="Write a page of charts: one HTML file."
-)
+@report_option
 @click.option(
     "--result-dir", type=click.Path(path_type=Path), metavar="DIR", help="Write every run there, as bench serve does."
 )
@@ -103,8 +102,7 @@ class _Output:
     def __init__(self, *, report: Path | None, result_dir: Path | None, as_json: bool) -> None:
         if result_dir is not None and not result_dir.is_dir():
             raise ConfigError(f"--result-dir: there is no directory {result_dir}")
-        if report is not None and not report.resolve().parent.is_dir():
-            raise ConfigError(f"--report: there is no directory {report.parent}")
+        check_report(report)
         self._report = report
         self._directory = result_dir
         self._as_json = as_json
