@@ -39,7 +39,16 @@ def write_stream(pieces: "Iterable[StreamOutput]", *, has_text: bool) -> None:
     write("\n")
     if reason == "error":
         raise EngineError(f"the answer could not be completed: {error}")
-    logger.info(_speed(timing))
+    logger.info(speed(timing))
+
+
+def speed(timing: RequestTiming) -> str:
+    """An answer's length, and how fast it came."""
+    tokens = "1 token" if timing.num_generated_tokens == 1 else f"{timing.num_generated_tokens:,} tokens"
+    ttft = "" if timing.ttft is None else f", TTFT {timing.ttft * 1000:,.0f} ms"
+    # Pieces of several tokens may all come at once: then there is no time between them.
+    rate = f", {1 / timing.tpot:,.0f} tokens/s" if timing.tpot else ""
+    return tokens + ttft + rate
 
 
 def write_all(outputs: "Sequence[RequestOutput]", *, has_text: bool) -> None:
@@ -118,14 +127,8 @@ def _ids_text(token_ids: Sequence[int]) -> str:
     return ",".join(map(str, token_ids))
 
 
-def _speed(timing: RequestTiming) -> str:
-    first = "" if timing.ttft is None else f", the first after {timing.ttft * 1000:,.0f} ms"
-    rest = "" if timing.tpot is None else f", then {timing.tpot * 1000:,.1f} ms each"
-    return f"tokens: {timing.num_generated_tokens}{first}{rest}"
-
-
 def _rate(outputs: "Sequence[RequestOutput]") -> str:
     num_tokens = sum(output.metrics.num_generated_tokens for output in outputs)
     ends = [output.metrics.finished_time or output.metrics.arrival_time for output in outputs]
     duration = max(ends) - min(output.metrics.arrival_time for output in outputs)
-    return f"tokens: {num_tokens} in {duration:,.2f} s, {num_tokens / max(duration, 1e-9):,.0f} a second"
+    return f"{num_tokens:,} tokens in {duration:,.2f} s, {num_tokens / max(duration, 1e-9):,.0f} tokens/s"

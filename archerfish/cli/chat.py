@@ -2,22 +2,29 @@
 
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from archerfish.cli.answers import write
-from archerfish.cli.conversation import Conversation
+from archerfish.cli.answers import speed, write
+from archerfish.cli.chat_commands import EXIT, run_command
+from archerfish.cli.chat_input import Typed, read_message, read_piped_line
+from archerfish.cli.conversation import ChatModel, Conversation
 from archerfish.cli.engine_options import engine_options, open_model
 from archerfish.cli.field_options import NUMBERS_NOTE, SectionedCommand
-from archerfish.cli.prompts import decode_utf8
 from archerfish.cli.sampling_options import sampling_options, sampling_params
 from archerfish.config.settings import EngineConfig
-from archerfish.errors import EngineError, RequestError
+from archerfish.errors import EngineError, RequestError, UserError
+from archerfish.metrics.timing import RequestTiming
 
-_WELCOME = "/exit or Ctrl-D ends, /reset starts anew, /system TEXT sets instructions, Ctrl-C stops an answer."
+if TYPE_CHECKING:
+    from archerfish.engine.llm import LLM
+
+_WELCOME = "Context of {:,} tokens. /help lists the commands, Ctrl-C stops an answer, Ctrl-D ends."
+_INTERRUPT_HINT = "(Ctrl-C again, Ctrl-D or /exit ends.)"
 
 
 # One answer a turn, shown as text: what only --json could show is left out.
@@ -28,63 +35,89 @@ _WELCOME = "/exit or Ctrl-D ends, /reset starts anew, /system TEXT sets instruct
 def command(system: str | None, sampling: Mapping[str, Any], config: EngineConfig) -> None:
     """Talk with a model, turn by turn.
 
-    From a pipe, each line is a turn. In the conversation, /reset forgets all turns, /system TEXT replaces the
-    instructions, and /exit ends.
+    From a pipe, each line is a turn; a line that ends with a backslash is continued on the next, and three quotes
+    (\"\"\") open and close a message of several lines. When the context is full, the oldest turns are dropped. In the
+    conversation, /help lists the commands: /params, /system, /save, /load, /reset and /exit.
     """
     with open_model(config) as llm:
         # A model that cannot chat should say so before anybody types; what it thinks of this turn does not matter.
         with suppress(RequestError):
             llm.assembly.intake.chat_text([{"role": "user", "content": "Hello"}])
         params = sampling_params(llm.assembly.recommended, sampling)
-        conversation = Conversation(llm.stream_chat, params, system)
+        conversation = Conversation(_chat_model(llm), params, system)
         if sys.stdin.isatty():
-            _notice(_WELCOME)
-            _talk(conversation, _typed_lines(), go_on=True)
+            _notice(_WELCOME.format(conversation.max_model_len))
+            _talk(conversation, Typed())
         else:
-            _talk(conversation, _piped_lines(), go_on=False)
+            while (text := read_message(read_piped_line)) is not None and text.strip() != EXIT:
+                _take(conversation, text)
 
 
-def _talk(conversation: Conversation, lines: Iterator[str], *, go_on: bool) -> None:
-    """Answer line by line. With `go_on`, a refused turn is reported and the next one read."""
-    for line in lines:
+def _chat_model(llm: "LLM") -> ChatModel:
+    intake = llm.assembly.intake
+    return ChatModel(
+        llm.stream_chat,
+        # The template has already written the special tokens.
+        lambda messages: intake.token_ids(intake.chat_text(messages), add_special_tokens=False),
+        intake.check_length,
+        intake.max_model_len,
+    )
+
+
+def _talk(conversation: Conversation, typed: Typed) -> None:
+    """Take messages as they are typed. A refused one is reported; Ctrl-C clears the line, twice in a row it ends."""
+    while True:
         try:
-            if line.startswith("/"):
-                if line.strip() == "/exit":
-                    return
-                _obey(conversation, line)
-            elif line.strip():
-                _answer(conversation, line)
-        except RequestError as error:
-            if not go_on:
-                raise
+            text = read_message(typed)
+        except KeyboardInterrupt:
+            click.echo(err=True)
+            if typed.num_interrupts > 1:
+                return
+            _notice(_INTERRUPT_HINT)
+            continue
+        if text is None or text.strip() == EXIT:
+            return
+        try:
+            _take(conversation, text)
+        except UserError as error:
             _notice(f"error: {error}")
 
 
-def _obey(conversation: Conversation, line: str) -> None:
-    order, _, text = line.strip().partition(" ")
-    if order == "/reset":
-        conversation.reset()
-        _notice("(The conversation starts anew.)")
-    elif order == "/system":
-        conversation.system = text.strip() or None
-        _notice("(No instructions.)" if conversation.system is None else "(Instructions set.)")
-    else:
-        raise RequestError(f"there is no {order}; there are /exit, /reset and /system TEXT")
+def _take(conversation: Conversation, text: str) -> None:
+    """Do what a command says, or answer."""
+    if text.startswith("/"):
+        _notice(run_command(conversation, text))
+    elif text.strip():
+        num_dropped = conversation.drop_oldest_turns(text)
+        if num_dropped:
+            turns = "turn was" if num_dropped == 1 else f"{num_dropped} turns were"
+            _notice(f"(The context of {conversation.max_model_len:,} tokens is full: the oldest {turns} dropped.)")
+        _answer(conversation, text)
 
 
 def _answer(conversation: Conversation, text: str) -> None:
     reason = error = None
+    timing = RequestTiming(time.monotonic())
     with _interrupt_flag() as interrupted, closing(conversation.answer(text)) as pieces:
         for piece in pieces:
+            if piece.token_ids:
+                timing.record_tokens(len(piece.token_ids), time.monotonic())
             write(piece.text)
             reason, error = piece.finish_reason, piece.error
             if interrupted():
                 break
-    write("\n")
+        write("\n")
+        _notice(f"({speed(timing)}{_ending(conversation, timing, reason, interrupted=interrupted())})")
     if reason == "error":
         raise EngineError(f"the answer could not be completed: {error}")
+
+
+def _ending(conversation: Conversation, timing: RequestTiming, reason: str | None, *, interrupted: bool) -> str:
+    """How an answer ended, where it did not end by itself."""
     if reason == "length":
-        _notice("(Cut off: the answer reached --max-tokens, or the end of the context; /reset starts afresh.)")
+        at_limit = timing.num_generated_tokens == conversation.params.max_tokens
+        return "; cut off at --max-tokens, see /params" if at_limit else "; cut off at the end of the context"
+    return "; stopped" if interrupted and reason is None else ""
 
 
 @contextmanager
@@ -105,25 +138,6 @@ def _interrupt_flag() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _typed_lines() -> Iterator[str]:
-    with suppress(ImportError):
-        import readline  # noqa: F401 - input() edits lines and remembers them once it is there
-    while True:
-        try:
-            # Where answers go to a file, the sign to type must not.
-            if not sys.stdout.isatty():
-                click.echo("> ", err=True, nl=False)
-            line = input("> " if sys.stdout.isatty() else "")
-        except EOFError:
-            click.echo(err=True)
-            return
-        yield line
-
-
-def _piped_lines() -> Iterator[str]:
-    for line in sys.stdin.buffer:
-        yield decode_utf8(line, "standard input").rstrip("\r\n")
-
-
 def _notice(text: str) -> None:
-    click.echo(text, err=True)
+    """Say something that is no part of an answer; click leaves out the dimming where it goes to a file."""
+    click.secho(text, err=True, dim=True)

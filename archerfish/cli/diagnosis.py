@@ -1,4 +1,4 @@
-"""Gathers what `doctor` shows: versions, CPU, memory, GPUs, and the kernels that would be chosen. Prints nothing."""
+"""Gathers what `doctor` shows: versions, CPU, memory, GPUs, a model, the kernels it would run on. Prints nothing."""
 
 import os
 import platform
@@ -8,10 +8,14 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from archerfish import __version__
+from archerfish.arch.cost import kv_bytes, kv_bytes_per_token, num_parameters, weight_bytes, weight_bytes_read
+from archerfish.config.settings import EngineConfig
+from archerfish.engine.build import Blueprint, examine
+from archerfish.engine.kernels import model_target
 from archerfish.errors import NoKernel
 from archerfish.machine import available_memory, cpu, total_memory
 from archerfish.metrics.bandwidth import read_bandwidth
-from archerfish.ops import Target, all_implementations, choose_ops
+from archerfish.ops import Target, all_implementations, choose_ops, torch_dtype
 
 _PACKAGES = ("torch", "tokenizers", "safetensors", "huggingface_hub", "triton")
 _X86_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16")
@@ -53,6 +57,24 @@ class GpuReport:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelReport:
+    """A model as it would run here by default. Sizes in bytes."""
+
+    name: str
+    family: str
+    num_parameters: int
+    dtype: str
+    weight_bytes: float
+    max_model_len: int
+    kv_bytes_per_token: float
+    kv_bytes_per_request: float
+    """Of one request that fills the context."""
+    tokens_per_second_from_memory: float
+    """Of a single request without speculation, where reading the weights from memory is all of the work. What stays in
+    the CPU's caches is read faster."""
+
+
+@dataclass(frozen=True, slots=True)
 class Rejection:
     kernel: str
     reason: str
@@ -79,23 +101,36 @@ class Diagnosis:
     kernels: list[KernelReport]
     problems: list[str]
     """What would keep a model from running."""
+    model: ModelReport | None = None
+    """The model that the kernels are chosen for; None where they are chosen for the machine alone."""
 
 
-def diagnose() -> Diagnosis:
-    """Look at this machine. Takes about two seconds, most of them to measure memory."""
+def diagnose(model: str | None = None) -> Diagnosis:
+    """Look at this machine, and at a model on it. Takes about two seconds, most of them to measure memory.
+
+    Nothing is read of the model but its config.json.
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    targets = [Target(device=device, dtype=dtype) for dtype in _DTYPES]
+    blueprint = None
+    if model is not None:
+        blueprint = examine(EngineConfig(model=model, load_format="dummy"))
+        targets = [model_target(blueprint.arch, blueprint.config)]
     kernels: list[KernelReport] = []
     problems: list[str] = []
-    for dtype in _DTYPES:
+    for target in targets:
         try:
-            kernels += _kernels(device, dtype)
+            kernels += _kernels(target)
         except NoKernel as error:
             problems.append(str(error))
+    memory = _memory()
+    gpus = [_gpu(index) for index in range(torch.cuda.device_count() if device == "cuda" else 0)]
     return Diagnosis(
         versions={"archerfish": __version__, "python": platform.python_version(), **_package_versions()},
         cpu=_cpu(),
-        memory=_memory(),
-        gpus=[_gpu(index) for index in range(torch.cuda.device_count() if device == "cuda" else 0)],
+        memory=memory,
+        gpus=gpus,
+        model=None if blueprint is None else _model(blueprint, gpus[0].memory if gpus else memory),
         device=device,
         kernels=kernels,
         problems=problems,
@@ -146,12 +181,31 @@ def _gpu(index: int) -> GpuReport:
     )
 
 
-def _kernels(device: str, dtype: str) -> list[KernelReport]:
-    target = Target(device=device, dtype=dtype)
+def _model(blueprint: Blueprint, memory: MemoryReport) -> ModelReport:
+    arch, config = blueprint.arch, blueprint.config
+    value_bytes = torch_dtype(config.dtype).itemsize
+    in_weights = weight_bytes(arch, value_bytes)
+    return ModelReport(
+        name=blueprint.directory.name,
+        family=arch.family,
+        num_parameters=num_parameters(arch),
+        dtype=config.dtype,
+        weight_bytes=in_weights,
+        max_model_len=config.max_model_len,
+        kv_bytes_per_token=kv_bytes_per_token(arch, value_bytes),
+        kv_bytes_per_request=kv_bytes(arch, config.max_model_len, value_bytes),
+        tokens_per_second_from_memory=memory.read_bandwidth / weight_bytes_read(arch, 1, 1, value_bytes),
+    )
+
+
+def _kernels(target: Target) -> list[KernelReport]:
     _, choices = choose_ops(target, all_implementations(target))
     return [
         KernelReport(
-            choice.operation, dtype, choice.name, [Rejection(kernel, reason) for kernel, reason in choice.rejected]
+            choice.operation,
+            target.dtype,
+            choice.name,
+            [Rejection(kernel, reason) for kernel, reason in choice.rejected],
         )
         for choice in choices
     ]

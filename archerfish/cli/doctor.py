@@ -12,14 +12,14 @@ from click.core import ParameterSource
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from archerfish.cli.diagnosis import CpuReport, Diagnosis, KernelReport, MemoryReport
+    from archerfish.cli.diagnosis import CpuReport, Diagnosis, KernelReport, MemoryReport, ModelReport
 
 _MAX_TOKENS = 65_536
 
 
 @click.command("doctor")
 @click.argument("model", required=False)
-@click.option("--drift", is_flag=True, help="Measure instead what each format of the weights does to MODEL.")
+@click.option("--drift", is_flag=True, help="Measure instead how far each format of the weights takes MODEL.")
 @click.option(
     "--text",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -39,8 +39,9 @@ def command(
 ) -> None:
     """Show what this machine offers and which kernels will run on it.
 
-    Measures how fast memory can be read, which bounds how fast answers are written. With --drift: how far each format
-    of the weights takes MODEL (by default the one in the box) from its float32 original.
+    Measures how fast memory can be read, which bounds how fast answers are written. With MODEL, a directory or a name:
+    also its sizes, and the kernels for its shapes; only its config.json is read. With --drift: how far each format of
+    the weights takes MODEL (by default the one in the box) from its float32 original.
     """
     # A text of the model's own has its length.
     if text is None and context.get_parameter_source("max_tokens") is not ParameterSource.DEFAULT:
@@ -50,12 +51,11 @@ def command(
 
         show_drift(model, text, max_tokens, as_json=as_json)
         return
-    for name, given in (("MODEL", model), ("--text", text)):
-        if given is not None:
-            raise click.UsageError(f"{name} belongs to --drift; use archerfish doctor --drift")
+    if text is not None:
+        raise click.UsageError("--text belongs to --drift; use archerfish doctor --drift --text FILE")
     from archerfish.cli.diagnosis import diagnose
 
-    diagnosis = diagnose()
+    diagnosis = diagnose(model)
     if as_json:
         click.echo(json.dumps(asdict(diagnosis), indent=2))
     else:
@@ -64,6 +64,7 @@ def command(
 
 def _print(diagnosis: "Diagnosis") -> None:
     from rich.console import Console
+    from rich.markup import escape
 
     console = Console()
     versions = ((name, number or "not installed") for name, number in diagnosis.versions.items())
@@ -75,6 +76,8 @@ def _print(diagnosis: "Diagnosis") -> None:
         console.print(_pairs(f"GPU: {gpu.name}", [*rows, *_memory_rows(gpu.memory)]))
     if not diagnosis.gpus:
         console.print("GPU: none that torch can use\n", style="dim")
+    if diagnosis.model is not None:
+        console.print(_pairs(f"Model: {escape(diagnosis.model.name)}", _model_rows(diagnosis.model)))
     console.print(_kernel_table(diagnosis))
     for problem in diagnosis.problems:
         console.print(problem, style="red", markup=False)
@@ -118,6 +121,25 @@ def _memory_rows(memory: "MemoryReport") -> list[tuple[str, str]]:
     ]
 
 
+def _model_rows(model: "ModelReport") -> list[tuple[str, str]]:
+    from archerfish.config.numbers import format_bytes
+
+    return [
+        ("family", model.family),
+        ("weights", f"{model.num_parameters / 1e6:,.1f}M, {format_bytes(model.weight_bytes)} in {model.dtype}"),
+        ("context", f"{model.max_model_len:,} tokens"),
+        (
+            "KV cache",
+            f"{format_bytes(model.kv_bytes_per_token)} a token, {format_bytes(model.kv_bytes_per_request)} for a full "
+            "context",
+        ),
+        (
+            "decoding",
+            f"{model.tokens_per_second_from_memory:,.0f} tokens/s for one request, if weights are read from memory",
+        ),
+    ]
+
+
 def _kernel_table(diagnosis: "Diagnosis") -> "Table":
     from rich.markup import escape
     from rich.table import Table
@@ -126,7 +148,7 @@ def _kernel_table(diagnosis: "Diagnosis") -> "Table":
     by_operation: dict[str, dict[str, KernelReport]] = {}
     for report in diagnosis.kernels:
         by_operation.setdefault(report.operation, {})[report.dtype] = report
-    title = f"Kernels on {diagnosis.device}"
+    title = f"Kernels on {diagnosis.device}" + ("" if diagnosis.model is None else " for this model")
     table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2))
     for heading in ("operation", *dtypes, "why not another"):
         table.add_column(heading, header_style="dim")

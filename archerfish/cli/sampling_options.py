@@ -1,12 +1,14 @@
 """Gives a command the sampling parameters as options, and lays them over what the model's makers recommend."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
 from archerfish.cli.field_options import CommandFunction, field_options, take_given
 from archerfish.config.load import read_flags
 from archerfish.config.settings import flag_name
+from archerfish.errors import ConfigError, InvalidParameter
 from archerfish.request import SamplingParams, Speculation
 
 _SECTION = "Sampling (by default what the model's generation_config.json names, else the values shown)"
@@ -26,10 +28,11 @@ def sampling_options(*, left_out: tuple[str, ...] = ()) -> Callable[[CommandFunc
         def with_sampling(**parameters: Any) -> None:
             sampling = read_flags(SamplingParams, take_given(parameters, _PREFIX), _flag)
             guessing = read_flags(Speculation, take_given(parameters, _GUESSING_PREFIX), _guessing_flag)
-            if guessing:
-                sampling["speculation"] = Speculation(**guessing)
-            # Shows bad values now, not after the model was loaded; how long the answer may be is not known yet.
-            SamplingParams(**{"max_tokens": None, **sampling})
+            with _naming_flags():
+                if guessing:
+                    sampling["speculation"] = Speculation(**guessing)
+                # Shows bad values now, not after the model was loaded; how long the answer may be is not known yet.
+                SamplingParams(**{"max_tokens": None, **sampling})
             command(sampling=sampling, **parameters)
 
         decorated = field_options(Speculation, section=_GUESSING, prefix=_GUESSING_PREFIX, spell=_guessing_flag)(
@@ -51,6 +54,17 @@ def sampling_params(recommended: Mapping[str, Any], sampling: Mapping[str, Any])
     """What the model recommends, with the user's own parameters over it."""
     # The library's default length is short, for tests and scripts; here a person waits for an answer.
     return SamplingParams.from_dict({"max_tokens": _MAX_TOKENS, **recommended, **sampling})
+
+
+@contextmanager
+def _naming_flags() -> Iterator[None]:
+    """Say what is wrong with a parameter by the name of its flag."""
+    try:
+        yield
+    except InvalidParameter as error:
+        name = error.name.removeprefix("speculation.")
+        flag = _flag(name) if name == error.name else _guessing_flag(name)
+        raise ConfigError(str(error).replace(f"{error.name} = ", f"{flag} ", 1)) from error
 
 
 def _flag(field_name: str) -> str:

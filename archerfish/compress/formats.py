@@ -61,7 +61,9 @@ def measure_formats(
 
 @contextmanager
 def _opened(model: str | None, settings: Mapping[str, Any]) -> Iterator[Assembly]:
-    config = EngineConfig(model=model, max_num_seqs=NUM_TEXTS, enable_prefix_caching=False, **settings)
+    # Nothing but logits is read: a drafter would be loaded for nothing.
+    plain: Mapping[str, Any] = {"enable_prefix_caching": False, "speculative_config": {"method": "off"}}
+    config = EngineConfig(model=model, max_num_seqs=NUM_TEXTS, **plain, **settings)
     longest = min(_LONGEST + 1, examine(config).config.max_model_len)
     assembly = build(replace(config, max_model_len=longest))
     try:

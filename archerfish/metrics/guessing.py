@@ -6,6 +6,10 @@ from typing import NamedTuple
 
 from archerfish.metrics.timing import acceptance_length
 
+_HALF_PERCENT = 0.005
+_MOST_LISTED = 8
+"""Positions of a draft whose acceptance a line of text names."""
+
 
 class GuessTotals(NamedTuple):
     """Since the start."""
@@ -74,14 +78,28 @@ def _gained(num_tokens: int, seconds: float, saved: float) -> float | None:
     return num_tokens / seconds - num_tokens / (seconds + saved)
 
 
-def guessing_rows(guessing: Guessing) -> list[tuple[str, str]]:
-    """For tables: what each figure is called, and the figure."""
+def guessing_rows(guessing: Guessing, *, with_positions: bool = True) -> list[tuple[str, str]]:
+    """For tables: what each figure is called, and the figure. A page draws the positions instead."""
     gained = guessing.tokens_per_second_gained
+    positions = [("Acceptance by position, of all drafts", _acceptance_text(guessing))] if with_positions else []
     rows = [
-        ("Tokens a step with guesses wrote, mean", f"{guessing.acceptance_length:.2f}"),
-        ("Guesses that stood", f"{guessing.acceptance:.1%}"),
-        ("Stood by place in a draft", " ".join(f"{share:.0%}" for share in guessing.acceptance_at)),
-        ("Time spent guessing", f"{guessing.guess_seconds:.3f} s"),
+        ("Mean acceptance length", f"{guessing.acceptance_length:.2f} tokens"),
+        ("Draft acceptance rate", f"{guessing.acceptance:.1%}"),
+        *positions,
+        ("Time spent drafting", f"{guessing.guess_seconds:.3f} s"),
         ("Time saved, estimated", f"{guessing.saved_seconds:.3f} s"),
     ]
     return rows if gained is None else [*rows, ("Tokens/s gained, estimated", f"{gained:.2f}")]
+
+
+def positions_that_matter(guessing: Guessing) -> tuple[float, ...]:
+    """Acceptance by position, up to the last that is not 0 % when rounded; at least the first."""
+    shares = guessing.acceptance_at
+    last = max((index for index, share in enumerate(shares) if share >= _HALF_PERCENT), default=0)
+    return shares[: last + 1]
+
+
+def _acceptance_text(guessing: Guessing) -> str:
+    shares = positions_that_matter(guessing)
+    more = f" and {len(shares) - _MOST_LISTED} more" if len(shares) > _MOST_LISTED else ""
+    return " ".join(f"{share:.0%}" for share in shares[:_MOST_LISTED]) + more

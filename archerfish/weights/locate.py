@@ -43,6 +43,11 @@ def _locate(model: str | None, revision: str | None, patterns: list[str]) -> Pat
         return directory
     if model in models_in_box():
         return _from_box(model, revision)
+    if model.lower().endswith(".gguf"):
+        raise ModelNotFound(
+            f"{model}: GGUF files are not read; give the model that it was made from, as a hub name or a directory "
+            f"with config.json and safetensors{_box_offer()}"
+        )
     if is_file:
         raise ModelNotFound(f"{model} is a file; give the directory that holds it, with its config.json")
     if not _is_hub_name(model):

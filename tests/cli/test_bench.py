@@ -40,6 +40,8 @@ def test_help_lists_every_benchmark_in_its_own_words() -> None:
         (("throughput", "--dataset-path", "x"), "add --dataset-name prompts"),
         (("throughput", "--dataset-name", "prompts"), "needs --dataset-path"),
         (("ladder", "--batching", "static"), "--batching: the ladder's lines set it themselves"),
+        (("ladder", "--speculative-config", '{"verification": "typical"}'), "verification typical: the ladder's"),
+        (("ladder", "--report", "/no/such/page.html"), "--report: there is no directory /no/such"),
         (("kernels", "--operation", "linar"), "--operation linar: there is no such operation; there are linear, embed"),
         (("kernels", "--max-num-seqs", "3"), "--max-num-seqs"),
     ],
@@ -90,20 +92,24 @@ def test_throughput_of_random_prompts_and_of_a_file(tmp_path: Path) -> None:
     assert text.splitlines()[-1].startswith("Throughput: ") and text.endswith(" output tokens/s\n")
 
 
-def test_the_ladder() -> None:
+def test_the_ladder(tmp_path: Path) -> None:
     sizes = ("--num-prompts", "2", "--shared-len", "32", "--own-len", "4", "--output-len", "3")
     conditions, found = run_json("ladder", *MODEL, *_SMALL, *sizes)
     assert conditions["settings"]["dtype"] == "float32"
     assert (found["num_requests"], found["shared_len"], found["own_len"], found["output_len"]) == (2, 32, 4, 3)
     rows = {row["name"]: row for row in found["rows"]}
-    exact = [name for name in rows if name not in ("+ quantization", "+ speculation")]
+    exact = [name for name in rows if not rows[name]["is_lossy"]]
+    assert exact[-1] == "+ speculation"
     for name in exact:
         assert rows[name]["same_tokens"] or "no native kernels" in rows[name]["reason"]
-    assert rows["+ prefix cache"]["ratio"] > 0 and rows["+ speculation"]["reason"]
-    assert rows["+ quantization"]["seconds"] or "native kernels" in rows["+ quantization"]["reason"]
-    text = archerfish("bench", "ladder", *MODEL, *_SMALL, *sizes).stdout
-    assert all(name in text for name in rows) and "lines that must write the same tokens did." in text
-    assert "+ speculation: not in this build" in text
+    assert rows["+ prefix cache"]["ratio"] > 0 and rows["+ speculation"]["seconds"] > 0
+    for name in ("+ quantization", "+ KV quantization"):
+        assert rows[name]["seconds"] or "native kernels" in rows[name]["reason"]
+    page = tmp_path / "ladder.html"
+    ran = archerfish("bench", "ladder", *MODEL, *_SMALL, *sizes, "--report", str(page))
+    assert all(name in ran.stdout for name in rows) and "lines that must write the same tokens did." in ran.stdout
+    html = page.read_text(encoding="utf-8")
+    assert "What each optimization adds to random-llama" in html and all(name in html for name in rows)
 
 
 def test_bars_are_as_long_as_their_share() -> None:

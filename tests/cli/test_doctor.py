@@ -11,9 +11,11 @@ from archerfish.cli.doctor import _why_not
 from archerfish.cli.drift import split_documents
 from archerfish.compress.drift import Drift
 from archerfish.compress.formats import FormatDrift
+from archerfish.console import logger
 from archerfish.errors import NoKernel
 from archerfish.ops import Choice, Target
-from tests.cli.running import archerfish
+from tests.checkpoints import CONFIG
+from tests.cli.running import archerfish, assert_refused
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +28,8 @@ def test_json_has_every_fact() -> None:
     result = archerfish("doctor", "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     found = json.loads(result.stdout)
-    assert set(found) == {"versions", "cpu", "memory", "gpus", "device", "kernels", "problems"}
+    assert set(found) == {"versions", "cpu", "memory", "gpus", "device", "kernels", "problems", "model"}
+    assert found["model"] is None
     packages = {"torch", "tokenizers", "safetensors", "huggingface_hub", "triton"}
     assert set(found["versions"]) == {"archerfish", "python"} | packages
     assert set(found["cpu"]) == {"name", "num_cores", "features", "has_hidden_amx", "onednn_max_cpu_isa"}
@@ -43,6 +46,31 @@ def test_words_name_every_operation() -> None:
     assert result.exit_code == 0
     for word in ("Versions", "torch", "CPU", "hidden AMX", "read bandwidth", "Kernels on", "attend", "bfloat16"):
         assert word in result.stdout
+
+
+def test_a_model_is_shown_with_its_sizes_and_the_kernels_for_its_shapes() -> None:
+    found = json.loads(archerfish("doctor", "perch", "--json").stdout)
+    model = found["model"]
+    assert (model["name"], model["dtype"], model["max_model_len"]) == ("perch", "bfloat16", 1024)
+    assert model["weight_bytes"] == 2 * model["num_parameters"] > 2e7
+    assert model["kv_bytes_per_request"] == 1024 * model["kv_bytes_per_token"]
+    assert (
+        0 < model["tokens_per_second_from_memory"] <= found["memory"]["read_bandwidth"] / model["weight_bytes"] * 1.01
+    )
+    assert {kernel["dtype"] for kernel in found["kernels"]} == {"bfloat16"}
+    text = archerfish("doctor", "perch").stdout
+    assert "Model: perch" in text and "for this model" in text and "1,024 tokens" in text
+
+
+def test_a_kernel_that_a_models_shape_keeps_out_is_named_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "head_dim": 8}))
+    found = json.loads(archerfish("doctor", str(tmp_path), "--json").stdout)
+    attend = next(kernel for kernel in found["kernels"] if kernel["operation"] == "attend")
+    assert attend["kernel"] == "reference" and attend["rejected"]
+
+
+def test_a_model_that_is_not_there_is_refused() -> None:
+    assert_refused(archerfish("doctor", "/no/such/directory"), "/no/such/directory")
 
 
 def test_reasons_against_kernels_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,6 +110,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
         asked.append((model, documents, max_tokens))
         progress("int8", 1.0)
         figures = Drift(num_tokens=4064, original_perplexity=10.0, perplexity=10.25, divergence=0.0125, agreement=0.962)
+        logger.info("a format was loaded")
+        yield FormatDrift("int4, groups of 64, zero points", figures)
         yield FormatDrift("int8", figures)
 
     monkeypatch.setattr(drift, "measure_formats", measure)
@@ -96,11 +126,20 @@ def test_drift_is_shown_for_each_format(asked: list[tuple[object, ...]]) -> None
     assert asked == [(None, None, 65536)]
 
 
+def test_drift_fits_eighty_columns_and_logs_no_load(asked: list[tuple[object, ...]]) -> None:
+    result = archerfish("doctor", "--drift", environ={"COLUMNS": "80"})
+    assert "…" not in result.stdout and max(map(len, result.stdout.splitlines())) <= 80
+    for word in ("perplexity", "against", "KL", "divergence", "top-1", "agreement"):
+        assert word in result.stdout
+    assert result.stderr == "measuring perch in float32 and 8 formats of its weights\n"
+    assert asked
+
+
 def test_drift_of_a_model_over_a_text_as_json(asked: list[tuple[object, ...]], tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("One.\n<|endoftext|>\nTwo.\n")
     result = archerfish("doctor", "--drift", "minnow", "--text", str(text), "--max-tokens", "99", "--json")
-    [found] = json.loads(result.stdout)["formats"]
+    [_, found] = json.loads(result.stdout)["formats"]
     assert found == {
         "format": "int8",
         "num_tokens": 4064,
@@ -115,7 +154,7 @@ def test_drift_of_a_model_over_a_text_as_json(asked: list[tuple[object, ...]], t
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("perch",), "MODEL belongs to --drift"),
+        (("perch", "--text", __file__), "--text belongs to --drift"),
         (("--text", __file__), "--text belongs to --drift"),
         (("--drift", "--max-tokens", "65536"), "--max-tokens belongs to --text"),
     ],

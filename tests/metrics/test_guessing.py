@@ -1,8 +1,10 @@
 """What guessing came to, by hand."""
 
+from dataclasses import replace
+
 import pytest
 
-from archerfish.metrics.guessing import GuessTotals, guessing_between, guessing_rows
+from archerfish.metrics.guessing import GuessTotals, guessing_between, guessing_rows, positions_that_matter
 from archerfish.metrics.steps import StepCounts
 from archerfish.metrics.timing import RequestTiming
 
@@ -19,7 +21,23 @@ def test_figures_are_of_what_came_between() -> None:
     # 100 tokens in 2 seconds, that would have taken 4.
     assert found.tokens_per_second_gained == 25.0
     rows = dict(guessing_rows(found))
-    assert rows["Tokens/s gained, estimated"] == "25.00" and rows["Stood by place in a draft"] == "70% 50% 10%"
+    assert (
+        rows["Tokens/s gained, estimated"] == "25.00" and rows["Acceptance by position, of all drafts"] == "70% 50% 10%"
+    )
+
+
+def test_positions_at_which_nothing_is_accepted_any_more_are_left_out() -> None:
+    found = guessing_between(BEFORE, AFTER)
+    assert found is not None
+    long = replace(found, acceptance_at=(0.5, 0.0, 0.005, *[0.004] * 29))
+    assert positions_that_matter(long) == (0.5, 0.0, 0.005)
+    assert positions_that_matter(replace(found, acceptance_at=(0.0, 0.0))) == (0.0,)
+    assert positions_that_matter(replace(found, acceptance_at=())) == ()
+    many = dict(guessing_rows(replace(found, acceptance_at=(0.5,) * 32)))
+    assert many["Acceptance by position, of all drafts"] == " ".join(["50%"] * 8) + " and 24 more"
+    names = [name for name, _ in guessing_rows(found, with_positions=False)]
+    assert names[:2] == ["Mean acceptance length", "Draft acceptance rate"]
+    assert not any("position" in name for name in names)
 
 
 def test_where_nothing_was_guessed_or_written_nothing_is_told() -> None:

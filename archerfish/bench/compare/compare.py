@@ -12,7 +12,7 @@ import numpy as np
 
 from archerfish.bench.compare.measures import MEASURES, Measure, Resampler
 from archerfish.bench.compare.statistics import Interval, bootstrap_interval, welch_interval
-from archerfish.bench.compare.workloads import Difference, differences
+from archerfish.bench.compare.workloads import VALIDITY, Difference, differences
 from archerfish.bench.serve.records import Run
 from archerfish.bench.serve.summary import summarize
 from archerfish.errors import ConfigError
@@ -85,10 +85,7 @@ def compare(
         )
     found = differences([run for side in sides for run in side.runs])
     if found and not force:
-        told = "; ".join(f"{one.field}: {' or '.join(one.values)}" for one in found)
-        raise ConfigError(
-            f"these runs are not comparable, they differ in {told}; measure again with the same load, or give --force"
-        )
+        raise ConfigError(_refusal(sides, found))
     method: Method = "repeats" if all(len(side.runs) > 1 for side in sides) else "bootstrap"
     asked = [measure for measure in MEASURES if objectives is not None or not measure.needs_objectives]
     return Comparison(
@@ -99,6 +96,20 @@ def compare(
         has_same_seeds=len({tuple(sorted(run.workload.seed for run in side.runs)) for side in sides}) == 1,
         rows=tuple(_Judge(method, objectives, seed).rows(sides, asked)),
     )
+
+
+def _refusal(sides: Sequence[Side], found: Sequence[Difference]) -> str:
+    """What is not comparable, and what to measure again."""
+    loads = [one for one in found if one.field != VALIDITY]
+    problems = [f"they differ in {one.field}: {' or '.join(one.values)}" for one in loads]
+    remedies = ["measure again with the same load (only --seed may differ)"] if loads else []
+    for run in (run for side in sides for run in side.runs):
+        fatal = next((one for one in run.findings if one.is_fatal), None)
+        if fatal is not None:
+            problems.append(f"a run of {run.label!r} is INVALID ({fatal.name})")
+            remedies.append(f"measure {run.label!r} again: {fatal.fix}")
+    advice = "; ".join(dict.fromkeys(remedies))
+    return f"these runs are not comparable: {'; '.join(dict.fromkeys(problems))}; {advice}; or give --force"
 
 
 class _Judge:

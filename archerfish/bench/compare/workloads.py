@@ -11,6 +11,8 @@ _SAME_LENGTH, _BY_CHANCE = 0.05, 4.0
 """Mean lengths within this share of each other, or so many standard errors, may be of the same load drawn again."""
 _FREE = ("seed",)
 """Fields that repeats may differ in."""
+VALIDITY = "validity"
+"""The field that a run which is INVALID differs in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ def differences(runs: Sequence[Run]) -> tuple[Difference, ...]:
     found += _lengths("mean output tokens asked", runs, lambda request: request.num_output_tokens_asked)
     if not all(run.is_valid for run in runs):
         told = ["valid" if run.is_valid else f"INVALID ({_reasons(run)})" for run in runs]
-        found.append(Difference("validity", tuple(dict.fromkeys(told))))
+        found.append(Difference(VALIDITY, tuple(dict.fromkeys(told))))
     return tuple(found)
 
 

@@ -1,6 +1,6 @@
 """Climbs from naive generation to the whole engine, one optimization at a time, over the same requests.
 
-Every rung must write the same tokens. What this build cannot do stands in the table with the reason.
+Every rung must write the same tokens. What cannot be run here stands in the table with the reason.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ class Row:
 
     name: str
     reason: str | None = None
-    """Why this build cannot do it."""
+    """Why it was not measured."""
     seconds: float | None = None
     """From the arrival of all requests until the last answer is complete."""
     seconds_per_request: float | None = None
@@ -52,6 +52,13 @@ class Ladder:
     output_len: int
     rows: tuple[Row, ...]
 
+    @property
+    def load_text(self) -> str:
+        return (
+            f"{self.num_requests} requests at once, {self.shared_len} shared tokens and {self.own_len} own ones in, "
+            f"{self.output_len} out"
+        )
+
 
 def climb_ladder(
     ascent: Ascent, progress: Progress = lambda *_: None, rungs: Sequence[Rung] = RUNGS
@@ -76,6 +83,19 @@ def climb_ladder(
         climbs.append(climb)
     progress(len(rungs), "done")
     return tuple(rows)
+
+
+def verdict_lines(rows: Sequence[Row]) -> list[str]:
+    """What the table does not say: why rows were slower or not measured, and whether the answers agree."""
+    measured = [row for row in rows if row.reason is None]
+    lines = [f"{row.name}: not measured, {row.reason}." for row in rows if row.reason is not None]
+    lines += [f"{row.name}: {row.note}." for row in measured if row.note is not None]
+    exact = [row for row in measured if not row.is_lossy]
+    if all(row.same_tokens for row in exact):
+        lines.append(f"All {len(exact)} lines that must write the same tokens did.")
+    else:
+        lines.append("NOT all lines wrote the same tokens; with --dtype float32 they should.")
+    return lines
 
 
 def _row(rung: Rung, climb: Climb, before: Sequence[Climb]) -> Row:
@@ -112,6 +132,6 @@ def _difference(climb: Climb, first: Climb, rung: Rung) -> str | None:
         return None
     ours, theirs = pairs[parted[0]]
     place = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
-    why = "smaller weights are lossy" if rung.is_lossy else "two tokens were so close that rounding decided"
+    why = "quantization is lossy" if rung.is_lossy else "two tokens were so close that rounding decided"
     where = f"request {parted[0] + 1} from its token {place + 1} on"
     return f"{len(parted)} of {len(pairs)} answers differ, {where}: {why}"

@@ -24,7 +24,9 @@ from archerfish.bench.report.style import (
     new_figure,
 )
 from archerfish.bench.serve.records import RequestRecord, Run
+from archerfish.bench.serve.summary import Summary
 from archerfish.metrics.distribution import distribution
+from archerfish.metrics.guessing import Guessing, positions_that_matter
 from archerfish.metrics.objectives import Objectives
 
 if TYPE_CHECKING:
@@ -32,10 +34,11 @@ if TYPE_CHECKING:
 
 _MS = 1000.0
 _MARKS = ((50, P50, "solid"), (90, P90, "dash"), (99, P99, "dot"))
+_NUM_POSITION_TICKS = 8
 _SECONDS = "seconds since the run began"
 
 
-def run_charts(run: Run, objectives: Objectives | None) -> list[Chart]:
+def run_charts(run: Run, summary: Summary, objectives: Objectives | None) -> list[Chart]:
     """Those for which the run has numbers."""
     begun = [request for request in run.succeeded if request.token_times]
     points = roofline_points(run.samples)
@@ -45,6 +48,8 @@ def run_charts(run: Run, objectives: Objectives | None) -> list[Chart]:
     charts.append(_flow(flow(run, objectives), objectives))
     if len(run.samples) > 1:
         charts += [_state(run), _fullness(run)]
+    if summary.engine is not None and summary.engine.guessing is not None:
+        charts.append(_acceptance(summary.engine.guessing))
     return charts
 
 
@@ -56,9 +61,9 @@ def _latencies(requests: Sequence[RequestRecord]) -> Chart:
 
     timings = [request.timing for request in requests]
     families: tuple[tuple[str, Sequence[float | None]], ...] = (
-        ("Time to first token", [timing.ttft for timing in timings]),
-        ("Time per output token", [timing.tpot for timing in timings]),
-        ("Gaps between tokens", [gap for request in requests for gap in request.gaps]),
+        ("TTFT", [timing.ttft for timing in timings]),
+        ("TPOT", [timing.tpot for timing in timings]),
+        ("ITL", [gap for request in requests for gap in request.gaps]),
         ("End to end", [timing.total for timing in timings]),
     )
     figure = make_subplots(rows=2, cols=2, subplot_titles=[name for name, _ in families], vertical_spacing=0.2)
@@ -77,7 +82,8 @@ def _latencies(requests: Sequence[RequestRecord]) -> Chart:
     return Chart(
         name="latencies",
         title="Latency",
-        caption="Share of requests (of gaps: of gaps) in each bar. The axis is logarithmic where the tail is long.",
+        caption="Share of requests (ITL: of the gaps between tokens) in each bar. The axis is logarithmic where the "
+        "tail is long.",
         figure=figure,
         is_wide=True,
     )
@@ -210,6 +216,33 @@ def _fullness(run: Run) -> Chart:
         name="fullness",
         title="Batch occupancy and KV cache",
         caption="Rows taken of all there are, and blocks in use of all there are.",
+        figure=figure,
+    )
+
+
+# -- speculative decoding ---------------------------------------------------------------------------------------------
+
+
+def _acceptance(guessing: Guessing) -> Chart:
+    shares = positions_that_matter(guessing)
+    figure = new_figure(x="position in the draft", y="share of all drafts", height=300)
+    figure.add_bar(
+        x=list(range(1, len(shares) + 1)),
+        y=list(shares),
+        marker={"color": DECODE},
+        hovertemplate="position %{x}: %{y:.1%}<extra></extra>",
+    )
+    # A few bars are not drawn as wide as the page.
+    last = max(len(shares), _NUM_POSITION_TICKS)
+    figure.update_xaxes(dtick=max(1, last // _NUM_POSITION_TICKS), range=[0.4, last + 0.6])
+    figure.update_yaxes(range=[0, 1.02], tickformat=".0%")
+    figure.update_layout(bargap=0.25)
+    return Chart(
+        name="acceptance",
+        title="Acceptance by draft position",
+        caption=f"Draft acceptance rate {guessing.acceptance:.1%}, mean acceptance length "
+        f"{guessing.acceptance_length:.2f} tokens. A bar is the share of all drafts whose token at that position was "
+        "accepted; drafts that were shorter count as not accepted there.",
         figure=figure,
     )
 

@@ -32,7 +32,7 @@ def run_page(run: Run, *, objectives: Objectives | None = None, dollars_per_hour
         conclusion=_conclusion(judge_run(run, summary)),
         figures=tuple(_headline_figures(summary)),
         tables=tuple(_tables(summary)),
-        charts=tuple(run_charts(run, objectives)),
+        charts=tuple(run_charts(run, summary, objectives)),
         version=run.version,
     )
 
@@ -48,7 +48,7 @@ def workload_text(workload: Workload) -> str:
         parts.append(f"{workload.request_rate:g} requests/s")
     if workload.max_concurrency is not None:
         parts.append(f"at most {workload.max_concurrency:,} at once")
-    return ", ".join(parts)
+    return ", ".join([*parts, f"seed {workload.seed}"])
 
 
 def _conclusion(verdict: Verdict) -> Conclusion:
@@ -154,7 +154,7 @@ def _engine_table(engine: Engine) -> Table:
     if engine.joules_per_token is not None:
         rows.append(("Energy per computed token", f"{engine.joules_per_token:,.3f} J"))
     if engine.guessing is not None:
-        rows += guessing_rows(engine.guessing)
+        rows += guessing_rows(engine.guessing, with_positions=False)
     return Table(heading="Engine", columns=("", "value"), rows=tuple(rows))
 
 

@@ -1,12 +1,16 @@
 """What can be chosen of a load test, beside what is asked. Knows no server."""
 
 import math
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from archerfish.bench.serve.client import CHAT, COMPLETIONS
 from archerfish.errors import ConfigError
+
+_SEEDS = 2**31
+"""Random seeds are below: short enough to be typed again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +50,9 @@ a trace without --request-rate, or else gamma."""
     """Most requests that are open at once."""
     num_warmups: int = 1
     """Small requests to send before measuring."""
-    seed: int = 0
-    """The same seed makes the same prompts at the same times."""
+    seed: int = field(default_factory=lambda: secrets.randbelow(_SEEDS))
+    """The same seed makes the same prompts at the same times. By default a random one, which the result names: the \
+prefix cache of a server then knows no prompt from a run before."""
     ignore_eos: bool | None = None
     """Ask for answers that go on to their full length. By default on where the load has lengths of its own: random, \
 prefix_repetition and traces."""

@@ -40,6 +40,7 @@ def parse_percents(text: str) -> tuple[float, ...]:
 
 def layout(run: Run, summary: Summary, metrics: Sequence[str]) -> str:
     lines = [_heading(" Serving Benchmark Result ", "="), *_counts(run.workload, summary), *_rates(summary)]
+    lines.append(_count("Seed:", run.workload.seed))
     for name in metrics:
         lines += _latency(*_METRICS[name], getattr(summary.latencies, name))
     lines += _more_latencies(summary)
@@ -127,7 +128,7 @@ def _engine(engine: Engine) -> Iterator[str]:
     if engine.joules_per_token is not None:
         yield _number("Energy (J/token):", engine.joules_per_token)
     if engine.guessing is not None:
-        yield _heading("Guessed Tokens", "-")
+        yield _heading("Speculative Decoding", "-")
         for name, value in guessing_rows(engine.guessing):
             yield f"{name + ':':<40} {value}"
 

@@ -114,7 +114,7 @@ def _prefix_hits(run: Run) -> Iterator[Finding]:
             "prefix-hits",
             f"{num_unexpected:,} of {num_in:,} prompt tokens came from the server's cache, though nothing was to be "
             "shared",
-            "use another --seed than the run before, or start the server afresh",
+            f"leave out --seed, so that each run has prompts of its own, or give another than {run.workload.seed}",
         )
 
 

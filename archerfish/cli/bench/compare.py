@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from archerfish.cli.bench.load_options import GoodputCommand, goodput_option
+from archerfish.cli.bench.reporting import check_report, report_option
 from archerfish.metrics.objectives import parse_objectives
 
 if TYPE_CHECKING:
@@ -29,8 +30,11 @@ _STYLES = {
 @goodput_option
 @click.option("--force", is_flag=True, help="Compare runs of different loads, and such that are invalid.")
 @click.option("--seed", type=int, default=0, show_default=True, metavar="INT", help="Of the resampling.")
+@report_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; differences relative to the base.")
-def command(files: tuple[str, ...], goodput: tuple[str, ...], force: bool, seed: int, as_json: bool) -> None:
+def command(
+    files: tuple[str, ...], goodput: tuple[str, ...], force: bool, seed: int, report: Path | None, as_json: bool
+) -> None:
     """Say what differs between saved runs, and how surely.
 
     Runs of the same label are repeats of one thing; the first label is the base. With several runs of every label the
@@ -38,6 +42,7 @@ def command(files: tuple[str, ...], goodput: tuple[str, ...], force: bool, seed:
     difference.
     """
     objectives = parse_objectives(goodput)
+    check_report(report)
     from archerfish.bench.compare.compare import compare, group
 
     sides = group([_read(file) for file in files])
@@ -48,6 +53,12 @@ def command(files: tuple[str, ...], goodput: tuple[str, ...], force: bool, seed:
         click.echo(msgspec.json.encode(comparison).decode())
     else:
         _print(comparison)
+    if report is not None:
+        from archerfish.bench.report.compare_page import compare_page
+        from archerfish.bench.report.page import save_page
+
+        save_page(compare_page(comparison), report)
+        click.echo(f"the report is {report}", err=True)
 
 
 def _read(file: str) -> "Run":

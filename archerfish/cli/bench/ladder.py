@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from archerfish.cli.bench.reporting import print_tables, table, write_record
+from archerfish.cli.bench.reporting import check_report, print_tables, report_option, table, write_record
 from archerfish.cli.engine_options import engine_options
 from archerfish.cli.field_options import NUMBERS_NOTE, SectionedCommand
 from archerfish.config.numbers import format_bytes
@@ -29,10 +30,17 @@ _EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉", "█")
 @click.option("--shared-len", type=_COUNT, default=512, show_default=True, help="Tokens that all prompts begin with.")
 @click.option("--own-len", type=_COUNT, default=32, show_default=True, help="Tokens of its own that each prompt has.")
 @click.option("--output-len", type=_COUNT, default=32, show_default=True, help="Tokens to write for each.")
+@report_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; times in seconds.")
 @engine_options
 def command(
-    num_prompts: int, shared_len: int, own_len: int, output_len: int, as_json: bool, config: EngineConfig
+    num_prompts: int,
+    shared_len: int,
+    own_len: int,
+    output_len: int,
+    report: Path | None,
+    as_json: bool,
+    config: EngineConfig,
 ) -> None:
     """Measure what each optimization adds, from naive recomputation on.
 
@@ -41,7 +49,8 @@ def command(
     "KV cache" keeps keys and values of one request at a time in one stretch of memory; the other lines are the engine.
     """
     _refuse_what_rungs_set(config)
-    from archerfish.bench.ladder.ladder import Ladder, climb_ladder
+    check_report(report)
+    from archerfish.bench.ladder.ladder import Ladder, climb_ladder, verdict_lines
     from archerfish.bench.ladder.rungs import RUNGS, Ascent
     from archerfish.bench.offline.conditions import Conditions
     from archerfish.bench.offline.workloads import shared_prefix_workload
@@ -55,25 +64,26 @@ def command(
     conditions = Conditions.of(blueprint)
     with ProgressBar("rungs", len(RUNGS)) as bar:
         rows = climb_ladder(Ascent(config, workload), bar.update)
+    ladder = Ladder(num_requests=num_prompts, shared_len=shared_len, own_len=own_len, output_len=output_len, rows=rows)
     if as_json:
-        ladder = Ladder(
-            num_requests=num_prompts, shared_len=shared_len, own_len=own_len, output_len=output_len, rows=rows
-        )
         write_record(conditions, ladder)
-        return
-    print_tables(
-        f"{conditions.title}: {num_prompts} requests at once, {shared_len} shared tokens and {own_len} own ones in, "
-        f"{output_len} out",
-        _table(rows),
-    )
-    for line in _verdicts(rows):
-        click.echo(line)
+    else:
+        print_tables(f"{conditions.title}: {ladder.load_text}", _table(rows))
+        for line in verdict_lines(rows):
+            click.echo(line)
+    if report is not None:
+        from archerfish.bench.report.ladder_page import ladder_page
+        from archerfish.bench.report.page import save_page
+
+        save_page(ladder_page(conditions, ladder), report)
+        click.echo(f"the report is {report}", err=True)
 
 
 def _refuse_what_rungs_set(config: EngineConfig) -> None:
     for wanted, flag in (
         (config.enable_prefix_caching, "--no-enable-prefix-caching"),
         (config.batching == "continuous", "--batching"),
+        (config.speculative_config.get("verification") != "typical", "--speculative-config verification typical"),
     ):
         if not wanted:
             raise ConfigError(f"{flag}: the ladder's lines set it themselves; leave it out")
@@ -103,15 +113,3 @@ def bar_picture(share: float) -> str:
     """As long as the share, in eighths of a character; something is always seen."""
     whole, eighths = divmod(max(1, round(share * _BAR_WIDTH * 8)), 8)
     return _EIGHTHS[8] * whole + _EIGHTHS[eighths]
-
-
-def _verdicts(rows: "Sequence[Row]") -> list[str]:
-    measured = [row for row in rows if row.reason is None]
-    lines = [f"{row.name}: not in this build, {row.reason}." for row in rows if row.reason is not None]
-    lines += [f"{row.name}: {row.note}." for row in measured if row.note is not None]
-    exact = [row for row in measured if not row.is_lossy]
-    if all(row.same_tokens for row in exact):
-        lines.append(f"All {len(exact)} lines that must write the same tokens did.")
-    else:
-        lines.append("NOT all lines wrote the same tokens; with --dtype float32 they should.")
-    return lines

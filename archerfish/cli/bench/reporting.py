@@ -4,9 +4,12 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from archerfish.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,6 +25,20 @@ _FILE_WIDTH = 120
 _TEXT_COLUMNS = frozenset(("limit", "shape", "kernel", " "))
 
 
+report_option = click.option(
+    "--report",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write a page of charts: one HTML file, whole in itself.",
+)
+
+
+def check_report(path: Path | None) -> None:
+    """Refuse a page that could not be written, before anything is measured."""
+    if path is not None and not path.resolve().parent.is_dir():
+        raise ConfigError(f"--report: there is no directory {path.parent}")
+
+
 def write_record(conditions: "Conditions", result: Any) -> None:
     """One JSON object; times in seconds."""
     click.echo(json.dumps({"conditions": asdict(conditions), "result": asdict(result)}, indent=2))
@@ -32,7 +49,7 @@ def print_tables(title: str, *tables: "Table") -> None:
 
     # Where it is written to a file, no line has to fit a window.
     console = Console(width=None if sys.stdout.isatty() else _FILE_WIDTH)
-    console.print(title, style="bold", markup=False, highlight=False)
+    console.print(title, style="bold", markup=False, highlight=False, soft_wrap=True)
     for table in tables:
         console.print(table)
 
@@ -76,7 +93,7 @@ def guessing_tables(guessing: "Guessing | None") -> "list[Table]":
         return []
     from archerfish.metrics.guessing import guessing_rows
 
-    made = table("guessed tokens", "value")
+    made = table("speculative decoding", "value")
     for name, value in guessing_rows(guessing):
         made.add_row(name, value)
     return [made]

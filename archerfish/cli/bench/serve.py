@@ -19,6 +19,7 @@ from archerfish.cli.bench.load_options import (
     load_options,
     url_option,
 )
+from archerfish.cli.bench.reporting import check_report, report_option
 from archerfish.cli.field_options import NUMBERS_NOTE
 from archerfish.console import ProgressBar
 from archerfish.errors import ConfigError, InvalidMeasurement
@@ -44,12 +45,7 @@ from archerfish.metrics.objectives import parse_objectives
     "--result-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where to write it, by default here."
 )
 @click.option("--result-filename", metavar="NAME", help="Name of that file, by default with date and time.")
-@click.option(
-    "--report",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write a page of charts: one HTML file, whole in itself.",
-)
+@report_option
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object; times in seconds.")
 @click.option("--disable-tqdm", is_flag=True, help="Show no progress bar.")
 @load_options
@@ -94,8 +90,7 @@ class _Report:
         self._metrics = parse_metrics(percentile_metrics)
         self._percents = parse_percents(metric_percentiles)
         self._dollars_per_hour = dollars_per_hour
-        if report is not None and not report.resolve().parent.is_dir():
-            raise ConfigError(f"--report: there is no directory {report.parent}")
+        check_report(report)
         self._page = report
         self._as_json = as_json
         self._directory, self._filename = _where(save_result, **where)

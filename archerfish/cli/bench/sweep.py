@@ -20,6 +20,7 @@ from archerfish.cli.bench.load_options import (
     load_options,
     url_option,
 )
+from archerfish.cli.bench.reporting import check_report, report_option
 from archerfish.cli.field_options import NUMBERS_NOTE
 from archerfish.errors import ConfigError, InvalidMeasurement
 from archerfish.metrics.objectives import parse_objectives
@@ -39,9 +40,7 @@ _BAR_WIDTH = 16
 @url_option
 @goodput_option
 @dollars_option
-@click.option(
-    "--report", type=click.Path(path_type=Path), metavar="FILE", help="Write a page of charts: one HTML file."
-)
+@report_option
 @click.option(
     "--result-dir", type=click.Path(path_type=Path), metavar="DIR", help="Write every run there, as bench serve does."
 )
@@ -76,7 +75,8 @@ def command(
             options = _at(load, chosen, offered, number)
             run = measure_load(address, options, prepare_load(options, dataset, is_own=is_own), is_own=is_own)
             told.save(run, number)
-            click.echo(f"measured {load_text(offered, chosen.axis)}: {_first_words(run)}", err=True)
+            what = f"{load_text(offered, chosen.axis)} with seed {options.seed}"
+            click.echo(f"measured {what}: {_first_words(run)}", err=True)
             return run
 
         found = sweep(measure, plan)
@@ -92,7 +92,7 @@ def _at(load: LoadOptions, chosen: SweepOptions, offered: float, number: int) ->
 
 
 def _first_words(run: Run) -> str:
-    fatal = [finding.what for finding in run.findings if finding.is_fatal]
+    fatal = [f"{finding.what}; {finding.fix}" for finding in run.findings if finding.is_fatal]
     return fatal[0] if fatal else f"{len(run.succeeded)} requests in {run.duration:.1f} s"
 
 
@@ -102,8 +102,7 @@ class _Output:
     def __init__(self, *, report: Path | None, result_dir: Path | None, as_json: bool) -> None:
         if result_dir is not None and not result_dir.is_dir():
             raise ConfigError(f"--result-dir: there is no directory {result_dir}")
-        if report is not None and not report.resolve().parent.is_dir():
-            raise ConfigError(f"--report: there is no directory {report.parent}")
+        check_report(report)
         self._report = report
         self._directory = result_dir
         self._as_json = as_json

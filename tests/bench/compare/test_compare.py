@@ -15,7 +15,7 @@ from archerfish.bench.serve.records import Run, save_run
 from archerfish.bench.serve.summary import summarize
 from archerfish.errors import ConfigError
 from archerfish.metrics.objectives import Objectives
-from tests.bench.runs import SATURATED, make_request, make_run, random_run
+from tests.bench.runs import FEW, SATURATED, make_request, make_run, random_run
 from tests.cli.running import archerfish, assert_refused
 
 
@@ -140,7 +140,9 @@ def test_what_no_answer_has_is_left_blank() -> None:
 def test_other_loads_are_refused_by_name_unless_forced() -> None:
     base = quick_run()
     other = replace(base, label="other", workload=replace(base.workload, request_rate=16.0, dataset="sharegpt"))
-    with pytest.raises(ConfigError, match=r"dataset: random or sharegpt; request_rate: 8\.0 or 16\.0"):
+    with pytest.raises(
+        ConfigError, match=r"dataset: random or sharegpt; they differ in request_rate: 8\.0 or 16\.0; measure again"
+    ):
         compare(group([base, other]))
     forced = compare(group([base, other]), force=True)
     assert [difference.field for difference in forced.differences] == ["dataset", "request_rate"]
@@ -161,6 +163,16 @@ def test_seeds_may_differ_and_validity_may_not_be_lacking() -> None:
     assert differences([base, replace(base, workload=replace(base.workload, seed=7))]) == ()
     invalid = replace(base, findings=(SATURATED,))
     assert [one.values for one in differences([invalid, invalid])] == [("INVALID (client-saturated)",)]
+
+
+def test_an_invalid_run_is_refused_with_what_would_mend_it() -> None:
+    base = quick_run()
+    invalid = replace(base, label="used server", findings=(FEW, SATURATED))
+    with pytest.raises(ConfigError) as refusal:
+        compare(group([base, invalid]))
+    said = str(refusal.value)
+    assert "a run of 'used server' is INVALID (client-saturated); measure 'used server' again: lower" in said
+    assert "the same load" not in said
 
 
 def test_a_single_label_has_nothing_to_be_compared_with() -> None:

@@ -1,20 +1,25 @@
 """The ladder: the naive ways agree with the engine on every kind of model, and rows are worked out from climbs."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from archerfish.bench.ladder import rungs
 from archerfish.bench.ladder.ladder import climb_ladder
 from archerfish.bench.ladder.naive import ContiguousCache, write_recomputing, write_with_cache
 from archerfish.bench.ladder.rungs import RUNGS, Ascent, Cannot, Climb, Rung
+from archerfish.bench.offline.measure import OfflineBench
 from archerfish.bench.offline.workloads import OfflineWorkload, shared_prefix_workload
 from archerfish.config.settings import EngineConfig
 from archerfish.engine.llm import LLM
 from archerfish.engine.models import load_decoder
 from archerfish.request import SamplingParams
 from tests.checkpoints import CONFIG
+
+SPECULATION = next(rung for rung in RUNGS if rung.name == "+ speculation")
 
 _GEMMA_2 = {
     "model_type": "gemma2",
@@ -77,15 +82,65 @@ def test_the_whole_ladder_writes_the_same_tokens(tmp_path: Path) -> None:
     rows = climb_ladder(ascent, lambda done, name: told.append((done, name)))
     assert [row.name for row in rows] == [rung.name for rung in RUNGS]
     measured = [row for row in rows if row.reason is None]
-    assert len(measured) == 4
+    assert [row.name for row in measured] == [*(rung.name for rung in RUNGS[:4]), "+ speculation"]
     assert all(row.same_tokens for row in measured)
-    assert all(row.reason and row.tokens_per_second is None for row in rows[4:])
+    unmeasured = [row for row in rows if row not in measured]
+    assert all(row.reason and row.tokens_per_second is None for row in unmeasured)
     assert told[0] == (0.0, RUNGS[0].name) and told[-1] == (len(RUNGS), "done")
     assert [done for done, _ in told[:4]] == [0.0, pytest.approx(1 / 3), pytest.approx(2 / 3), 1.0]
     # Keys and values: none, one request of full length, three requests, three requests with two shared blocks.
     block = 16 * 2 * 2 * 2 * 8 * 4
     assert [row.kv_bytes for row in measured[:3]] == [0, 16 * block, 9 * block]
     assert measured[3].kv_bytes is not None and measured[3].kv_bytes >= 5 * block
+
+
+def test_no_rung_speculates_before_the_one_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    configs: list[EngineConfig] = []
+
+    def note(ascent: Ascent, _: rungs.Tell, **changes: Any) -> Climb:
+        configs.append(rungs._engine_config(ascent, changes))
+        return climb(1.0)
+
+    monkeypatch.setattr(rungs, "_through_engine", note)
+    monkeypatch.setattr(rungs, "why_not_native", lambda _: None)
+    asked = {"method": "reference", "num_speculative_tokens": 3}
+    ascent = Ascent(EngineConfig(device="cpu", speculative_config=asked), shared_prefix_workload(2, 8, 4, 2, 99))
+    climb_ladder(ascent, rungs=RUNGS[2:])
+    assert [config.speculative_config for config in configs] == [{"method": "off"}] * 3 + [asked] * 3
+    assert [config.quantization for config in configs] == ["none"] * 4 + ["int8"] * 2
+    assert [config.kv_cache_dtype for config in configs] == ["auto"] * 5 + ["int8"]
+
+
+def test_speculation_that_is_off_is_not_measured(tmp_path: Path) -> None:
+    config = engine_config(tmp_path, CONFIG, speculative_config={"method": "off"})
+    cannot = rungs.speculate(Ascent(config, shared_prefix_workload(2, 8, 4, 2, 99)), lambda _: None)
+    assert isinstance(cannot, Cannot) and "method off speculates nothing" in cannot.reason
+
+
+def test_a_first_climb_that_pays_for_what_is_there_only_once_does_not_count() -> None:
+    left = iter([climb(59.0), climb(20.0), climb(10.0)])
+    clock = iter([0.0, 79.0])
+    assert rungs._best(lambda: next(left), lambda: next(clock)).seconds == 20.0
+    # A minute is too long to be climbed again.
+    left, clock = iter([climb(61.0), climb(20.0)]), iter([0.0, 61.0])
+    assert rungs._best(lambda: next(left), lambda: next(clock)).seconds == 61.0
+    left, clock = iter([climb(1.0), climb(2.0), climb(0.5), climb(0.1)]), iter([0.0, 1.0, 3.0, 3.5])
+    assert rungs._best(lambda: next(left), lambda: next(clock)).seconds == 0.5
+
+
+def test_every_request_is_in_the_warm_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, int, int]] = []
+    run = OfflineBench.run
+
+    def note(bench: OfflineBench, workload: OfflineWorkload, *given: Any, cache_salt: str, **more: Any) -> Any:
+        seen.append((cache_salt, len(workload.jobs), workload.num_output_tokens))
+        return run(bench, workload, *given, cache_salt=cache_salt, **more)
+
+    monkeypatch.setattr(OfflineBench, "run", note)
+    rungs.batch(Ascent(engine_config(tmp_path, CONFIG), shared_prefix_workload(3, 8, 4, 5, 99)), lambda _: None)
+    assert seen[0] == ("warm-up", 3, 6)
+    assert {salt for salt, *_ in seen[1:]} >= {"1", "2"}
+    assert {tuple(counts) for _, *counts in seen[1:]} == {(3, 15)}
 
 
 def climb(seconds: float, answers: tuple[list[int], ...] = ([1, 2], [3, 4])) -> Climb:
@@ -110,6 +165,13 @@ def test_rows_are_worked_out_and_a_missing_rung_is_passed_over() -> None:
     assert (first.ratio, first.total_ratio, first.note, first.same_tokens) == (None, None, None, True)
     assert (missing.reason, missing.seconds, missing.same_tokens) == ("not yet", None, None)
     assert (last.ratio, last.total_ratio, last.note) == (4.0, 4.0, None)
+
+
+def test_speculation_that_is_slower_says_how_much_was_accepted() -> None:
+    assert "25% of the draft tokens were accepted, and with 2 requests" in SPECULATION.why_slower(
+        replace(climb(1.0), acceptance=0.25)
+    )
+    assert "no step had a draft" in SPECULATION.why_slower(climb(1.0))
 
 
 def test_a_slower_row_says_why() -> None:

@@ -13,7 +13,7 @@ from archerfish.bench.report.page import Page, render, save_page
 from archerfish.bench.report.run_page import run_page, save_report
 from archerfish.bench.report.series import bars, flow, roofline_points, thinned
 from archerfish.bench.report.style import DARK
-from archerfish.bench.serve.records import load_run, save_run
+from archerfish.bench.serve.records import Run, load_run, save_run
 from archerfish.bench.serve.summary import summarize
 from archerfish.errors import ConfigError
 from archerfish.metrics.objectives import Objectives
@@ -39,6 +39,14 @@ def words(page: Page) -> str:
     """What a reader sees: without scripts and styles."""
     html = re.sub(r"<(script|style).*?</\1>", "", render(page), flags=re.DOTALL)
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html))
+
+
+def speculated_run() -> Run:
+    """Its drafts have four tokens, and now and then as many as fit."""
+    run = random_run(num_requests=60, findings=(FEW,))
+    first, *others = run.samples
+    totals = {"num_drafts": 1000, "num_guesses": 4000, "num_stood": 1400, "stood_at": (800, 400, 200, *[0] * 28)}
+    return replace(run, samples=(first, *(replace(sample, **totals) for sample in others)))
 
 
 # Numbers of charts.
@@ -105,6 +113,17 @@ def test_figures_verdict_and_charts_are_on_the_page() -> None:
     names = [chart.name for chart in page.charts]
     assert names == ["latencies", "first-tokens", "roofline", "flow", "state", "fullness"]
     assert [table.heading for table in page.tables] == ["Latency, ms", "Throughput", "Engine", "Cost"]
+
+
+def test_acceptance_by_position_is_drawn_and_no_cell_is_wider_than_a_phone() -> None:
+    page = run_page(speculated_run())
+    [acceptance] = [chart for chart in page.charts if chart.name == "acceptance"]
+    [bars_drawn] = acceptance.figure.data
+    assert list(bars_drawn.x) == [1, 2, 3] and list(bars_drawn.y) == [0.8, 0.4, 0.2]
+    assert "Draft acceptance rate 35.0%, mean acceptance length 2.40 tokens" in acceptance.caption
+    [engine] = [table for table in page.tables if table.heading == "Engine"]
+    assert dict(engine.rows)["Draft acceptance rate"] == "35.0%"
+    assert max(len(cell) for row in engine.rows for cell in row[1:]) < 24
 
 
 def test_an_invalid_run_says_so_before_any_number() -> None:
@@ -177,13 +196,12 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_draws_every_chart_and_asks_nobody(tmp_path: Path, browser: Chromium, scheme: str) -> None:
     path = tmp_path / "page.html"
-    run = random_run(num_requests=60, findings=(FEW,))
-    save_report(run, path, objectives=OBJECTIVES)
+    save_report(speculated_run(), path, objectives=OBJECTIVES)
     tab = Tab(browser)
     tab.prefer(scheme)
     tab.open(path.as_uri())
     charts = tab.value("[...document.querySelectorAll('.chart')].map((chart) => chart.id)")
-    assert len(charts) == 6
+    assert len(charts) == 7
     for chart in charts:
         tab.appears(f"#{chart} svg.main-svg .trace")
     ink = tab.value("document.querySelector('#state .ytitle').style.fill")

@@ -117,7 +117,18 @@ def test_a_run_against_a_full_cache_is_invalid(service: RunningService, model: P
             *("--num-prompts", "3", "--random-input-len", "64", "--random-output-len", "2"),
         )
     assert ran.exit_code == 2
-    assert "INVALID: prefix-hits: " in ran.stdout and "--seed" in ran.stderr
+    assert "INVALID: prefix-hits: " in ran.stdout and "Seed:                                    77" in ran.stdout
+    assert "leave out --seed" in ran.stderr and "another than 77" in ran.stderr
+
+
+def test_two_runs_against_one_server_have_prompts_of_their_own(service: RunningService, model: Path) -> None:
+    load = ("--url", service.url, "--tokenizer", str(model), "--num-prompts", "3", "--json")
+    results = [
+        archerfish("bench", "serve", *load, "--random-input-len", "64", "--random-output-len", "2") for _ in range(2)
+    ]
+    assert [ran.exit_code for ran in results] == [0, 0], results[1].stderr
+    seeds = {json.loads(ran.stdout)["workload"]["seed"] for ran in results}
+    assert len(seeds) == 2
 
 
 def test_metrics_of_our_server_are_understood(service: RunningService) -> None:

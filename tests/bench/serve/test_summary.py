@@ -124,4 +124,4 @@ def test_what_our_server_guessed() -> None:
     # 2000 tokens in 9 seconds of steps, that would have taken 18.
     assert (found.saved_seconds, found.tokens_per_second_gained) == (9.0, pytest.approx(2000 / 18))
     table = layout(run, summary, ())
-    assert "Guessed Tokens" in table and "Tokens a step with guesses wrote, mean:  3.00" in table
+    assert "Speculative Decoding" in table and "Mean acceptance length:                  3.00 tokens" in table
