@@ -42,11 +42,14 @@ class _Buckets(NamedTuple):
 
 @dataclass(slots=True)
 class RateLimits:
-    """Requests and tokens a minute, for each key by its name. Tokens are taken by estimate and settled at the end."""
+    """Requests and tokens a minute, for each key by its name, online and in batches.
+
+    Tokens are taken by estimate and settled at the end.
+    """
 
     clock: Clock
-    _requests: dict[str, _Bucket] = field(default_factory=dict, init=False)
-    _tokens: dict[str, _Bucket] = field(default_factory=dict, init=False)
+    _requests: dict[tuple[str, bool], _Bucket] = field(default_factory=dict, init=False)
+    _tokens: dict[tuple[str, bool], _Bucket] = field(default_factory=dict, init=False)
 
     def admit(self, key: Key, estimated_tokens: int) -> float | None:
         """Take one request and its tokens from what is left (None), or nothing at all (seconds until it can be).
@@ -86,14 +89,14 @@ class RateLimits:
     def _buckets(self, key: Key) -> _Buckets:
         """As of now."""
         return _Buckets(
-            self._bucket(self._requests, key.name, key.requests_per_minute),
-            self._bucket(self._tokens, key.name, key.tokens_per_minute),
+            self._bucket(self._requests, key, key.requests_per_minute),
+            self._bucket(self._tokens, key, key.tokens_per_minute),
         )
 
-    def _bucket(self, buckets: dict[str, _Bucket], name: str, limit: int | None) -> _Bucket | None:
+    def _bucket(self, buckets: dict[tuple[str, bool], _Bucket], key: Key, limit: int | None) -> _Bucket | None:
         if limit is None:
-            return None  # What is kept of the name stays: the same tenant's batches come without limits.
-        now = self.clock()
+            return None
+        now, name = self.clock(), (key.name, key.is_batch)
         bucket = buckets.get(name)
         if bucket is None:
             bucket = buckets[name] = _Bucket(limit, limit, now)
@@ -121,10 +124,13 @@ class Admission:
         self.num_requests = 0
         self.num_tokens = 0
 
-    def enter(self, num_requests: int, num_tokens: int) -> bool:
-        """Take all of it on, or nothing. What is too large by itself is taken when there is nothing else."""
+    def enter(self, num_requests: int, num_tokens: int, share: float = 1.0) -> bool:
+        """Take all of it on, or nothing. What is too large by itself is taken when there is nothing else.
+
+        `share`: of what there may be, how much there may be with this.
+        """
         requests, tokens = self.num_requests + num_requests, self.num_tokens + num_tokens
-        if self.num_requests and (requests > self.max_requests or tokens > self.max_tokens):
+        if self.num_requests and (requests > share * self.max_requests or tokens > share * self.max_tokens):
             return False
         self.num_requests, self.num_tokens = requests, tokens
         return True
