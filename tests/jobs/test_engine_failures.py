@@ -334,16 +334,28 @@ def test_a_tenant_whose_lines_must_wait_holds_up_no_other(store: JobStore) -> No
 
 
 def test_a_trial_runs_without_lines_of_other_tenants(store: JobStore) -> None:
-    engine = Engine("bad-150")
+    engine, both = Engine("bad-5"), asyncio.Event()
+
+    async def answer(endpoint: str, body: Any, custom_id: str, tenant: str) -> LineResult:
+        if tenant == "bad":
+            await both.wait()
+        elif not engine.num_failures:
+            both.set()
+            failed = engine.has[custom_id] = asyncio.get_running_loop().create_future()
+            try:
+                await failed
+            finally:
+                del engine.has[custom_id]
+        return await engine(endpoint, body, custom_id, tenant)
+
     batches = [
-        new_batch(store, jsonl(*(line(f"{name}-{number}") for number in range(200))), tenant=name)
+        new_batch(store, jsonl(*(line(f"{name}-{number}") for number in range(20))), tenant=name)
         for name in ("bad", "good")
     ]
-    for batch in batches:
-        store.work.begin(batch.batch_id, 200)
-    run_all(store, engine, settings=chosen(max_in_flight=16))
-    assert [again(store, batch).counts for batch in batches] == [RequestCounts(200, 199, 1), RequestCounts(200, 200, 0)]
+    run_all(store, answer, settings=chosen(max_in_flight=64))
+    assert [again(store, batch).counts for batch in batches] == [RequestCounts(20, 19, 1), RequestCounts(20, 20, 0)]
     first, *others = engine.company
     assert {name.partition("-")[0] for name in first} == {"bad", "good"}
+    assert others
     for company in others:
         assert {name.partition("-")[0] for name in company} == {"bad"}
