@@ -11,6 +11,7 @@ from archerfish.api.endpoints import refuse_in_batch
 from archerfish.engine.async_engine import DEATHS_WINDOW, MOST_DEATHS
 from archerfish.errors import EngineStopped, StepFailed
 from archerfish.jobs.lines import NotNow, RunnerSettings
+from archerfish.jobs.patience import Wait
 from archerfish.jobs.records import LineResult, new_id, told
 from archerfish.jobs.runner import BatchRunner
 from archerfish.jobs.store import JobStore
@@ -24,7 +25,7 @@ _NOT_NOW = (429, 503)
 _ENGINE_FAILED = "engine_failed"
 
 
-def new_runner(store: JobStore, service: Service, app: ASGIApp) -> BatchRunner:
+def new_runner(store: JobStore, service: Service, app: ASGIApp, wait: Wait = asyncio.sleep) -> BatchRunner:
     """Answers lines with the application itself."""
 
     async def answer(endpoint: str, body: Any, _custom_id: str, tenant: str) -> LineResult:
@@ -47,7 +48,7 @@ def new_runner(store: JobStore, service: Service, app: ASGIApp) -> BatchRunner:
     settings = RunnerSettings(
         max_in_flight=_IN_FLIGHT, max_failures=MOST_DEATHS - 1, failure_window=DEATHS_WINDOW + 1.0
     )
-    return BatchRunner(store, answer, settings=settings)
+    return BatchRunner(store, answer, settings=settings, wait=wait, clock=service.clock)
 
 
 def _not_answered(error: dict[str, Any], retry_after: float | None) -> StepFailed | NotNow:
