@@ -13,6 +13,8 @@ ArcherfishError
 │   │   ├── PromptTooLong         the prompt does not fit the context
 │   │   ├── NotFound              no such file or batch, or another tenant's
 │   │   ├── FileTooLarge          an upload exceeds what is taken
+│   │   ├── QuotaExceeded         files take as much as they may
+│   │   ├── TooManyBatches        too many batches have not ended
 │   │   └── WrongState            not now: a file in use, a batch that has ended
 │   ├── DoesNotFit            weights, activations and KV cache exceed the memory
 │   ├── StorageFull           the disk that keeps files and batches has no room
@@ -118,6 +120,14 @@ class NotFound(RequestError):
 
 class FileTooLarge(RequestError):
     """An upload exceeds what is taken."""
+
+
+class QuotaExceeded(RequestError):
+    """The files of a tenant are as many, or take as many bytes, as they may."""
+
+
+class TooManyBatches(RequestError):
+    """A tenant has as many batches that have not ended as it may have."""
 
 
 class WrongState(RequestError):

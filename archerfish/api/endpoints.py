@@ -115,26 +115,20 @@ def read_body(
     return outcome
 
 
-def check_line(endpoint: str, body: Mapping[str, Any]) -> str | None:
-    """What is wrong with the body of a line, as far as that can be told without a model; None if nothing is."""
-    try:
-        _parse(endpoint, body)
-    except (UserError, ValidationError) as error:
-        return error_reply(error, body).message
+def refuse_in_batch(body: object) -> ErrorReply | None:
+    """What the body of a line asks for that only a request by itself can have; None if it does not."""
+    for name, allowed in _NOT_IN_A_BATCH.items():
+        if isinstance(body, Mapping) and body.get(name):
+            return error_reply(InvalidParameter(name, body[name], allowed))
     return None
 
 
-def understand_line(model: ServedModel, endpoint: str, body: Mapping[str, Any]) -> Call | ErrorReply:
+def understand_line(model: ServedModel, endpoint: str, body: object) -> Call | ErrorReply:
     """What the body of a line asks, answered where nothing is kept; or what is wrong with it."""
+    refusal = refuse_in_batch(body)
+    if refusal is not None:
+        return refusal
     try:
-        return _OFFLINE[endpoint](model, _parse(endpoint, body))
+        return _OFFLINE[endpoint](model, BODIES[endpoint].body.model_validate(body))
     except (UserError, ValidationError) as error:
         return error_reply(error, body)
-
-
-def _parse(endpoint: str, body: Mapping[str, Any]) -> Body:
-    parsed = BODIES[endpoint].body.model_validate(body)
-    for name, allowed in _NOT_IN_A_BATCH.items():
-        if getattr(parsed, name, None):
-            raise InvalidParameter(name, True, allowed)
-    return parsed

@@ -9,8 +9,10 @@ from archerfish.errors import (
     FileTooLarge,
     InvalidParameter,
     NotFound,
+    QuotaExceeded,
     RequestError,
     StorageFull,
+    TooManyBatches,
     UserError,
     WrongState,
 )
@@ -25,7 +27,15 @@ _TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-_STATUSES: dict[type[UserError], int] = {NotFound: 404, WrongState: 409, FileTooLarge: 413, StorageFull: 507}
+_STATUSES: dict[type[UserError], int] = {
+    NotFound: 404,
+    WrongState: 409,
+    FileTooLarge: 413,
+    TooManyBatches: 429,
+    StorageFull: 507,
+    QuotaExceeded: 507,
+}
+_CODES: dict[type[UserError], str] = {TooManyBatches: "too_many_batches", QuotaExceeded: "quota_exceeded"}
 _ABSENT = object()
 _LONGEST_MESSAGE = 2000  # A refused value may be a whole document.
 
@@ -71,7 +81,7 @@ def error_reply(error: UserError | ValidationError, body: object = None) -> Erro
             return ErrorReply(400, str(error), error.name)
         case UnknownModel():
             return ErrorReply(404, str(error), "model", "model_not_found")
-    return ErrorReply(_STATUSES.get(type(error), 400), str(error))
+    return ErrorReply(_STATUSES.get(type(error), 400), str(error), code=_CODES.get(type(error)))
 
 
 def validation_reply(errors: Sequence[Mapping[str, Any]], body: object) -> ErrorReply:

@@ -128,6 +128,15 @@ requests get status 429."""
     """Processes that read bodies, render chat templates and tokenize prompts; by default 2, more from 24 cores on."""
     max_file_bytes: int = 512 * 1024 * 1024
     """Largest file that may be uploaded."""
+    min_upload_rate: int = 16 * 1024
+    """Bytes a second that an upload must bring over any --body-timeout; a slower one is ended. A file of the largest \
+size may so take --max-file-bytes divided by this."""
+    max_files: int = 10_000
+    """Files that a key may keep, outputs of its batches included."""
+    max_stored_bytes: int = 32 * 1024**3
+    """Bytes that the files of a key may take. Accepts 32G."""
+    max_open_batches: int = 100
+    """Batches of a key that may be open at once: those that have not ended."""
     body_timeout: float = 30.0
     """Seconds that a client may take to send its headers, and again its body."""
     keep_alive_timeout: float = 30.0

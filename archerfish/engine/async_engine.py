@@ -370,8 +370,9 @@ class AsyncEngine:
                 self.facts, self.loaded_share = facts, 1.0
                 self.last_progress = self._clock()
                 self._set_status(EngineStatus.READY)
-            case Ending():
+            case Ending(reason):
                 self.ending = message
+                self._fail_open(reason)
 
     def _deliver(self, event: TokenEvent) -> None:
         stream = self._open.get(event.request_id)

@@ -161,6 +161,9 @@ class EngineLoop:
     def _step(self) -> None:
         steps_before = self._engine.counts.num_steps
         events = self._engine.step()
+        if self._engine.stopped is not None:
+            # These ends are the engine's own: the parent, which hears why, ends what is open as failed with the engine.
+            events = [event for event in events if event.error != self._engine.stopped]
         self._preparation.ended(events)
         self._channel.send(Stepped(events, read_state(self._engine)))
         if self._engine.counts.num_steps == steps_before:

@@ -9,6 +9,7 @@ from archerfish.api.endpoints import ENDPOINTS
 from archerfish.errors import InvalidParameter, NotFound, WrongState
 from archerfish.jobs.database import Database
 from archerfish.jobs.files import UPLOAD_PURPOSES
+from archerfish.jobs.quota import Quota
 from archerfish.jobs.records import (
     Batch,
     BatchStatus,
@@ -24,9 +25,7 @@ _SECONDS = {"h": 3600, "m": 60}
 _LONGEST_WINDOW = 30 * 24 * 3600
 _MOST_METADATA, _LONGEST_KEY, _LONGEST_VALUE = 16, 64, 512
 _PLAIN = ("batch_id", "tenant", "endpoint", "input_file_id", "completion_window", "output_file_id", "error_file_id")
-_TIMES = (
-    "created_at",
-    "expires_at",
+_MOMENTS = (
     "in_progress_at",
     "finalizing_at",
     "completed_at",
@@ -35,14 +34,19 @@ _TIMES = (
     "cancelling_at",
     "cancelled_at",
 )
+_TIMES = ("created_at", "expires_at", *_MOMENTS)
+
+NOW_OR_LATER = "MAX(?, created_at, " + ", ".join(f"COALESCE({name}, 0)" for name in _MOMENTS) + ")"
+"""SQL of the time that a batch's next moment has: a clock that was set back makes none earlier than the one before."""
 
 
 class BatchStore:
     """The batches of all tenants. Any thread may use it."""
 
-    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+    def __init__(self, database: Database, clock: Callable[[], float], quota: Quota) -> None:
         self._database = database
         self._clock = clock
+        self._quota = quota
 
     def create(
         self,
@@ -61,6 +65,7 @@ class BatchStore:
         batch_id, now = new_id("batch_"), int(self._clock())
         with self._database.transaction() as connection:
             _check_input(connection, input_file_id, tenant)
+            self._quota.check_batch(connection, tenant)
             connection.execute(
                 "INSERT INTO batches (batch_id, tenant, endpoint, input_file_id, completion_window, metadata, status, "
                 "created_at, expires_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -103,7 +108,7 @@ class BatchStore:
             batch = _find(connection, batch_id, tenant)
             if batch.status in (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS):
                 connection.execute(
-                    "UPDATE batches SET status = ?, cancelling_at = ? WHERE batch_id = ?",
+                    f"UPDATE batches SET status = ?, cancelling_at = {NOW_OR_LATER} WHERE batch_id = ?",
                     (BatchStatus.CANCELLING.value, int(self._clock()), batch_id),
                 )
             elif batch.status is not BatchStatus.CANCELLING:

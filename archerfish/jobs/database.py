@@ -4,15 +4,21 @@ import errno
 import shutil
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from pathlib import Path
 
+from archerfish.console import logger
 from archerfish.errors import ConfigError, StorageFull
+from archerfish.jobs.privacy import close_to_others, private_file
 
 _VERSION = 1
 _BUSY_SECONDS = 30.0  # Another process may be writing a large group.
 _FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
+_CHECK_SECONDS = 5.0
+"""How long a start may take to look for damaged pages."""
+_INSTRUCTIONS_BETWEEN_LOOKS = 10_000
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 _TABLES = (
@@ -78,15 +84,19 @@ class Database:
     def __init__(self, path: Path) -> None:
         self._directory = path.parent
         self._lock = threading.Lock()
+        private_file(path)
+        for suffix in ("-wal", "-shm"):  # Where SQLite makes them, they have the mode of the database.
+            close_to_others(path.with_name(path.name + suffix))
         try:
             self._connection = _connect(path)
             # Only before the first table is made, and only then, this decides how free pages are given back.
             self._connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = FULL")
+            _check_pages(self._connection, path)
+            self._prepare(path)
         except sqlite3.DatabaseError as error:
             raise ConfigError(f"{path} cannot be used ({error}): choose another directory") from error
-        self._prepare(path)
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -133,6 +143,7 @@ class Claim:
     """A lock that at most one holder in all processes has, and that the system takes back from one that died."""
 
     def __init__(self, path: Path) -> None:
+        private_file(path)
         # SQLite's own locks are the portable ones: this database has no tables and never will.
         self._connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
 
@@ -181,6 +192,26 @@ def _storage_full(directory: Path, error: Exception) -> StorageFull:
         room = "how much is free cannot be told"
     reason = error.strerror if isinstance(error, OSError) else str(error)
     return StorageFull(f"there is no room to write in {directory} ({reason}; {room}): free some space")
+
+
+def _check_pages(connection: sqlite3.Connection, path: Path) -> None:
+    """Refuse a damaged database, as far as that is found in a few seconds."""
+    end = time.monotonic() + _CHECK_SECONDS
+    connection.set_progress_handler(lambda: time.monotonic() > end, _INSTRUCTIONS_BETWEEN_LOOKS)
+    try:
+        [found] = connection.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.OperationalError as error:
+        if _code(error) != sqlite3.SQLITE_INTERRUPT:
+            raise
+        logger.info("%s is large: it was checked for damage in part only", path)
+        return
+    except sqlite3.DatabaseError as error:
+        found = str(error)
+    finally:
+        connection.set_progress_handler(None, 0)
+    if found != "ok":
+        first = str(found).replace("\n", " ")
+        raise ConfigError(f"{path} is damaged ({first}): put a backup in its place, or choose another directory")
 
 
 def _connect(path: Path) -> sqlite3.Connection:

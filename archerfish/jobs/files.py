@@ -3,14 +3,16 @@
 import os
 import re
 import sqlite3
-import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from archerfish.errors import FileTooLarge, InvalidParameter, NotFound, WrongState
+from archerfish.errors import InvalidParameter, NotFound, WrongState
 from archerfish.jobs.database import Database, marks, naming_full_disk
+from archerfish.jobs.drafts import Draft, Drafts
+from archerfish.jobs.privacy import private_directory
+from archerfish.jobs.quota import Quota
 from archerfish.jobs.records import OPEN_STATUSES, Page, StoredFile, new_id
 
 UPLOAD_PURPOSES = ("batch",)
@@ -18,104 +20,72 @@ OUTPUT_PURPOSE = "batch_output"
 _PURPOSES = (*UPLOAD_PURPOSES, OUTPUT_PURPOSE)
 _MOST_FILES = 10_000
 _LONGEST_NAME = 255
-_LEFT_BEHIND_SECONDS = 3600.0  # Nobody takes this long between two pieces of an upload.
-
-
-class Draft:
-    """A file that is being written and that nobody sees yet."""
-
-    def __init__(self, path: Path, max_bytes: int | None = None) -> None:
-        self.path = path
-        self.num_bytes = 0
-        self._max_bytes = max_bytes
-        self._kept = False
-        with naming_full_disk(path.parent):
-            self._stream = path.open("xb")
-
-    def write(self, chunk: bytes) -> None:
-        self.num_bytes += len(chunk)
-        if self._max_bytes is not None and self.num_bytes > self._max_bytes:
-            raise FileTooLarge(
-                f"the file exceeds {self._max_bytes:,} bytes, the most that is taken; split it into several"
-            )
-        with naming_full_disk(self.path.parent):
-            self._stream.write(chunk)
-
-    def seal(self) -> None:
-        """Once this returns, the content survives a power cut."""
-        with naming_full_disk(self.path.parent):
-            self._stream.flush()
-            os.fsync(self._stream.fileno())
-            self._stream.close()
-
-    def keep(self) -> None:
-        """It has its row: discarding it does nothing from now on."""
-        self._kept = True
-
-    def discard(self) -> None:
-        """Remove it, unless it is kept."""
-        with suppress(OSError):  # What a full disk has not taken is tried once more when the stream closes.
-            self._stream.close()
-        if not self._kept:
-            self.path.unlink(missing_ok=True)
 
 
 class Upload:
     """A file on its way in. Used in a `with`: leaving it without `finish` removes what was written."""
 
-    def __init__(self, files: "FileStore", draft: Draft, filename: str, purpose: str, tenant: str) -> None:
+    def __init__(self, files: "FileStore", draft: Draft, tenant: str) -> None:
         self._files = files
         self._draft = draft
-        self._filename = filename
-        self._purpose = purpose
         self._tenant = tenant
 
     def write(self, chunk: bytes) -> None:
         self._draft.write(chunk)
 
-    def finish(self) -> StoredFile:
+    def finish(self, filename: str, purpose: str) -> StoredFile:
         """Make it durable and visible."""
+        check_purpose(purpose)
         self._draft.seal()
         with self._files.publishing([self._draft]) as connection:
-            return self._files.publish(connection, self._draft, self._filename, self._purpose, self._tenant)
+            # Others of the same tenant may have been finished meanwhile.
+            self._files.quota.check_file(connection, self._tenant, self._draft.num_bytes)
+            return self._files.publish(connection, self._draft, _clean_name(filename), purpose, self._tenant)
+
+    def close(self) -> None:
+        """Remove what was written, unless it was finished."""
+        self._draft.discard()
 
     def __enter__(self) -> "Upload":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._draft.discard()
+        self.close()
 
 
 class FileStore:
     """The files of all tenants. Any thread may use it."""
 
-    def __init__(self, database: Database, directory: Path, clock: Callable[[], float], max_file_bytes: int) -> None:
+    def __init__(
+        self, database: Database, directory: Path, clock: Callable[[], float], max_file_bytes: int, quota: Quota
+    ) -> None:
         self.database = database
         self.max_file_bytes = max_file_bytes
+        self.quota = quota
         self._clock = clock
         self._contents = directory / "files"
-        self._drafts = directory / "drafts"
-        for folder in (self._contents, self._drafts):
-            folder.mkdir(exist_ok=True)
+        for folder in (self._contents, directory / "drafts"):
+            private_directory(folder)
+        self._drafts = Drafts(directory / "drafts", database)
         self._sweep_contents()
-        self._sweep_uploads()
+        self._drafts.sweep_abandoned()
 
     # -- what clients ask for -------------------------------------------------------------------------------------
 
     def upload(self, filename: str, purpose: str, chunks: Iterable[bytes], *, tenant: str = "") -> StoredFile:
         """Take in a whole file. When this returns it is durable; when it raises there is no trace of it."""
-        with self.begin_upload(filename, purpose, tenant=tenant) as upload:
+        check_purpose(purpose)
+        with self.begin_upload(tenant=tenant) as upload:
             for chunk in chunks:
                 upload.write(chunk)
-            return upload.finish()
+            return upload.finish(filename, purpose)
 
-    def begin_upload(self, filename: str, purpose: str, *, tenant: str = "") -> Upload:
+    def begin_upload(self, *, tenant: str = "") -> Upload:
         """The same piece by piece, for content that comes in over time."""
-        if purpose not in UPLOAD_PURPOSES:
-            raise InvalidParameter("purpose", purpose, f"it must be {' or '.join(UPLOAD_PURPOSES)}")
-        self._sweep_uploads()
-        draft = Draft(self._drafts / new_id("upload-"), self.max_file_bytes)
-        return Upload(self, draft, _clean_name(filename), purpose, tenant)
+        with self.database.reading() as connection:
+            self.quota.check_file(connection, tenant, 0)
+        self._drafts.sweep_abandoned()
+        return Upload(self, self._drafts.new("upload-", self.max_file_bytes), tenant)
 
     def get(self, file_id: str, *, tenant: str = "") -> StoredFile:
         with self.database.reading() as connection:
@@ -176,7 +146,7 @@ class FileStore:
 
     def draft(self) -> Draft:
         """A new file of any size, to be published or discarded."""
-        return Draft(self._drafts / new_id("output-"))
+        return self._drafts.new("output-")
 
     @contextmanager
     def publishing(self, drafts: Iterable[Draft]) -> Iterator[sqlite3.Connection]:
@@ -218,8 +188,7 @@ class FileStore:
 
     def sweep_outputs(self) -> None:
         """Remove outputs that a killed runner was writing. For the only one that runs now."""
-        for path in self._drafts.glob("output-*"):
-            path.unlink(missing_ok=True)
+        self._drafts.sweep("output-")
 
     def _sweep_contents(self) -> None:
         """Remove contents without a row, which a process has left that was killed."""
@@ -230,13 +199,10 @@ class FileStore:
                 if path.name not in known:
                     path.unlink(missing_ok=True)
 
-    def _sweep_uploads(self) -> None:
-        """Remove uploads that nobody writes any more."""
-        for path in self._drafts.glob("upload-*"):
-            with suppress(FileNotFoundError):
-                # The file system's own clock: another process may be writing.
-                if time.time() - path.stat().st_mtime > _LEFT_BEHIND_SECONDS:
-                    path.unlink()
+
+def check_purpose(purpose: str) -> None:
+    if purpose not in UPLOAD_PURPOSES:
+        raise InvalidParameter("purpose", purpose, f"it must be {' or '.join(UPLOAD_PURPOSES)}")
 
 
 def _find(connection: sqlite3.Connection, file_id: str, tenant: str) -> StoredFile:

@@ -1,38 +1,38 @@
-"""Answers the lines of one batch: so many at once, each until it has a result. Knows no statuses but what ends it."""
+"""Answers lines: so many at once, each until it has a result or the engine has failed with it. Knows no statuses."""
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
-from functools import partial
 from itertools import islice
 from typing import Any
 
 from archerfish.api.errors import MISTAKE, error_reply
 from archerfish.console import logger
 from archerfish.errors import EngineError, UserError
-from archerfish.jobs.patience import TROUBLE, PatientStorage, Wait
-from archerfish.jobs.recorder import Recorder
-from archerfish.jobs.records import (
-    Batch,
-    BatchError,
-    BatchStatus,
-    LineRecord,
-    LineResult,
-    answered,
-    told,
-    unanswered,
-)
-from archerfish.jobs.store import JobStore
-from archerfish.jobs.validate import InputDamaged, InputLine, read_lines
-from archerfish.jobs.work import Attempts
+from archerfish.jobs.capacity import Capacity, FailurePace
+from archerfish.jobs.patience import PatientStorage, Wait
+from archerfish.jobs.recorder import Entry
+from archerfish.jobs.records import Batch, BatchError, LineRecord, LineResult, answered, told, unanswered
+from archerfish.jobs.validate import InputDamaged, InputLine
+from archerfish.jobs.work import Attempts, Progress
 
-Answer = Callable[[str, Mapping[str, Any], str, str], Awaitable[LineResult]]
-"""(endpoint, body, custom_id, tenant): the service's answer. Raises EngineError where the engine failed."""
+Answer = Callable[[str, Any, str, str], Awaitable[LineResult]]
+"""(endpoint, body, custom_id, tenant): the service's answer.
 
-_NOT_NOW = (429, 503)  # The service could not answer this time, which says nothing about the line.
+Raises EngineError where the engine failed while it had the line, and NotNow where the line never came to it.
+"""
+
 _LINES_AT_ONCE = 16  # Read from the input in one go.
+
+
+class NotNow(Exception):
+    """The service cannot take the line at the moment, which says nothing about it: it comes again."""
+
+    def __init__(self, reason: str, seconds: float | None = None) -> None:
+        """`reason`: one of few, without particulars. `seconds`: when to come again, if that is known."""
+        super().__init__(reason)
+        self.seconds = seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +40,9 @@ class RunnerSettings:
     """How batches are run."""
 
     max_in_flight: int = 64
-    """Lines that are being answered at once."""
-    max_attempts: int = 5
-    """Times a line is tried while the engine fails under it; then that is its result."""
+    """Lines of all batches that are being answered at once."""
+    max_attempts: int = 3
+    """Times that the engine may fail while it has a line alone; then that is the line's result."""
     group_size: int = 64
     """Results that are saved at once, at the latest."""
     group_seconds: float = 0.05
@@ -50,221 +50,207 @@ class RunnerSettings:
     poll_seconds: float = 1.0
     """How often to look for what nobody has told: batches of other processes, windows that have ended."""
     retry_seconds: float = 1.0
-    """How long to wait after the engine failed; twice as long after each further time."""
+    """How long to wait after the engine has failed, or where the service takes no line and does not say until when."""
     max_retry_seconds: float = 60.0
-    """The longest such wait."""
+    """The longest wait for a service that takes no line."""
+    max_failures: int = 2
+    """Engine failures within `failure_window` after which no line is started before its end."""
+    failure_window: float = 61.0
+    """Seconds."""
     storage_retry_seconds: float = 5.0
     """How often to try again while the disk is full."""
 
 
-class End(Enum):
-    """Why no more lines are started."""
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all batches of a runner have in common."""
 
-    ANSWERED = auto()
-    CANCELLED = auto()
-    EXPIRED = auto()
-    STOPPED = auto()
+    answer: Answer
+    settings: RunnerSettings
+    storage: PatientStorage
+    wait: Wait
+    capacity: Capacity
+    pace: FailurePace
 
 
-class BatchRun:
-    """One batch being answered. Whatever it has not recorded when it is killed, a later run answers again."""
+class LineAnswers:
+    """The lines of one batch, as far as they are being answered."""
 
     def __init__(
-        self,
-        store: JobStore,
-        batch: Batch,
-        answer: Answer,
-        settings: RunnerSettings,
-        storage: PatientStorage,
-        wait: Wait,
+        self, batch: Batch, shared: Shared, progress: Progress, record: Callable[[Entry], Awaitable[None]]
     ) -> None:
-        self.batch = batch
-        self._work = store.work
-        self._files = store.files
-        self._answer = answer
-        self._settings = settings
-        self._storage = storage
-        self._wait = wait
-        self._recorder: Recorder
-        self._lines: Iterator[InputLine]
+        self.news = asyncio.Event()
+        self.answered = progress.answered
+        """By number, the lines that have a result."""
+        self.attempts = progress.attempts
+        """By number, the lines that were in flight when the engine failed: how often they were so alone."""
+        self._batch = batch
+        self._shared = shared
+        self._record = record
+        self._share = shared.capacity.join(self.news.set)
+        self._source: Iterator[InputLine] = iter(())
         self._next: deque[InputLine] = deque()
-        self._suspects: deque[InputLine] = deque()
-        """Lines that were in flight when the engine failed. Each runs alone: the guilty one fails by itself."""
-        self._attempts: dict[int, int] = {}
         self._in_flight: set[asyncio.Task[None]] = set()
-        self._alone = False
-        self._num_failures = 0
-        self._rest: asyncio.Future[Any] | None = None
-        """While this lasts, the engine is given time to come back."""
-        self._news = asyncio.Event()
-        self._look = True
+        self._most_in_flight = shared.settings.max_in_flight
+        """A single one after the service has taken no more; one more with each answer."""
+        self._pauses: dict[type[Exception], asyncio.Future[Any]] = {}
+        """By their cause. While any lasts, no line is started."""
+        self._trial: Sequence[InputLine] = ()
+        """The group that has the engine to itself."""
+        self._trial_failed = False
+        self._reasons: set[str] = set()
         self._stopping = False
-        self._grace_seconds = 0.0
-        self._ending = False
 
-    # -- what the runner calls ------------------------------------------------------------------------------------
+    async def answer_all(self, lines: Iterator[InputLine], check: Callable[[], Awaitable[None]]) -> None:
+        """Until each of them has a result or was in flight when the engine failed.
 
-    def wake(self) -> None:
-        """Look whether the batch was cancelled or has expired."""
-        self._look = True
-        self._news.set()
+        `check` is called before lines are started, and may raise. What is in flight then goes on.
+        """
+        self._source = lines
+        while True:
+            await check()
+            await self._start_lines()
+            if not self._in_flight and not self._next:
+                await check()  # Lines that ended without a result because of a stop are not done.
+                return
+            await self.news.wait()
+            self.news.clear()
 
-    def stop(self, grace_seconds: float) -> None:
-        """Start no more lines; those in flight have this long to finish."""
-        self._stopping = True
-        self._grace_seconds = grace_seconds
-        self._news.set()
-
-    async def run(self) -> End:
-        """Answer every line that has no result yet, as far as nothing ends it before."""
-        batch, settings = self.batch, self._settings
-        progress = await self._storage.do(self._work.progress, batch.batch_id)
-        self._attempts = progress.attempts
-        self._recorder = Recorder(
-            partial(self._work.record, batch.batch_id),
-            self._storage,
-            group_size=settings.group_size,
-            group_seconds=settings.group_seconds,
-        )
-        self._recorder.task.add_done_callback(lambda _: self._news.set())
+    async def try_group(self, group: Sequence[InputLine], check: Callable[[], Awaitable[None]]) -> list[InputLine]:
+        """The same for a group with nothing else in flight. Those that have no result because the engine failed."""
+        self._trial, self._trial_failed = group, False
         try:
-            with await self._storage.do(partial(self._files.open, batch.input_file_id, tenant=batch.tenant)) as stream:
-                self._lines = (line for line in read_lines(stream) if line.number not in progress.answered)
-                end = await self._until_the_end()
-            if end is End.STOPPED and self._in_flight:
-                await asyncio.wait(self._in_flight, timeout=self._grace_seconds)
+            with self._shared.capacity.trial(self._share):
+                await self.answer_all(iter(group), check)
         finally:
-            await self._settle()
-        return end
+            self._trial, self._trial_failed = (), False
+        return [line for line in group if line.number not in self.answered]
 
-    async def _settle(self) -> None:
-        """Nothing of this batch goes on after this, and what was answered is saved."""
-        self._ending = True
-        tasks = [*self._in_flight, *([self._rest] if self._rest is not None else [])]
+    def stop(self) -> None:
+        """A line that ends without a result from now on is left as it was."""
+        self._stopping = True
+
+    async def finish(self, grace_seconds: float) -> None:
+        """Give lines in flight some time, cancel them after it."""
+        self.stop()
+        if self._in_flight and grace_seconds:
+            await asyncio.wait(self._in_flight, timeout=grace_seconds)
+        tasks = [*self._in_flight, *self._pauses.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        try:
-            await self._recorder.close()
-        except TROUBLE as error:
-            logger.warning(
-                "%d answers of batch %s could not be saved and will be made again: %s",
-                self._recorder.num_waiting,
-                self.batch.batch_id,
-                error,
-            )
+        self._shared.capacity.leave(self._share)
 
     # -- which line is next ---------------------------------------------------------------------------------------
 
-    async def _until_the_end(self) -> End:
-        while True:
-            if self._recorder.task.done():
-                await self._recorder.close()  # Raises why it ended.
-            end = await self._reason_to_end()
-            if end is not None:
-                return end
-            await self._start_lines()
-            if not self._in_flight and not self._suspects and not self._next:
-                return End.ANSWERED
-            await self._news.wait()
-            self._news.clear()
-
-    async def _reason_to_end(self) -> End | None:
-        if self._stopping:
-            return End.STOPPED
-        if self._work.now() >= self.batch.expires_at:
-            return End.EXPIRED
-        if self._look:
-            self._look = False
-            status = await self._storage.do(self._work.status, self.batch.batch_id)
-            if status is BatchStatus.CANCELLING:
-                return End.CANCELLED
-        return None
-
     async def _start_lines(self) -> None:
-        if not self._suspects and not self._next:
+        if self._trial_failed:
+            self._source, self._next = iter(()), deque()
+        if not self._next:
             await self._read_on()
-        while self._may_start():
-            if not self._suspects:
-                self._start(self._next.popleft())
-            elif not self._in_flight:
-                self._alone = True
-                self._start(self._suspects.popleft())
-            else:
-                return  # First those in flight must be gone: a suspect goes without company.
-            if not self._suspects and not self._next:
+        while self._next and self._may_start():
+            self._start(self._next.popleft())
+            if not self._next:
                 await self._read_on()
 
     def _may_start(self) -> bool:
-        is_resting = self._rest is not None and not self._rest.done()
-        has_room = len(self._in_flight) < self._settings.max_in_flight and not self._alone
-        return has_room and not is_resting and bool(self._suspects or self._next)
+        is_wide = len(self._in_flight) < self._most_in_flight
+        return is_wide and not self._stopping and not self._is_pausing and self._share.may_start()
 
     async def _read_on(self) -> None:
-        try:
-            lines = await asyncio.to_thread(lambda: list(islice(self._lines, _LINES_AT_ONCE)))
-        except OSError as error:  # Not waited out: a reader that has raised does not go on where it was.
-            raise InputDamaged(BatchError("input_file_unreadable", f"the input cannot be read: {error}")) from error
-        for line in lines:
-            (self._suspects if line.number in self._attempts else self._next).append(line)
+        self._next.extend(await read_on(self._source, _LINES_AT_ONCE))
 
     def _start(self, line: InputLine) -> None:
         task = asyncio.create_task(self._answer_line(line))
         self._in_flight.add(task)
+        self._share.started()
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._in_flight.discard(task)
-        self._alone = False
-        self._news.set()
+        self._share.ended()
 
     # -- one line -------------------------------------------------------------------------------------------------
 
     async def _answer_line(self, line: InputLine) -> None:
-        record = await self._try(line)
-        if record is not None:
-            await self._recorder.add(record)
-
-    async def _try(self, line: InputLine) -> LineRecord | None:
-        """The line's record, or None if it is to be tried again."""
         try:
-            result = await self._answer(self.batch.endpoint, line.body, line.custom_id, self.batch.tenant)
-            record = answered(line.number, line.custom_id, result)
-        except asyncio.CancelledError:
-            if self._ending:
-                raise
-            return await self._try_again(line, "the request was cancelled", None)
+            record = await self._try(line)
+        except NotNow as refusal:
+            self._turned_away(line, refusal)
         except EngineError as error:
-            return await self._try_again(line, str(error), None)
+            await self._failed_with(line, str(error))
+        else:
+            self._most_in_flight = min(self._most_in_flight + 1, self._shared.settings.max_in_flight)
+            await self._save(record)
+
+    async def _try(self, line: InputLine) -> LineRecord:
+        batch = self._batch
+        try:
+            result = await self._shared.answer(batch.endpoint, line.body, line.custom_id, batch.tenant)
+            return answered(line.number, line.custom_id, result)
+        except (NotNow, EngineError):
+            raise
+        except asyncio.CancelledError:
+            if self._stopping:
+                raise
+            raise NotNow("the request was cancelled") from None
         except UserError as error:
             return answered(line.number, line.custom_id, told(error_reply(error)))
         except Exception:
-            logger.exception("line %d of batch %s failed", line.number, self.batch.batch_id)
+            logger.exception("line %d of batch %s failed", line.number, batch.batch_id)
             return answered(line.number, line.custom_id, told(MISTAKE))
-        if result.status_code in _NOT_NOW:
-            return await self._try_again(line, f"the service answered with status {result.status_code}", record)
-        self._num_failures = 0
-        return record
 
-    async def _try_again(self, line: InputLine, reason: str, record: LineRecord | None) -> LineRecord | None:
-        """Put the line back for later, unless that was its last attempt: then the failure is its result."""
-        if self._stopping or self._ending:
-            return None  # An engine that is being shut down says nothing about the line.
-        attempts = self._attempts[line.number] = self._attempts.get(line.number, 0) + 1
-        self._give_time()
-        if attempts >= self._settings.max_attempts:
-            message = f"the engine failed {attempts} times with this request; the last time: {reason}"
-            return record or unanswered(line.number, line.custom_id, "engine_error", message)
-        logger.warning("line %d of batch %s will be tried again: %s", line.number, self.batch.batch_id, reason)
-        self._suspects.append(line)
-        await self._recorder.add(Attempts(line.number, attempts))
-        return None
+    async def _save(self, record: LineRecord) -> None:
+        self.answered.add(record.line)
+        await self._record(record)
 
-    def _give_time(self) -> None:
-        """Wait before the next line; longer each time the engine fails without an answer in between."""
-        if self._rest is not None and not self._rest.done():
+    def _turned_away(self, line: InputLine, refusal: NotNow) -> None:
+        """The line comes again, and until the service takes more, the others one by one."""
+        if self._stopping:
             return
-        self._num_failures += 1
-        seconds = self._settings.retry_seconds * 2.0 ** min(self._num_failures - 1, 30)
-        self._rest = asyncio.ensure_future(self._wait(min(seconds, self._settings.max_retry_seconds)))
-        self._rest.add_done_callback(lambda _: self._news.set())
+        settings = self._shared.settings
+        if str(refusal) not in self._reasons:
+            self._reasons.add(str(refusal))
+            logger.info("lines of batch %s wait: %s", self._batch.batch_id, refusal)
+        self._next.appendleft(line)
+        self._most_in_flight = 1
+        seconds = settings.retry_seconds if refusal.seconds is None else refusal.seconds
+        self._pause(NotNow, min(seconds, settings.max_retry_seconds))
+
+    async def _failed_with(self, line: InputLine, reason: str) -> None:
+        """The engine failed: the line may be why, and comes again after all others."""
+        if self._stopping:
+            return  # An engine that is being shut down says nothing about the line.
+        self._pause(EngineError, self._shared.pace.failed())
+        self._trial_failed = bool(self._trial)
+        is_alone = len(self._trial) == 1
+        attempts = self.attempts[line.number] = self.attempts.get(line.number, 0) + is_alone
+        if attempts >= self._shared.settings.max_attempts:
+            message = f"the engine failed {attempts} times while it had this request alone; the last time: {reason}"
+            await self._save(unanswered(line.number, line.custom_id, "engine_error", message))
+            return
+        name, batch_id = "alone" if is_alone else "among others", self._batch.batch_id
+        logger.warning("line %d of batch %s was in flight %s and comes again: %s", line.number, batch_id, name, reason)
+        await self._record(Attempts(line.number, attempts))
+
+    # -- pauses ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _is_pausing(self) -> bool:
+        return any(not pause.done() for pause in self._pauses.values())
+
+    def _pause(self, cause: type[Exception], seconds: float) -> None:
+        """Start no line for so long. While one lasts, others of the same cause change nothing."""
+        if cause in self._pauses and not self._pauses[cause].done():
+            return
+        self._pauses[cause] = asyncio.ensure_future(self._shared.wait(seconds))
+        self._pauses[cause].add_done_callback(lambda _: self._share.rest(self._is_pausing))
+        self._share.rest(True)
+
+
+async def read_on(lines: Iterator[InputLine], most: int) -> list[InputLine]:
+    """The next lines of an input, read in a thread."""
+    try:
+        return await asyncio.to_thread(lambda: list(islice(lines, most)))
+    except OSError as error:  # Not waited out: a reader that has raised does not go on where it was.
+        raise InputDamaged(BatchError("input_file_unreadable", f"the input cannot be read: {error}")) from error

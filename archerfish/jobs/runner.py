@@ -1,25 +1,38 @@
-"""Runs the store's batches one after another, in the service's event loop. Knows no engine: answers are given to it."""
+"""Runs the store's batches, for each tenant one after another. Knows no engine: answers are given to it."""
 
 import asyncio
-from collections.abc import Coroutine
+import time
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from archerfish.console import logger
 from archerfish.errors import NotFound
+from archerfish.jobs.batch_run import BatchRun, End
+from archerfish.jobs.capacity import Capacity, FailurePace
 from archerfish.jobs.database import Claim
-from archerfish.jobs.lines import Answer, BatchRun, End, RunnerSettings
+from archerfish.jobs.lines import Answer, RunnerSettings, Shared
 from archerfish.jobs.patience import TROUBLE, PatientStorage, Wait
 from archerfish.jobs.records import Batch, BatchError, BatchStatus
 from archerfish.jobs.store import JobStore
-from archerfish.jobs.validate import CheckBody, InputDamaged, InputLimits, validate
+from archerfish.jobs.validate import InputDamaged, InputLimits, validate
 
+_MOST_TENANTS = 64
+"""Whose batches are answered at the same time."""
 _OUTCOMES = {End.ANSWERED: BatchStatus.COMPLETED, End.EXPIRED: BatchStatus.EXPIRED}
 
 
-class BatchRunner:
-    """Validates batches as they come, answers the oldest, writes the files of those that have ended.
+class _Active(NamedTuple):
+    """A batch that is being answered."""
 
+    run: BatchRun
+    task: asyncio.Task[None]
+
+
+class BatchRunner:
+    """Validates batches as they come, answers each tenant's oldest, writes the files of those that have ended.
+
+    Tenants do not wait for each other: a batch may take hours because its key has a low rate.
     It can be killed at any moment: the next runner on the same directory goes on with the lines that have no result.
     Where several processes share a directory, one of them runs and the others wait for its end.
     """
@@ -29,24 +42,23 @@ class BatchRunner:
         store: JobStore,
         answer: Answer,
         *,
-        check_body: CheckBody | None = None,
         limits: InputLimits | None = None,
         settings: RunnerSettings | None = None,
         wait: Wait = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`answer` runs in the event loop, `check_body` in a thread. `wait` is given for tests."""
+        """`answer` runs in the event loop. `wait` and `clock` are given for tests."""
         self._store = store
-        self._answer = answer
-        self._check_body = check_body
         self._limits = limits or InputLimits()
-        self._settings = settings or RunnerSettings()
-        self._wait = wait
-        self._storage = PatientStorage(wait, self._settings.storage_retry_seconds)
+        self._settings = settings = settings or RunnerSettings()
+        self._storage = PatientStorage(wait, settings.storage_retry_seconds)
+        pace = FailurePace(settings.max_failures, settings.failure_window, settings.retry_seconds, clock)
+        self._shared = Shared(answer, settings, self._storage, wait, Capacity(settings.max_in_flight), pace)
         self._news = asyncio.Event()
         self._changed = asyncio.Event()
         self._stopping = False
-        self._active: BatchRun | None = None
-        self._answering: asyncio.Task[None] | None = None
+        self._active: dict[str, _Active] = {}
+        """By tenant."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -65,8 +77,8 @@ class BatchRunner:
         """Start no more lines, give those in flight some time, cancel the others, save what was answered."""
         self._stopping = True
         self._storage.give_up()
-        if self._active is not None:
-            self._active.stop(grace_seconds)
+        for active in self._active.values():
+            active.run.stop(grace_seconds)
         self._news.set()
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
@@ -113,7 +125,7 @@ class BatchRunner:
         claim.release()
         return None
 
-    # -- one batch after another ----------------------------------------------------------------------------------
+    # -- each batch one step after another ------------------------------------------------------------------------
 
     async def _attend_all(self) -> None:
         await self._storage.do(self._store.files.sweep_outputs)
@@ -122,7 +134,7 @@ class BatchRunner:
         while not self._stopping:
             waiting = [batch for batch in await self._open_batches() if not self._is_active(batch)]
             self._start_answering(waiting)
-            # Only one, because meanwhile the batch that is being answered may have ended. Answerable ones have time.
+            # Only one, because meanwhile batches that are being answered may have ended. Answerable ones have time.
             neglected = next((batch for batch in waiting if not self._is_answerable(batch)), None)
             if neglected is not None:
                 await self._caring_for(neglected, self._attend(neglected))
@@ -131,24 +143,30 @@ class BatchRunner:
                 await self._pause()
 
     async def _open_batches(self) -> list[Batch]:
-        if self._answering is not None and self._answering.done():
-            answering, self._answering, self._active = self._answering, None, None
-            await answering
-            self._tell_change()
+        for tenant, active in list(self._active.items()):
+            if active.task.done():
+                del self._active[tenant]
+                await active.task
+                self._tell_change()
         return await self._storage.do(self._store.work.open_batches)
 
     def _is_active(self, batch: Batch) -> bool:
-        return self._active is not None and self._active.batch.batch_id == batch.batch_id
+        active = self._active.get(batch.tenant)
+        return active is not None and active.run.batch.batch_id == batch.batch_id
 
     def _is_answerable(self, batch: Batch) -> bool:
         return batch.status is BatchStatus.IN_PROGRESS and self._store.work.now() < batch.expires_at
 
     def _start_answering(self, waiting: list[Batch]) -> None:
-        batch = next(filter(self._is_answerable, waiting), None)
-        if self._active is None and batch is not None and not self._stopping:
-            self._active = BatchRun(self._store, batch, self._answer, self._settings, self._storage, self._wait)
-            self._answering = asyncio.create_task(self._caring_for(batch, self._answer_lines(self._active)))
-            self._answering.add_done_callback(lambda _: self._news.set())
+        for batch in filter(self._is_answerable, waiting):
+            if self._stopping or len(self._active) >= _MOST_TENANTS:
+                return
+            if batch.tenant in self._active:
+                continue
+            run = BatchRun(self._store, batch, self._shared)
+            task = asyncio.create_task(self._caring_for(batch, self._answer_lines(run)))
+            task.add_done_callback(lambda _: self._news.set())
+            self._active[batch.tenant] = _Active(run, task)
 
     async def _answer_lines(self, run: BatchRun) -> None:
         outcome = _OUTCOMES.get(await run.run())
@@ -185,7 +203,7 @@ class BatchRunner:
 
     def _validate(self, batch: Batch) -> None:
         with self._store.files.open(batch.input_file_id, tenant=batch.tenant) as stream:
-            verdict = validate(stream, batch.endpoint, self._check_body, self._limits)
+            verdict = validate(stream, batch.endpoint, self._limits)
         if verdict.errors:
             self._store.work.refuse(batch.batch_id, verdict.errors)
         else:
@@ -198,8 +216,8 @@ class BatchRunner:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._news.wait(), self._settings.poll_seconds)
         self._news.clear()
-        if self._active is not None:
-            self._active.wake()
+        for active in self._active.values():
+            active.run.wake()
 
     def _look(self) -> None:
         self._news.set()
@@ -209,11 +227,11 @@ class BatchRunner:
         self._changed = asyncio.Event()
 
     async def _stop_answering(self) -> None:
-        if self._answering is not None:
-            if not self._stopping:
-                self._answering.cancel()
-            with suppress(*TROUBLE, asyncio.CancelledError):
-                await self._answering
+        tasks = [active.task for active in self._active.values()]
+        if not self._stopping:
+            for task in tasks:
+                task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _report(task: asyncio.Task[None]) -> None:

@@ -1,16 +1,17 @@
-"""Checks the input of a batch line by line, and reads the lines of one that was found good. Knows no store."""
+"""Checks the input of a batch line by line, and reads the lines of one that was found good. Knows no store.
+
+What is checked is the form of each line. Its body is judged when it is answered: one that is refused is an error of
+that line alone, while a line that is no request at all, or has the name of another, fails the whole batch.
+"""
 
 import codecs
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 from archerfish.api.endpoints import ENDPOINTS
 from archerfish.jobs.records import BatchError
-
-CheckBody = Callable[[str, Mapping[str, Any]], str | None]
-"""(endpoint, body): what is wrong with the body, or None."""
 
 _FIELDS = ("custom_id", "method", "url", "body")
 _LONGEST_CUSTOM_ID = 512
@@ -37,7 +38,8 @@ class InputLine(NamedTuple):
     """The file's first line is 1."""
     custom_id: str
     url: str
-    body: dict[str, Any]
+    body: Any
+    """Any JSON value; only an object can be answered."""
 
 
 class Verdict(NamedTuple):
@@ -54,12 +56,7 @@ class InputDamaged(Exception):
         self.error = error
 
 
-def validate(
-    stream: BinaryIO,
-    endpoint: str | None,
-    check_body: CheckBody | None = None,
-    limits: InputLimits | None = None,
-) -> Verdict:
+def validate(stream: BinaryIO, endpoint: str | None, limits: InputLimits | None = None) -> Verdict:
     """Read a whole input. With an endpoint, every line must ask for that; without, for any there is.
 
     Blank lines are skipped; they count in the numbers of lines, not as requests.
@@ -78,7 +75,7 @@ def validate(
         if isinstance(line, BatchError):
             findings.add(line)
             continue
-        for error in _check(line, endpoint, seen, check_body):
+        for error in _check(line, endpoint, seen):
             findings.add(error)
     if num_lines == 0:
         findings.add(BatchError("empty_file", "the file holds no requests; write one JSON object on each line"))
@@ -167,14 +164,10 @@ def _as_line(number: int, record: dict[str, Any]) -> InputLine | BatchError:
         return BatchError("invalid_method", f"method is {_short(method)} and must be 'POST'", number, "method")
     if not isinstance(url, str):
         return BatchError("invalid_url", f"url is {_short(url)} and must be a text", number, "url")
-    if not isinstance(body, dict):
-        return BatchError("invalid_body", f"body is {_short(body)} and must be an object", number, "body")
     return InputLine(number, custom_id, url, body)
 
 
-def _check(
-    line: InputLine, endpoint: str | None, seen: dict[str, int], check_body: CheckBody | None
-) -> Iterator[BatchError]:
+def _check(line: InputLine, endpoint: str | None, seen: dict[str, int]) -> Iterator[BatchError]:
     """What is wrong with a line beside its form. Adds it to those seen."""
     first = seen.setdefault(line.custom_id, line.number)
     if first != line.number:
@@ -186,8 +179,6 @@ def _check(
     elif endpoint is not None and line.url != endpoint:
         text = f"url is {_short(line.url)}, but the batch's endpoint is {endpoint!r}"
         yield BatchError("mismatched_url", text, line.number, "url")
-    elif check_body is not None and (message := check_body(line.url, line.body)) is not None:
-        yield BatchError("invalid_body", message, line.number, "body")
 
 
 def _short(value: object) -> str:

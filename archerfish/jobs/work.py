@@ -9,9 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from archerfish.jobs.batches import batch_from_row
+from archerfish.jobs.batches import NOW_OR_LATER, batch_from_row
 from archerfish.jobs.database import Claim, Database, marks
-from archerfish.jobs.files import OUTPUT_PURPOSE, Draft, FileStore
+from archerfish.jobs.drafts import Draft
+from archerfish.jobs.files import OUTPUT_PURPOSE, FileStore
 from archerfish.jobs.records import (
     OPEN_STATUSES,
     Batch,
@@ -32,10 +33,11 @@ _TAKES_RESULTS = (BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING, BatchStatus.F
 
 
 class Attempts(NamedTuple):
-    """How often a line has been in flight when the engine failed."""
+    """A line was in flight when the engine failed."""
 
     line: int
     num_attempts: int
+    """How often it was so alone; 0 if always in the company of others."""
 
 
 class Progress(NamedTuple):
@@ -44,21 +46,21 @@ class Progress(NamedTuple):
     answered: set[int]
     """Lines that have a result."""
     attempts: dict[int, int]
-    """By line, those that have failed with the engine before."""
+    """By line without a result that was in flight when the engine failed: how often it was so alone."""
 
 
 class WorkStore:
     """The runner's side of the store. Any thread may use it; one runner at a time should."""
 
-    def __init__(self, database: Database, files: FileStore, directory: Path, clock: Callable[[], float]) -> None:
+    def __init__(self, database: Database, files: FileStore, lock: Path, clock: Callable[[], float]) -> None:
         self._database = database
         self._files = files
-        self._directory = directory
+        self._lock = lock
         self._clock = clock
 
     def claim(self) -> Claim:
         """The right to run these batches, to be taken."""
-        return Claim(self._directory / "runner.lock")
+        return Claim(self._lock)
 
     def now(self) -> float:
         return self._clock()
@@ -83,7 +85,8 @@ class WorkStore:
         """The input is good. Nothing changes if the batch was cancelled meanwhile."""
         with self._database.transaction() as connection:
             connection.execute(
-                "UPDATE batches SET status = ?, in_progress_at = ?, total = ? WHERE batch_id = ? AND status = ?",
+                f"UPDATE batches SET status = ?, in_progress_at = {NOW_OR_LATER}, total = ? "
+                "WHERE batch_id = ? AND status = ?",
                 (
                     BatchStatus.IN_PROGRESS.value,
                     int(self._clock()),
@@ -115,7 +118,8 @@ class WorkStore:
                 text = f"the input had {total} requests when it was checked, but {completed + failed} when it was run"
                 outcome, errors = BatchStatus.FAILED, [BatchError("input_file_changed", text)]
             connection.execute(
-                "UPDATE batches SET status = ?, finalizing_at = ?, errors = ?, outcome = ? WHERE batch_id = ?",
+                f"UPDATE batches SET status = ?, finalizing_at = {NOW_OR_LATER}, errors = ?, outcome = ? "
+                "WHERE batch_id = ?",
                 (
                     BatchStatus.FINALIZING.value,
                     int(self._clock()),
@@ -128,7 +132,7 @@ class WorkStore:
     def _fail(self, batch_id: str, errors: Sequence[BatchError], statuses: Sequence[BatchStatus]) -> None:
         with self._database.transaction() as connection:
             connection.execute(
-                "UPDATE batches SET status = ?, failed_at = ?, errors = ? "
+                f"UPDATE batches SET status = ?, failed_at = {NOW_OR_LATER}, errors = ? "
                 f"WHERE batch_id = ? AND status IN ({marks(statuses)})",
                 (
                     BatchStatus.FAILED.value,
@@ -240,7 +244,7 @@ class WorkStore:
                     f"UPDATE batches SET {column} = ? WHERE batch_id = ?", (file.file_id, batch.batch_id)
                 )
             connection.execute(
-                f"UPDATE batches SET status = ?, {outcome.value}_at = ? WHERE batch_id = ?",
+                f"UPDATE batches SET status = ?, {outcome.value}_at = {NOW_OR_LATER} WHERE batch_id = ?",
                 (outcome.value, int(self._clock()), batch.batch_id),
             )
 

@@ -1,15 +1,18 @@
 """Batches in the service: their lines go through the same endpoints as everybody's requests, in the batch class."""
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
+import json
+from typing import Any, NamedTuple
 
 import msgspec
 from starlette.types import ASGIApp, Message
 
-from archerfish.api.endpoints import check_line
-from archerfish.jobs.lines import RunnerSettings
-from archerfish.jobs.records import LineResult, new_id
+from archerfish.api.endpoints import refuse_in_batch
+from archerfish.engine.async_engine import DEATHS_WINDOW, MOST_DEATHS
+from archerfish.errors import EngineStopped, StepFailed
+from archerfish.jobs.lines import NotNow, RunnerSettings
+from archerfish.jobs.patience import Wait
+from archerfish.jobs.records import LineResult, new_id, told
 from archerfish.jobs.runner import BatchRunner
 from archerfish.jobs.store import JobStore
 from archerfish.request import RequestClass
@@ -17,25 +20,54 @@ from archerfish.server.keys import Key
 from archerfish.server.service import Service
 
 _IN_FLIGHT = 256
+_NOT_NOW = (429, 503)
+"""The service did not take the request, or the engine failed with it."""
+_ENGINE_FAILED = "engine_failed"
 
 
-def new_runner(store: JobStore, service: Service, app: ASGIApp) -> BatchRunner:
+def new_runner(store: JobStore, service: Service, app: ASGIApp, wait: Wait = asyncio.sleep) -> BatchRunner:
     """Answers lines with the application itself."""
 
-    async def answer(endpoint: str, body: Mapping[str, Any], _custom_id: str, tenant: str) -> LineResult:
-        await service.engine.wait_ready()
+    async def answer(endpoint: str, body: Any, _custom_id: str, tenant: str) -> LineResult:
+        try:
+            await service.wait_ready()
+        except EngineStopped as error:
+            raise NotNow("the engine has ended") from error  # Another process will answer it.
+        refusal = refuse_in_batch(body)
+        if refusal is not None:
+            return told(refusal)
         request_id = new_id("req_")
         caller = service.keys.owner(tenant)
-        status, data = await _call(app, endpoint, msgspec.json.encode(body), caller, request_id)
-        return LineResult(status, msgspec.json.decode(data), request_id)
+        # Unlike other encoders, this one writes all that it can read: lone surrogates, numbers of any length.
+        reply = await _call(app, endpoint, json.dumps(body).encode("ascii"), caller, request_id)
+        content = msgspec.json.decode(reply.body)
+        if reply.status in _NOT_NOW:
+            raise _not_answered(content["error"], reply.retry_after)
+        return LineResult(reply.status, content, request_id)
 
-    settings = RunnerSettings(max_in_flight=_IN_FLIGHT)
-    return BatchRunner(store, answer, check_body=check_line, settings=settings)
+    settings = RunnerSettings(
+        max_in_flight=_IN_FLIGHT, max_failures=MOST_DEATHS - 1, failure_window=DEATHS_WINDOW + 1.0
+    )
+    return BatchRunner(store, answer, settings=settings, wait=wait, clock=service.clock)
 
 
-async def _call(app: ASGIApp, path: str, body: bytes, caller: Key, request_id: str) -> tuple[int, bytes]:
+def _not_answered(error: dict[str, Any], retry_after: float | None) -> StepFailed | NotNow:
+    """Only an engine that failed while it had the line says anything about the line."""
+    if error["code"] == _ENGINE_FAILED:
+        return StepFailed(error["message"])
+    return NotNow(error["code"] or error["type"], retry_after)
+
+
+class _Reply(NamedTuple):
+    status: int
+    body: bytes
+    retry_after: float | None
+    """Seconds, if the service says so."""
+
+
+async def _call(app: ASGIApp, path: str, body: bytes, caller: Key, request_id: str) -> _Reply:
     """A request that comes from inside: it needs no key, and nobody can hang up on it."""
-    status, pieces = 500, []
+    status, pieces, headers = 500, [], {}
     gone = asyncio.Event()
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -46,9 +78,9 @@ async def _call(app: ASGIApp, path: str, body: bytes, caller: Key, request_id: s
         return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
-        nonlocal status
+        nonlocal status, headers
         if message["type"] == "http.response.start":
-            status = message["status"]
+            status, headers = message["status"], dict(message["headers"])
         else:
             pieces.append(message.get("body", b""))
 
@@ -68,4 +100,5 @@ async def _call(app: ASGIApp, path: str, body: bytes, caller: Key, request_id: s
         "state": {"caller": caller, "request_id": request_id, "request_class": RequestClass.BATCH},
     }
     await app(scope, receive, send)
-    return status, b"".join(pieces)
+    retry_after = headers.get(b"retry-after")
+    return _Reply(status, b"".join(pieces), None if retry_after is None else float(retry_after))

@@ -7,6 +7,8 @@ A key file is TOML:
     key = "sk-..."               # or, so that the file holds no secret: sha256 = "64 hexadecimal digits"
     requests_per_minute = 60     # optional
     tokens_per_minute = 100000   # optional
+    batch_requests_per_minute = 600     # optional: of lines of batches, which take nothing of the online rates;
+    batch_tokens_per_minute = 1000000   # without these the same numbers as online. Lines wait for their turn
     min_priority = -5            # optional: the lowest `priority` its requests may name, and lower goes first; else 0
     cache_group = "team"         # optional: keys of one group share cached prefixes; else each key has its own
     admin = true                 # optional: /metrics names all keys to this one; else to each only itself
@@ -35,10 +37,8 @@ DEFAULT_NAME = "default"
 _SECONDS_BETWEEN_LOOKS = 1.0
 _DEFAULT_MIN_PRIORITY = 0
 """Of keys in a file: they may make way for others, not go before them."""
-_FIELDS = (
-    *("name", "key", "sha256", "requests_per_minute", "tokens_per_minute", "min_priority"),
-    *("cache_group", "admin"),
-)
+_RATES = ("requests_per_minute", "tokens_per_minute", "batch_requests_per_minute", "batch_tokens_per_minute")
+_FIELDS = ("name", "key", "sha256", *_RATES, "min_priority", "cache_group", "admin")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,11 @@ class Key:
     name: str
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+    batch_requests_per_minute: int | None = None
+    """Of lines of batches; None for as many as online."""
+    batch_tokens_per_minute: int | None = None
+    is_batch: bool = False
+    """Whether it asks for the lines of its batches: their rates are counted by themselves."""
     min_priority: int | None = None
     """Of its requests; None if they may name any. Lower goes first."""
     cache_group: str | None = None
@@ -110,13 +115,18 @@ class Keys:
         return next((key for key in found if key is not None), None)
 
     def owner(self, name: str) -> Key:
-        """Who work belongs to that was accepted before: rates do not count for it, priorities do.
+        """Who a batch belongs to that was accepted before, with the rates of its lines.
 
         A key that is gone by now may do what one may by default.
         """
         default = Key(name=name, min_priority=_DEFAULT_MIN_PRIORITY if self else None)
         key = next((entry.key for entry in self._entries() if entry.key.name == name), default)
-        return replace(key, requests_per_minute=None, tokens_per_minute=None)
+        return replace(
+            key,
+            requests_per_minute=key.batch_requests_per_minute or key.requests_per_minute,
+            tokens_per_minute=key.batch_tokens_per_minute or key.tokens_per_minute,
+            is_batch=True,
+        )
 
     def _entries(self) -> list[_Entry]:
         return self._fixed if self._file is None else self._fixed + self._file.entries()
@@ -234,7 +244,7 @@ def _entry(fields: Mapping[str, Any], where: str) -> _Entry:
     if ("key" in fields) == ("sha256" in fields):
         raise ConfigError(f"{where}: give either key or sha256")
     digest = _digest_of_secret(fields["key"], where) if "key" in fields else _digest(fields["sha256"], where)
-    limits = {field: _limit(fields, field, where) for field in ("requests_per_minute", "tokens_per_minute")}
+    limits: dict[str, Any] = {field: _limit(fields, field, where) for field in _RATES}
     group, admin = fields.get("cache_group"), fields.get("admin", False)
     if group is not None and (not isinstance(group, str) or not group or not group.isprintable()):
         raise ConfigError(f"{where}: cache_group = {group!r} must be a name of printable characters")

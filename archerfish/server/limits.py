@@ -42,11 +42,14 @@ class _Buckets(NamedTuple):
 
 @dataclass(slots=True)
 class RateLimits:
-    """Requests and tokens a minute, for each key by its name. Tokens are taken by estimate and settled at the end."""
+    """Requests and tokens a minute, for each key by its name, online and in batches.
+
+    Tokens are taken by estimate and settled at the end.
+    """
 
     clock: Clock
-    _requests: dict[str, _Bucket] = field(default_factory=dict, init=False)
-    _tokens: dict[str, _Bucket] = field(default_factory=dict, init=False)
+    _requests: dict[tuple[str, bool], _Bucket] = field(default_factory=dict, init=False)
+    _tokens: dict[tuple[str, bool], _Bucket] = field(default_factory=dict, init=False)
 
     def admit(self, key: Key, estimated_tokens: int) -> float | None:
         """Take one request and its tokens from what is left (None), or nothing at all (seconds until it can be).
@@ -86,14 +89,14 @@ class RateLimits:
     def _buckets(self, key: Key) -> _Buckets:
         """As of now."""
         return _Buckets(
-            self._bucket(self._requests, key.name, key.requests_per_minute),
-            self._bucket(self._tokens, key.name, key.tokens_per_minute),
+            self._bucket(self._requests, key, key.requests_per_minute),
+            self._bucket(self._tokens, key, key.tokens_per_minute),
         )
 
-    def _bucket(self, buckets: dict[str, _Bucket], name: str, limit: int | None) -> _Bucket | None:
+    def _bucket(self, buckets: dict[tuple[str, bool], _Bucket], key: Key, limit: int | None) -> _Bucket | None:
         if limit is None:
-            return None  # What is kept of the name stays: the same tenant's batches come without limits.
-        now = self.clock()
+            return None
+        now, name = self.clock(), (key.name, key.is_batch)
         bucket = buckets.get(name)
         if bucket is None:
             bucket = buckets[name] = _Bucket(limit, limit, now)
@@ -123,20 +126,33 @@ class Admission:
         self._of_tenant: dict[str, int] = {}
         """Open sequences of tenants that have some."""
 
-    def enter(self, tenant: str, num_sequences: int, num_tokens: int, *, tenant_share: float = 1.0) -> bool:
-        """Take all of it on, or nothing. The tenant may have this share of all sequences open.
+    def enter(
+        self,
+        tenant: str,
+        num_sequences: int,
+        num_tokens: int,
+        *,
+        tenant_share: float = 1.0,
+        total_share: float = 1.0,
+    ) -> bool:
+        """Take all of it on, or nothing.
 
+        Of all sequences there may be, the tenant may have one share open, and all tenants together the other.
         More prompt tokens than there may be at a time are taken when there are no others.
         """
         own = self._of_tenant.get(tenant, 0) + num_sequences
         sequences, tokens = self.num_sequences + num_sequences, self.num_tokens + num_tokens
-        if sequences > self.max_sequences or own > max(1, tenant_share * self.max_sequences):
+        if own > self.most_of(tenant_share) or sequences > self.most_of(total_share):
             return False
-        if self.num_sequences and tokens > self.max_tokens:
+        if self.num_sequences and tokens > total_share * self.max_tokens:
             return False
         self.num_sequences, self.num_tokens = sequences, tokens
         self._of_tenant[tenant] = own
         return True
+
+    def most_of(self, share: float) -> int:
+        """Sequences in a share of all that there may be; at least one."""
+        return max(1, int(share * self.max_sequences))
 
     def leave(self, tenant: str, num_sequences: int, num_tokens: int) -> None:
         """Some of what was taken on has ended."""

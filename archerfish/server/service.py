@@ -23,6 +23,7 @@ from archerfish.console import logger
 from archerfish.engine.async_engine import DEFAULT_BUILDER, AsyncEngine, EngineStatus
 from archerfish.engine.intake import Intake
 from archerfish.engine.wire import EngineFacts
+from archerfish.jobs.quota import Quota
 from archerfish.jobs.runner import BatchRunner
 from archerfish.jobs.store import JobStore
 from archerfish.metrics.service import ServiceMetrics, TenantUsage
@@ -37,6 +38,7 @@ from archerfish.server.preprocessing.model import load_model
 from archerfish.server.preprocessing.pool import Preprocessing
 from archerfish.server.requests import BodyLimits, check_content_type
 from archerfish.server.tracing import RequestTrace, Tracing
+from archerfish.server.uploads import Uploads
 
 Clock = Callable[[], float]
 
@@ -48,6 +50,8 @@ _SHARE_OF_A_KEY = 0.5
 """Of the queue, where there are several keys: none of them can fill it for the others."""
 _OPENED_AT_ONCE = 32
 """Prompts of one body that are submitted before others are served."""
+_BATCH_SHARE = 0.5
+"""Of the queue, as far as lines of batches may fill it: the rest is for those who wait for their answers."""
 
 
 class Service:
@@ -89,7 +93,10 @@ class Service:
         self._admission = Admission(server.max_queued_requests, server.max_queued_tokens)
         self._default_slo = _default_slo(server)
         self._model: ServedModel | None = None
-        self.jobs = None if server.data_dir is None else JobStore(server.data_dir, max_file_bytes=server.max_file_bytes)
+        self._ready = asyncio.Event()
+        """The model is there, and stays: only the engine may have to be started again."""
+        self.jobs = None if server.data_dir is None else _open_store(server.data_dir, server)
+        self.uploads = Uploads(server.max_file_bytes, server.body_timeout, server.min_upload_rate)
         self.runner: BatchRunner | None = None
         """Of batches, once there is an application to answer them."""
         if server.tool_call_format is not None:
@@ -121,8 +128,23 @@ class Service:
         if self._warms_up:
             await self._preprocessing.warm_up()
         self._model = model
+        self._ready.set()
         self.metrics.model = self.model_name
         logger.info("%s is ready", self.model_name)
+
+    async def wait_ready(self) -> None:
+        """Until requests are taken; raises EngineStopped if they never will be."""
+        await self.engine.wait_ready()
+        if self._ready.is_set():
+            return
+        ready = asyncio.ensure_future(self._ready.wait())
+        ended = asyncio.ensure_future(self.engine.wait_ended())
+        try:
+            await asyncio.wait((ready, ended), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for waiting in (ready, ended):
+                waiting.cancel()
+        await self.engine.wait_ready()
 
     async def drain(self) -> None:
         """Take no more work, and wait until what is open has finished, or for as long as was allowed."""
@@ -312,12 +334,14 @@ class Service:
     def _admit(self, caller: Key, requests: Sequence[Request]) -> None:
         """Take on all of it, or nothing."""
         num_sequences, num_tokens = _num_sequences(requests), _num_prompt_tokens(requests)
-        share = _SHARE_OF_A_KEY if self.keys.are_several else 1.0
-        if num_sequences > max(1, share * self._admission.max_sequences):
-            most = int(share * self._admission.max_sequences)
+        tenant_share = _SHARE_OF_A_KEY if self.keys.are_several else 1.0
+        total_share = _BATCH_SHARE if caller.is_batch else 1.0
+        most = self._admission.most_of(min(tenant_share, total_share))
+        if num_sequences > most:
             message = f"the request asks for {num_sequences:,} answers, and {most:,} can be open at once: send fewer"
             raise ApiError(400, message, code="too_many_answers")
-        if not self._admission.enter(caller.name, num_sequences, num_tokens, tenant_share=share):
+        shares = {"tenant_share": tenant_share, "total_share": total_share}
+        if not self._admission.enter(caller.name, num_sequences, num_tokens, **shares):
             seconds = max(1, round(self.metrics.retry_after(self._admission.num_tokens)))
             message = f"the queue is full ({self._admission.num_sequences} answers); try again in {seconds} seconds"
             raise ApiError(429, message, code="queue_full", headers={"Retry-After": str(seconds)})
@@ -384,6 +408,13 @@ def _num_prompt_tokens(requests: Sequence[Request]) -> int:
 def _most_tokens(request: Request) -> int:
     """That it may come to, if that is known; what it came to is settled afterwards."""
     return len(request.prompt_token_ids) + request.params.n * (request.params.max_tokens or 0)
+
+
+def _open_store(directory: str, config: ServerConfig) -> JobStore:
+    quota = Quota(
+        max_open_batches=config.max_open_batches, max_files=config.max_files, max_bytes=config.max_stored_bytes
+    )
+    return JobStore(directory, max_file_bytes=config.max_file_bytes, quota=quota)
 
 
 def _default_slo(config: ServerConfig) -> SLO | None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from archerfish.api.ask import Ask
-from archerfish.api.endpoints import ENDPOINTS, check_line, understand_line
+from archerfish.api.endpoints import ENDPOINTS, refuse_in_batch, understand_line
 from archerfish.api.errors import ErrorReply
 from archerfish.api.model import ServedModel, usual_tool_format
 from archerfish.box import models_in_box
@@ -120,13 +120,14 @@ def test_requests_carry_what_the_body_says_of_them(model: ServedModel) -> None:
         (RESPONSES, {"input": "a", "background": True}, "background"),
     ],
 )
-def test_what_no_line_can_be_is_seen_without_a_model(
-    model: ServedModel, endpoint: str, body: dict[str, Any], name: str
-) -> None:
+def test_what_no_line_can_be(model: ServedModel, endpoint: str, body: dict[str, Any], name: str) -> None:
     refusal = understand_line(model, endpoint, body)
     assert isinstance(refusal, ErrorReply) and refusal.status == 400
     assert refusal.param is not None and refusal.param.split(".")[0] == name
-    assert check_line(endpoint, body) == refusal.message
+    if name in ("stream", "background") and body[name]:
+        assert refuse_in_batch(body) == refusal
+    else:
+        assert refuse_in_batch(body) is None
 
 
 @pytest.mark.parametrize(
@@ -158,6 +159,13 @@ def test_how_tokens_are_guessed_is_a_choice_of_a_body(model: ServedModel, endpoi
 def test_what_this_model_and_place_cannot_do(
     model: ServedModel, endpoint: str, body: dict[str, Any], name: str
 ) -> None:
-    assert check_line(endpoint, body) is None
+    assert refuse_in_batch(body) is None
     refusal = understand_line(model, endpoint, body)
     assert isinstance(refusal, ErrorReply) and refusal.param == name
+
+
+@pytest.mark.parametrize("body", [[1], None, "text", 0, [], {1: 2}])
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_a_body_that_is_no_object(model: ServedModel, endpoint: str, body: object) -> None:
+    refusal = understand_line(model, endpoint, body)
+    assert isinstance(refusal, ErrorReply) and refusal.status == 400

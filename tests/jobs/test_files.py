@@ -1,5 +1,6 @@
 """Files: what is taken in stays, what is refused leaves no trace, and tenants see only their own."""
 
+import errno
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from archerfish.errors import ConfigError, FileTooLarge, InvalidParameter, NotFound, WrongState
+from archerfish.jobs import drafts
 from archerfish.jobs.store import JobStore
 from tests.jobs.working import CHAT, Clock, contents, echo, lines, new_batch, run_all, upload
 
@@ -82,7 +84,7 @@ def test_an_upload_that_breaks_off_leaves_no_trace(store: JobStore) -> None:
 
     with pytest.raises(ConnectionError):
         store.files.upload("a", "batch", chunks())
-    with store.files.begin_upload("a", "batch") as piecewise:
+    with store.files.begin_upload() as piecewise:
         piecewise.write(b"half")
     assert contents(store.directory) == [] and store.files.page().items == []
 
@@ -152,20 +154,39 @@ def test_ids_that_never_were(store: JobStore, file_id: str) -> None:
 
 def test_what_a_killed_process_left_is_swept_away(store: JobStore) -> None:
     kept = upload(store, b"kept")
-    # Killed between giving a content its place and writing its row, and in the middle of two uploads.
+    # Killed between giving a content its place and writing its row, and in the middle of an upload.
     (store.directory / "files" / "file-orphan").write_bytes(b"x")
+    (store.directory / "drafts" / "upload-dead").write_bytes(b"x")
+    (store.directory / "drafts" / "output-torn").write_bytes(b"x")
+    with JobStore(store.directory) as second:
+        assert contents(store.directory) == [kept, "output-torn"]
+        second.files.sweep_outputs()
+        assert contents(store.directory) == [kept]
+
+
+def test_uploads_of_living_processes_are_not_swept_away(store: JobStore) -> None:
+    with store.files.begin_upload() as first:
+        first.write(b"half")
+        with JobStore(store.directory) as second, second.files.begin_upload() as other:
+            other.write(b"x")
+            assert len(contents(store.directory)) == 2
+            other.finish("b", "batch")
+        assert first.finish("a", "batch").num_bytes == 4
+    assert len(contents(store.directory)) == len(store.files.page().items) == 2
+
+
+def test_without_locks_age_decides_what_is_swept_away(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     old, young = (store.directory / "drafts" / name for name in ("upload-old", "upload-young"))
     for path in (old, young):
         path.write_bytes(b"x")
     os.utime(old, (1.0, 1.0))
-    (store.directory / "drafts" / "output-torn").write_bytes(b"x")
-    with JobStore(store.directory) as second:
-        assert contents(store.directory) == [kept, "output-torn", "upload-young"]
-        second.files.sweep_outputs()
-        assert contents(store.directory) == [kept, "upload-young"]
-    os.utime(young, (1.0, 1.0))
-    another = upload(store, b"x")
-    assert contents(store.directory) == sorted([kept, another])
+
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(drafts.fcntl, "flock", no_locks)
+    with store.files.begin_upload() as third:
+        assert contents(store.directory) == sorted(["upload-young", third._draft.path.name])
 
 
 def test_places_that_cannot_keep_files(tmp_path: Path) -> None:

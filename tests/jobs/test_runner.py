@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from archerfish.errors import EngineStopped, InvalidParameter, PromptTooLong, StepFailed
+from archerfish.errors import EngineStopped, InvalidParameter, PromptTooLong
+from archerfish.jobs import runner
 from archerfish.jobs.lines import RunnerSettings
 from archerfish.jobs.records import BatchStatus, LineResult, RequestCounts
 from archerfish.jobs.runner import BatchRunner
@@ -76,13 +77,6 @@ def test_bad_inputs_fail_with_their_lines(store: JobStore) -> None:
         (2, "invalid_json_line"),
         (3, "duplicate_custom_id"),
     ]
-
-
-def test_bodies_are_checked_by_whoever_knows_them(store: JobStore) -> None:
-    batch = new_batch(store, lines(1))
-    run_all(store, echo, check_body=lambda endpoint, body: f"{endpoint} has no {sorted(body)}")
-    [error] = again(store, batch).errors
-    assert (error.message, error.line) == (f"{CHAT} has no ['text']", 1)
 
 
 def test_errors_of_lines_go_to_the_error_file(store: JobStore, caplog: pytest.LogCaptureFixture) -> None:
@@ -289,100 +283,6 @@ def test_a_window_that_ends_with_the_last_answer_has_cut_nothing_short(store: Jo
     assert (done.status, done.counts) == (BatchStatus.COMPLETED, RequestCounts(1, 1, 0))
 
 
-def test_lines_that_fell_with_the_engine_are_answered_later(store: JobStore) -> None:
-    async def work() -> None:
-        gate = Gate()
-        runner = runner_of(store, gate, max_in_flight=3)
-        runner.start()
-        await gate.until(3)
-        for custom_id in list(gate.waiting):
-            gate.fail(custom_id, StepFailed("out of memory"))
-        # Each of them comes back alone, then the others together.
-        for number in range(3):
-            await gate.until(1)
-            assert list(gate.waiting) == [f"request-{number}"]
-            gate.answer(f"request-{number}")
-        await gate.until(2)
-        for custom_id in list(gate.waiting):
-            gate.answer(custom_id)
-        done = await runner.finished(batch.batch_id)
-        assert (done.status, done.counts) == (BatchStatus.COMPLETED, RequestCounts(5, 5, 0))
-        await runner.stop()
-
-    batch = new_batch(store, lines(5))
-    within(work)
-
-
-@pytest.mark.parametrize("is_reply", [False, True])
-def test_a_line_that_always_breaks_the_engine_fails_alone(store: JobStore, is_reply: bool) -> None:
-    tries: dict[str, int] = {}
-
-    async def answer(endpoint: str, body: Mapping[str, Any], custom_id: str, tenant: str) -> LineResult:
-        tries[custom_id] = tries.get(custom_id, 0) + 1
-        if custom_id == "request-2" and is_reply:
-            return LineResult(503, {"error": {"message": "come back later"}}, "req")
-        if custom_id == "request-2" or (tries[custom_id] == 1 and not is_reply):
-            raise StepFailed("illegal memory access")
-        return await echo(endpoint, body, custom_id, tenant)
-
-    batch = new_batch(store, lines(6))
-    run_all(store, answer, settings=RunnerSettings(max_attempts=3, group_seconds=0.0, poll_seconds=3600.0))
-    done = again(store, batch)
-    assert (done.status, done.counts) == (BatchStatus.COMPLETED, RequestCounts(6, 5, 1))
-    assert tries["request-2"] == 3 and max(tries.values()) == 3
-    [error] = read(store, done.error_file_id)
-    if is_reply:
-        assert error["response"]["status_code"] == 503 and error["error"] is None
-    else:
-        assert error["error"]["code"] == "engine_error" and "3 times" in error["error"]["message"]
-        assert "illegal memory access" in error["error"]["message"]
-
-
-def test_an_engine_that_is_away_is_given_longer_and_longer(store: JobStore) -> None:
-    waits: list[float] = []
-
-    async def answer(endpoint: str, body: Mapping[str, Any], custom_id: str, tenant: str) -> LineResult:
-        if len(waits) < 5:
-            raise EngineStopped("it is being restarted")
-        return await echo(endpoint, body, custom_id, tenant)
-
-    async def wait(seconds: float) -> None:
-        waits.append(seconds)
-
-    batch = new_batch(store, lines(3))
-    settings = RunnerSettings(max_attempts=9, max_retry_seconds=6.0, poll_seconds=3600.0, max_in_flight=2)
-    run_all(store, answer, settings=settings, wait=wait)
-    assert waits == [1.0, 2.0, 4.0, 6.0, 6.0]
-    assert again(store, batch).counts == RequestCounts(3, 3, 0)
-
-
-def test_attempts_are_remembered_over_restarts(store: JobStore) -> None:
-    async def broken(*_: Any) -> LineResult:
-        failed.set()
-        raise StepFailed("gone")
-
-    async def wait(_: float) -> None:
-        await asyncio.get_running_loop().create_future()
-
-    async def until_it_fails() -> None:
-        nonlocal failed
-        failed = asyncio.Event()
-        runner = BatchRunner(store, broken, settings=RunnerSettings(max_attempts=3, poll_seconds=3600.0), wait=wait)
-        task = runner.start()
-        await failed.wait()
-        await runner.stop()
-        task.result()
-
-    failed = asyncio.Event()
-    batch = new_batch(store, lines(1))
-    for count in (1, 2):
-        within(until_it_fails)
-        assert store.work.progress(batch.batch_id).attempts == {1: count}
-    within(until_it_fails)
-    run_all(store, echo)
-    assert again(store, batch).counts == RequestCounts(1, 0, 1)
-
-
 def test_stopping_keeps_what_is_done_and_records_nothing_else(store: JobStore) -> None:
     async def interrupted() -> None:
         gate = Gate()
@@ -488,9 +388,6 @@ def test_an_input_that_goes_away_ends_its_batch_alone(store: JobStore) -> None:
 
 
 def test_a_mistake_in_one_batch_does_not_keep_the_others(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(*_: Any) -> str | None:
-        raise ZeroDivisionError
-
     first, second = new_batch(store, lines(1)), new_batch(store, lines(1))
     write_files = store.work._write_files
 
@@ -504,7 +401,8 @@ def test_a_mistake_in_one_batch_does_not_keep_the_others(store: JobStore, monkey
     assert again(store, first).status is BatchStatus.FAILED
     assert again(store, second).status is BatchStatus.COMPLETED
     third = new_batch(store, lines(1))
-    run_all(store, echo, check_body=check)
+    monkeypatch.setattr(runner, "validate", lambda *_: 1 / 0)
+    run_all(store, echo)
     assert [error.code for error in again(store, third).errors] == ["internal_error"]
 
 

@@ -2,7 +2,6 @@
 
 import io
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -52,7 +51,6 @@ def test_an_empty_input(content: bytes) -> None:
         (jsonl(line("a", method="GET")), "invalid_method", "'GET'", "method"),
         (jsonl(line("a", url=None)), "invalid_url", "None", "url"),
         (jsonl(line("a", url="/v1/completions")), "mismatched_url", "'/v1/chat/completions'", "url"),
-        (jsonl(line("a", body=[1])), "invalid_body", "[1]", "body"),
     ],
 )  # fmt: skip
 def test_a_bad_line_is_named(content: bytes, code: str, says: str, param: str | None) -> None:
@@ -89,12 +87,12 @@ def test_many_errors_are_counted() -> None:
     assert (found[-1].code, found[-1].message) == ("more_errors", "and 25 more")
 
 
-def test_the_caller_checks_bodies() -> None:
-    def check(endpoint: str, body: Mapping[str, Any]) -> str | None:
-        return None if endpoint == CHAT and "text" in body else "there is no text"
-
-    [error] = errors(jsonl(line("a"), line("b", body={})), check_body=check)
-    assert error == ("invalid_body", "there is no text", 2, "body")
+@pytest.mark.parametrize("body", [{}, {"unknown": 1}, {"stream": True}, [1], None, "text", 0])
+def test_bodies_are_judged_when_they_are_answered(body: object) -> None:
+    content = jsonl(line("a", body=body))
+    assert errors(content) == errors(content, endpoint=None) == []
+    [found] = read_lines(io.BytesIO(content))
+    assert found.body == body
 
 
 def test_without_an_endpoint_any_will_do() -> None:

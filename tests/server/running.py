@@ -91,11 +91,12 @@ def running_service(
     wait: bool = True,
     environment: dict[str, str] | None = None,
     verify: ssl.SSLContext | bool = True,
+    command: str = _COMMAND,
 ) -> Iterator[RunningService]:
     """`archerfish serve` with these options on a free port; killed at the end if it still runs."""
     arguments = ["serve", "--port", "0", "--threads", "1", *options]
     process = subprocess.Popen(
-        [sys.executable, "-c", _COMMAND, *arguments],
+        [sys.executable, "-c", command, *arguments],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, **(environment or {})},

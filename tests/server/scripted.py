@@ -4,25 +4,14 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import httpx
 
-from archerfish.box import models_in_box
 from archerfish.config.settings import EngineConfig, ServerConfig
-from archerfish.config.speculation import WITHOUT_GUESSES
-from archerfish.engine.engine import Engine
-from archerfish.execution.scripted import ScriptedExecutor, ScriptedStep
-from archerfish.kvcache.tables import KVTables
-from archerfish.scheduling.plan import Plan
-from archerfish.scheduling.policy import ContinuousBatching
-from archerfish.scheduling.scheduler import Limits, Scheduler
 from archerfish.server.app import create_app
 from archerfish.server.service import Service
-
-NUM_BLOCKS = 256
-_LENGTH = 1024
+from tests.server.scripted_engine import BUILDER
 
 
 class Clock:
@@ -41,13 +30,15 @@ class ScriptedService(NamedTuple):
 
 
 @contextlib.asynccontextmanager
-async def scripted_service(gate: Path | None = None, **settings: Any) -> AsyncIterator[ScriptedService]:
+async def scripted_service(
+    gate: Path | None = None, builder: str = BUILDER, **settings: Any
+) -> AsyncIterator[ScriptedService]:
     """Ready to be asked. With a gate, a named pipe, each step waits until somebody has opened it for writing."""
     clock = Clock()
     settings = {"served_model_name": ("scripted",), "peak_flops": 1e9, "peak_bandwidth": 1e9, **settings}
     server = ServerConfig(**settings)
     engine = EngineConfig(model=None if gate is None else str(gate))
-    service = Service(engine, server, builder="tests.server.scripted:build", clock=clock)
+    service = Service(engine, server, builder=builder, clock=clock)
     app = create_app(service)
     async with app.router.lifespan_context(app):
         assert service._watcher is not None
@@ -55,48 +46,3 @@ async def scripted_service(gate: Path | None = None, **settings: Any) -> AsyncIt
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
             yield ScriptedService(service, client, clock)
-
-
-# -- in the engine's process ------------------------------------------------------------------------------------------
-
-
-class GatedExecutor:
-    """Without a gate it is given steps ahead, as a device is. With one, each waits to be let through by itself."""
-
-    def __init__(self, gate: Path | None) -> None:
-        self.max_in_flight = 2 if gate is None else 1
-        self._gate = gate
-        self._scripted = ScriptedExecutor(max_in_flight=self.max_in_flight)
-
-    def launch(self, plan: Plan) -> ScriptedStep:
-        if self._gate is not None:
-            self._gate.read_bytes()
-        return self._scripted.launch(plan)
-
-    def close(self) -> None:
-        self._scripted.close()
-
-
-def build(config: EngineConfig, _on_progress: Any) -> Any:
-    """What the engine's process asks of an assembly."""
-    limits = Limits(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=_LENGTH)
-    tables = KVTables(NUM_BLOCKS, 16, (None,), step_tokens=64, prefix_caching=True)
-    executor = GatedExecutor(None if config.model is None else Path(config.model))
-    directory = models_in_box()["perch"]
-    return SimpleNamespace(
-        engine=Engine(Scheduler(limits, tables, ContinuousBatching()), executor, time.monotonic),
-        directory=directory,
-        tokenizer_directory=directory,
-        arch=SimpleNamespace(family="llama", vocab_size=8192, can_extend_positions=False, max_positions=_LENGTH),
-        config=SimpleNamespace(
-            max_model_len=_LENGTH,
-            max_num_seqs=8,
-            block_size=16,
-            dtype="float32",
-            device="cpu",
-        ),
-        guessing_methods=WITHOUT_GUESSES,
-        cache_size=SimpleNamespace(num_blocks=NUM_BLOCKS),
-        recommended={},
-        forms=None,
-    )

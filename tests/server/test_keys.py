@@ -217,6 +217,8 @@ def test_a_key_that_was_taken_out_is_refused(tmp_path: Path) -> None:
         (table("a", "sk-1", "requests_per_minute = 0"), "at least 1"),
         (table("a", "sk-1", "tokens_per_minute = 1.5"), "whole number"),
         (table("a", "sk-1", "tokens_per_minute = true"), "whole number"),
+        (table("a", "sk-1", "batch_requests_per_minute = 0"), "batch_requests_per_minute = 0 must be .* at least 1"),
+        (table("a", "sk-1", "batch_tokens_per_minute = 'many'"), "batch_tokens_per_minute = 'many' must be"),
         (table("a", "sk-1", "min_priority = -0.5"), "min_priority = -0.5 must be a whole number; lower goes first"),
         (table("a", "sk-1", "min_priority = false"), "whole number"),
     ],
@@ -286,13 +288,21 @@ def test_a_key_tells_no_secret(tmp_path: Path) -> None:
     assert hashlib.sha256(b"sk-1").hexdigest() not in repr(keys.find("Bearer sk-1"))
 
 
-def test_whose_work_it_is_that_was_accepted_before(tmp_path: Path) -> None:
-    path = key_file(tmp_path, table("alice", "sk-a", "requests_per_minute = 60\nmin_priority = -3"))
+def test_whose_batch_it_is_and_how_fast_its_lines_may_come(tmp_path: Path) -> None:
+    online = "requests_per_minute = 60\ntokens_per_minute = 1000\n"
+    more = "min_priority = -3\nbatch_requests_per_minute = 7\nbatch_tokens_per_minute = 70\n"
+    path = key_file(
+        tmp_path, table("alice", "sk-a", online) + table("bob", "sk-b", online + more) + table("carol", "sk-c")
+    )
     keys = Keys.load(("sk-flag",), path)
-    assert keys.owner("alice") == Key(name="alice", min_priority=-3), "rates do not count for it"
-    assert keys.owner("default") == Key(name="default")
-    assert keys.owner("gone") == Key(name="gone", min_priority=0)
-    assert Keys.load((), None).owner("") == Key(name="")
+    alice, bob, carol = (keys.owner(name) for name in ("alice", "bob", "carol"))
+    assert (alice.requests_per_minute, alice.tokens_per_minute) == (60, 1000), "as online"
+    assert (bob.requests_per_minute, bob.tokens_per_minute, bob.min_priority) == (7, 70, -3)
+    assert (carol.requests_per_minute, carol.tokens_per_minute) == (None, None)
+    assert alice.is_batch and bob.is_batch and not keys.find("Bearer sk-a").is_batch  # type: ignore[union-attr]
+    assert keys.owner("default") == Key(name="default", is_batch=True)
+    assert keys.owner("gone") == Key(name="gone", min_priority=0, is_batch=True)
+    assert Keys.load((), None).owner("") == Key(name="", is_batch=True)
 
 
 # -- where the service listens ----------------------------------------------------------------------------------------

@@ -4,21 +4,29 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, BinaryIO
 
-from fastapi import APIRouter, Form, Query, Request, UploadFile
+from fastapi import APIRouter, Query, Request
 from pydantic import Field
 from starlette.responses import Response, StreamingResponse
 
 from archerfish.api.bodies.common import Body
+from archerfish.jobs.files import UPLOAD_PURPOSES
 from archerfish.jobs.store import JobStore
 from archerfish.server.errors import ApiError
 from archerfish.server.replies import json_reply
 from archerfish.server.requests import LimitedRoute
 from archerfish.server.service import service_of
 
-files = APIRouter()  # Uploads are as large as files may be, not as bodies.
+files = APIRouter()
 batches = APIRouter(route_class=LimitedRoute)
 
 _PIECE = 1 << 20
+_PARTS = {
+    "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+    "purpose": {"type": "string", "enum": list(UPLOAD_PURPOSES)},
+}
+_FORM: dict[str, Any] = {
+    "multipart/form-data": {"schema": {"type": "object", "properties": _PARTS, "required": list(_PARTS)}}
+}
 
 
 class BatchBody(Body):
@@ -40,18 +48,11 @@ def _tenant(http: Request) -> str:
     return name
 
 
-@files.post("/v1/files")
-async def upload(http: Request, file: UploadFile, purpose: Annotated[str, Form()]) -> Response:
+@files.post("/v1/files", openapi_extra={"requestBody": {"required": True, "content": _FORM}})
+async def upload(http: Request) -> Response:
     """Keep a file."""
-    store = _store(http)
-    stored = await asyncio.to_thread(
-        store.files.upload, file.filename or "file", purpose, _pieces(file.file), tenant=_tenant(http)
-    )
+    stored = await service_of(http).uploads.receive(http, _store(http).files, _tenant(http))
     return json_reply(stored.as_object())
-
-
-def _pieces(source: BinaryIO) -> Any:
-    return iter(lambda: source.read(_PIECE), b"")
 
 
 @files.get("/v1/files")

@@ -1,0 +1,103 @@
+"""How many lines are answered at once, shared by all batches that run, and when an engine failure may be risked again.
+
+Knows neither lines nor batches.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Capacity:
+    """Divided evenly between the batches that have lines to start, except while one of them has it to itself."""
+
+    def __init__(self, max_in_flight: int) -> None:
+        self._max_in_flight = max_in_flight
+        self._shares: list[Share] = []
+        self._trials: deque[Share] = deque()
+        """Of the batches that want it to themselves, in their order."""
+
+    def join(self, on_change: Callable[[], None]) -> "Share":
+        """The share of one more batch. `on_change` is called when it may be able to start lines."""
+        share = Share(self, on_change)
+        self._shares.append(share)
+        self.changed()
+        return share
+
+    def leave(self, share: "Share") -> None:
+        assert share.num_in_flight == 0, "lines of a batch that has left are in flight"
+        self._shares.remove(share)
+        self.changed()
+
+    @contextmanager
+    def trial(self, share: "Share") -> Iterator[None]:
+        """Within the block other batches start no lines, and this one does when theirs have ended."""
+        self._trials.append(share)
+        try:
+            yield
+        finally:
+            self._trials.remove(share)
+            self.changed()
+
+    def may_start(self, share: "Share") -> bool:
+        total = sum(one.num_in_flight for one in self._shares)
+        # One that rests before its trial leaves that time to others.
+        trial = next((one for one in self._trials if one.num_in_flight or not one.is_resting), None)
+        if trial is not None:
+            return trial is share and total == share.num_in_flight < self._max_in_flight
+        num_active = sum(not one.is_resting for one in self._shares)
+        return total < self._max_in_flight and share.num_in_flight < max(1, self._max_in_flight // max(1, num_active))
+
+    def changed(self) -> None:
+        for share in self._shares:
+            share.on_change()
+
+
+class Share:
+    """What one batch has of it."""
+
+    def __init__(self, capacity: Capacity, on_change: Callable[[], None]) -> None:
+        self.num_in_flight = 0
+        self.is_resting = False
+        """Whether it starts no lines for a while, so that others may start more."""
+        self.on_change = on_change
+        self._capacity = capacity
+
+    def may_start(self) -> bool:
+        """Whether one more line may be started now."""
+        return self._capacity.may_start(self)
+
+    def started(self) -> None:
+        self.num_in_flight += 1
+
+    def ended(self) -> None:
+        self.num_in_flight -= 1
+        self._capacity.changed()
+
+    def rest(self, is_resting: bool) -> None:
+        self.is_resting = is_resting
+        self._capacity.changed()
+
+
+class FailurePace:
+    """How soon after an engine failure lines may be started, so that batches alone never wear the engine out.
+
+    A service whose engine dies too often in a short time ends itself.
+    """
+
+    def __init__(self, max_failures: int, window: float, least_seconds: float, clock: Callable[[], float]) -> None:
+        """At most `max_failures` in any `window` seconds; after each at least `least_seconds` of rest."""
+        self._window = window
+        self._least_seconds = least_seconds
+        self._clock = clock
+        self._failures: deque[float] = deque(maxlen=max_failures)
+
+    def failed(self) -> float:
+        """The engine has failed just now: how many seconds to wait before the next line."""
+        now = self._clock()
+        # All batches with lines in flight hear of the same failure.
+        if not self._failures or now - self._failures[-1] >= self._least_seconds:
+            self._failures.append(now)
+        if len(self._failures) < (self._failures.maxlen or 1):
+            return self._least_seconds
+        return max(self._least_seconds, self._failures[0] + self._window - now)

@@ -1,0 +1,45 @@
+"""How much one tenant may keep: files, their bytes, and batches that have not ended. Knows no HTTP."""
+
+import sqlite3
+from dataclasses import dataclass
+
+from archerfish.errors import QuotaExceeded, TooManyBatches
+from archerfish.jobs.database import marks
+from archerfish.jobs.records import OPEN_STATUSES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """Of each tenant. Outputs of batches count, but are never refused: what was answered is not thrown away."""
+
+    max_open_batches: int = 100
+    max_files: int = 10_000
+    max_bytes: int = 32 * 1024**3
+
+    def check_file(self, connection: sqlite3.Connection, tenant: str, num_bytes: int) -> None:
+        """Refuse one more file of this size."""
+        row = connection.execute(
+            "SELECT COUNT(*) AS number, COALESCE(SUM(num_bytes), 0) AS bytes FROM files WHERE tenant = ?", (tenant,)
+        ).fetchone()
+        if row["number"] >= self.max_files:
+            raise QuotaExceeded(
+                f"{row['number']:,} files are kept here, and may be --max-files {self.max_files:,}; delete some first"
+            )
+        if row["bytes"] + num_bytes > self.max_bytes or row["bytes"] >= self.max_bytes:
+            raise QuotaExceeded(
+                f"the files kept here take {row['bytes']:,} bytes, and may take --max-stored-bytes "
+                f"{self.max_bytes:,}; delete some first"
+            )
+
+    def check_batch(self, connection: sqlite3.Connection, tenant: str) -> None:
+        """Refuse one more batch: there are too many, or no space is left for its output."""
+        [number] = connection.execute(
+            f"SELECT COUNT(*) FROM batches WHERE tenant = ? AND status IN ({marks(OPEN_STATUSES)})",
+            (tenant, *(status.value for status in OPEN_STATUSES)),
+        ).fetchone()
+        if number >= self.max_open_batches:
+            raise TooManyBatches(
+                f"{number:,} batches have not ended, and may be --max-open-batches {self.max_open_batches:,}; "
+                "wait for one, or cancel one"
+            )
+        self.check_file(connection, tenant, 0)
