@@ -2,11 +2,13 @@
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from typing import Any
 
 from archerfish.config.speculation import WITHOUT_GUESSES
 from archerfish.errors import InvalidParameter, PromptTooLong, TokenizerError
-from archerfish.request import LARGEST_PRIORITY, SLO, Request, RequestClass, SamplingParams
+from archerfish.request import LARGEST_PRIORITY, SLO, Best, Request, RequestClass, SamplingParams
 from archerfish.sampling.trial import Trial
 from archerfish.tokenizer import Tokenizer
 
@@ -65,13 +67,14 @@ class Intake:
         if method is not None and method not in self._guessing_methods:
             allowed = f"this engine has {', '.join(self._guessing_methods)}; others are loaded by --speculative-config"
             raise InvalidParameter("speculation.method", method, allowed)
+        params, best = self._settled(params)
         params.check_token_ids(self._vocab_size)
-        token_ids = self.token_ids(prompt, add_special_tokens=add_special_tokens)
+        token_ids = self.shortened(self.token_ids(prompt, add_special_tokens=add_special_tokens), params)
         self.check_length(token_ids)
         return Request(
             request_id=uuid.uuid4().hex,
             external_id=external_id,
-            prompt_token_ids=token_ids,
+            prompt_token_ids=tuple(token_ids),
             params=params,
             arrival_time=self._clock(),
             request_class=_as_class(request_class),
@@ -79,7 +82,36 @@ class Intake:
             cache_salt=cache_salt,
             slo=slo,
             tenant=tenant,
+            best=best,
         )
+
+    def _settled(self, params: SamplingParams) -> tuple[SamplingParams, Best | None]:
+        """A copy that nobody else can change, as the engine takes it; and which of its answers are returned."""
+        if params.bad_words:
+            sequences = (*params.bad_words_token_ids, *self._bad_sequences(params.bad_words))
+            params = replace(params, bad_words=(), bad_words_token_ids=sequences)
+        if params.best_of is None or params.best_of == params.n:
+            return copy(params), None
+        best = Best(params.n, shows_logprobs=params.logprobs is not None)
+        return replace(params, n=params.best_of, best_of=None, logprobs=params.logprobs or 0), best
+
+    def _bad_sequences(self, words: Sequence[str]) -> list[tuple[int, ...]]:
+        """Words as the tokenizer splits them, at the start of a text and behind a space."""
+        if self.tokenizer is None:
+            allowed = "words need a tokenizer, and none was loaded; use bad_words_token_ids"
+            raise InvalidParameter("bad_words", words, allowed)
+        texts = [text for word in words for text in (word, " " + word.lstrip())]
+        sequences = (tuple(self.tokenizer.encode(text, add_special_tokens=False)) for text in texts)
+        return list(dict.fromkeys(sequence for sequence in sequences if sequence))
+
+    def shortened(self, token_ids: Sequence[int], params: SamplingParams) -> Sequence[int]:
+        """The end of a prompt, where truncate_prompt_tokens asks for it."""
+        most = params.truncate_prompt_tokens
+        if most is None:
+            return token_ids
+        if most == -1:
+            most = max(1, self.max_model_len - (params.max_tokens or 1))
+        return token_ids[-most:]
 
     def check_length(self, token_ids: Sequence[int]) -> None:
         """Raise unless a prompt of these tokens can be answered. The scheduler checks it too, in its own process."""

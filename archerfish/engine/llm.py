@@ -215,11 +215,12 @@ class LLM:
             for event in events:
                 one = self._open.get(event.request_id)
                 piece = one.collector.add(event, now) if one is not None else None
-                if one is not None and piece is not None:
-                    if one.pieces is not None:
-                        one.pieces.append(piece)
-                    if one.collector.finished:
-                        ended.append(event.request_id)
+                if one is None:
+                    continue
+                if one.pieces is not None and piece is not None:
+                    one.pieces.append(piece)
+                if one.collector.finished:
+                    ended.append(event.request_id)
         if self._engine.stopped is not None:
             raise StepFailed(self._engine.stopped)
         return ended
