@@ -135,12 +135,15 @@ class Intake:
 
     def chat_text(self, messages: Sequence[Message], **variables: Any) -> str:
         """Messages laid out as the model's chat template wants them."""
-        for message in messages if isinstance(messages, Sequence) else ():
-            content = message.get("content") if isinstance(message, Mapping) else None
-            for part in content if isinstance(content, list) else ():
-                if isinstance(part, Mapping) and part.get("type") != "text":
-                    raise InvalidParameter("messages", part.get("type"), "only parts of type text are understood")
+        _check_parts(messages)
         return self._needed_tokenizer("a chat").chat_template.render(messages, **variables)
+
+    def chat_text_by(self, template: str, messages: Sequence[Message], **variables: Any) -> str:
+        """The same by a template of the caller's own: it is a program, so it must not come from anyone else."""
+        _check_parts(messages)
+        if not isinstance(template, str):
+            raise InvalidParameter("chat_template", template, "it must be the text of a template")
+        return self._needed_tokenizer("a chat").other_template(template).render(messages, **variables)
 
     def _why_unknown(self, token: object) -> str:
         allowed = f"the model has {self._vocab_size} tokens, with ids from 0 to {self._vocab_size - 1}"
@@ -151,6 +154,14 @@ class Intake:
         if self.tokenizer is None:
             raise TokenizerError(f"{what} needs a tokenizer, and none was loaded; give token ids instead")
         return self.tokenizer
+
+
+def _check_parts(messages: object) -> None:
+    for message in messages if isinstance(messages, Sequence) else ():
+        content = message.get("content") if isinstance(message, Mapping) else None
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, Mapping) and part.get("type") != "text":
+                raise InvalidParameter("messages", part.get("type"), "only parts of type text are understood")
 
 
 def check_priority(priority: object) -> None:

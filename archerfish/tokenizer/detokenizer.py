@@ -143,10 +143,9 @@ class TokenText:
         # A token without text must not become the context: a space is only kept behind other text.
         if not self._visible((token_id,)):
             return ""
-        if token_id in self._added_texts and not self._pending and self._context[-1:]:
-            if self._context[-1] in self._added_texts:
-                self._context, self._context_text = [token_id], self._decode([token_id])
-                return self._of_answer(self._added_texts[token_id])
+        if token_id in self._added_texts and not self._pending and self._follows_added():
+            self._context, self._context_text = [token_id], self._decode([token_id])
+            return self._of_answer(self._added_texts[token_id])
         self._pending.append(token_id)
         text = self._pending_text(self._pending)
         if not text:
@@ -159,6 +158,9 @@ class TokenText:
         certain = text[self._num_shown : len(text) - num_unfinished]
         self._num_shown += len(certain)
         return self._of_answer(certain)
+
+    def _follows_added(self) -> bool:
+        return bool(self._context) and self._context[-1] in self._added_texts
 
     def finish(self) -> str:
         """The rest of the text, with U+FFFD for a character that stays incomplete."""
