@@ -190,6 +190,20 @@ class AsyncEngine:
         self._context.term()
         self._directory.remove()
 
+    def kill(self) -> None:
+        """End the process now, also where its event loop runs no more; whatever is open fails."""
+        self._set_status(EngineStatus.ENDED)
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)
+        # What belongs to an event loop that is closed can no longer be woken.
+        with contextlib.suppress(RuntimeError):
+            self._fail_open("the engine was shut down")
+        if self._keeper is not None:
+            with contextlib.suppress(RuntimeError):
+                self._keeper.cancel()
+        self._directory.remove()
+
     @property
     def _watch_interval(self) -> float:
         """Seconds between heartbeats of an idle engine, and between looks for them."""

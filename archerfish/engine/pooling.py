@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from archerfish.checks import check_bool, check_int
 from archerfish.engine.outputs import RequestOutput
 from archerfish.errors import InvalidParameter, RequestError
-from archerfish.request import SamplingParams
+from archerfish.request import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,6 +66,7 @@ class PoolingParams:
             prompt_embedding=task == "embed",
             prompt_states=task == "token_embed",
             truncate_prompt_tokens=self.truncate_prompt_tokens,
+            output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
 
