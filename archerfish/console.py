@@ -4,8 +4,9 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -87,3 +88,30 @@ class ProgressBar:
         progress = Progress(*columns, console=Console(stderr=True), transient=True)
         progress.start()
         return progress, progress.add_task(self._title, total=self._total, note="")
+
+
+class CallersBar:
+    """A bar that the caller's function makes, which takes tqdm's arguments: for example partial(tqdm, leave=False)."""
+
+    def __init__(self, make: Callable[..., Any], title: str, total: int) -> None:
+        self._bar = make(total=total, desc=title)
+        self._done = 0
+
+    def __enter__(self) -> "CallersBar":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def update(self, done: int, note: str = "") -> None:
+        """Say how much of the total is done."""
+        if done > self._done:
+            self._bar.update(done - self._done)
+            self._done = done
+        if note and hasattr(self._bar, "set_postfix_str"):
+            self._bar.set_postfix_str(note)
+
+
+def progress_bar(title: str, total: int, shown: bool | Callable[..., Any]) -> ProgressBar | CallersBar:
+    """A bar where it is wanted, the caller's own if a function was given."""
+    return CallersBar(shown, title, total) if callable(shown) else ProgressBar(title, total, enabled=bool(shown))

@@ -1,12 +1,15 @@
 """Sampling parameters: every bad value is refused by name, and what people write is brought into one form."""
 
 import math
-from dataclasses import FrozenInstanceError, fields
+import pickle
+from copy import copy
+from dataclasses import fields
 
 import pytest
 
 from archerfish.errors import InvalidParameter, UserError
-from archerfish.request import SamplingParams
+from archerfish.request import SamplingParams, Speculation, Structured
+from archerfish.sampling_params import BeamSearchParams, GuidedDecodingParams, StructuredOutputsParams
 
 NOT_WHOLE = [1.5, 1.0, "3", math.nan, [1], True, False]
 NOT_NUMBERS = ["0.5", math.nan, math.inf, -math.inf, [0.5], None, True, False, 1j]
@@ -45,6 +48,16 @@ BAD = {
     "logprobs": [-1, *NOT_WHOLE],
     "prompt_logprobs": [-1, *NOT_WHOLE],
     "prompt_embedding": [1, "yes", None],
+    "prompt_states": [1, "yes", None],
+    "detokenize": [0, "no", None],
+    "spaces_between_special_tokens": [0, "no", None],
+    "best_of": [0, -1, 10**9, *NOT_WHOLE],
+    "truncate_prompt_tokens": [0, -2, 10**400, *NOT_WHOLE],
+    "bad_words": ["", "word", [""], [" "], [None], [5], 5, [b"word"], ["a" * 1001], ["a"] * 1001],
+    "bad_words_token_ids": [5, [5], [[]], [[1], []], [[1] * 1001], [[1]] * 1001],
+    "output_kind": [0, "DELTA", None, True],
+    "structured_outputs": ["json", [], 1, True, {}, {"regex": "a", "choice": ["b"]}, {"jsn": {}}],
+    "guided_decoding": ["json", [], 1, True, {}, {"regex": "a", "choice": ["b"]}, {"regex": "a", "backend": "x"}],
     "structured": ["json", {"regex": "a"}, 1, True],
     "speculation": ["off", {"method": "off"}, 1, True],
 }
@@ -64,9 +77,11 @@ TRIED = [(name, value) for name, values in BAD.items() for value in values]
 def test_a_bad_value_is_refused_and_named(name, value):
     with pytest.raises(InvalidParameter) as caught:
         SamplingParams(**{name: value})
+    assert isinstance(caught.value, UserError)
+    if isinstance(value, dict) and name in ("structured_outputs", "guided_decoding"):
+        return  # The error is about what is in it.
     assert caught.value.name == name
     assert name in str(caught.value)
-    assert isinstance(caught.value, UserError)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +92,8 @@ def test_a_bad_value_is_refused_and_named(name, value):
         *((name, ids) for name in ("allowed_token_ids", "stop_token_ids") for ids in BAD_TOKEN_IDS),
         ("logprobs", 1001),
         ("prompt_logprobs", 1001),
+        ("bad_words_token_ids", [[5, 1000]]),
+        ("bad_words_token_ids", [[-1]]),
     ],
     ids=str,
 )
@@ -122,6 +139,10 @@ def test_more_tokens_at_least_than_at_most_are_refused():
         {"logprobs": 0, "prompt_logprobs": 0},
         {"logit_bias": {5: -100}},
         {"n": 128},
+        {"best_of": 1},
+        {"best_of": 1024},
+        {"truncate_prompt_tokens": -1},
+        {"truncate_prompt_tokens": 1},
     ],
     ids=str,
 )
@@ -139,7 +160,7 @@ def test_an_unknown_parameter_is_refused_with_the_known_ones():
         assert field.name in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["best_of", "_check", "is_greedy", "from_dict", ""])
+@pytest.mark.parametrize("name", ["use_beam_search", "_check", "is_greedy", "from_dict", ""])
 def test_what_is_not_a_field_is_not_a_parameter(name):
     with pytest.raises(InvalidParameter):
         SamplingParams.from_dict({name: 1})
@@ -182,10 +203,89 @@ def test_a_temperature_near_zero_is_greedy(temperature, greedy):
     assert SamplingParams(temperature=temperature).is_greedy is greedy
 
 
-def test_parameters_cannot_be_changed_once_they_are_made():
-    params = SamplingParams()
-    with pytest.raises(FrozenInstanceError):
-        params.temperature = -1.0
+def test_a_change_is_checked_with_all_the_rest_and_an_error_changes_nothing():
+    params = SamplingParams(min_tokens=2)
+    params.max_tokens, params.stop, params.top_k = 3, "end", -1
+    assert params == SamplingParams(min_tokens=2, max_tokens=3, stop=("end",), top_k=0)
+    for name, value in (("temperature", -1.0), ("max_tokens", 1), ("temprature", 0.5), ("logits_processors", [])):
+        with pytest.raises(InvalidParameter, match=name if name != "max_tokens" else "min_tokens"):
+            setattr(params, name, value)
+        assert params == SamplingParams(min_tokens=2, max_tokens=3, stop="end")
+
+
+@pytest.mark.parametrize("again", [copy, lambda params: pickle.loads(pickle.dumps(params))], ids=["copy", "pickle"])
+def test_copies_are_equal_and_do_not_follow_changes(again):
+    params = SamplingParams(seed=5, bad_words=["a"], structured_outputs={"regex": "a+"})
+    other = again(params)
+    assert other == params
+    params.seed = 6
+    assert other.seed == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("logits_processors", "use logit_bias, allowed_token_ids, bad_words or structured_outputs"),
+        ("use_beam_search", "LLM.beam_search"),
+        ("guided_json", "StructuredOutputsParams"),
+        ("thinking_token_budget", "max_tokens"),
+    ],
+)
+def test_what_other_engines_take_is_refused_with_what_takes_its_place(name, says):
+    with pytest.raises(InvalidParameter, match=says) as caught:
+        SamplingParams(**{name: [print]})
+    assert caught.value.name == name
+
+
+def test_the_best_answers_are_some_of_those_that_are_written():
+    with pytest.raises(InvalidParameter, match=r"best_of = 2.*n = 3"):
+        SamplingParams(n=3, best_of=2)
+    assert SamplingParams(n=3, best_of=3).best_of == 3
+
+
+def test_stop_texts_need_text():
+    with pytest.raises(InvalidParameter, match="stop_token_ids"):
+        SamplingParams(stop="end", detokenize=False)
+
+
+@pytest.mark.parametrize("name", ["structured_outputs", "guided_decoding"])
+def test_the_form_of_an_answer_has_the_names_that_vllm_has_for_it(name):
+    kind = StructuredOutputsParams if name == "structured_outputs" else GuidedDecodingParams
+    wanted = SamplingParams(structured=Structured(regex="a+"))
+    assert SamplingParams(**{name: kind(regex="a+")}) == SamplingParams(**{name: {"regex": "a+"}}) == wanted
+    with pytest.raises(InvalidParameter, match="given twice"):
+        SamplingParams(structured=Structured(regex="a+"), **{name: kind(regex="a+")})
+    setattr(wanted, name, kind(choice=["a"]))
+    assert wanted.structured == Structured(choice=("a",))
+
+
+@pytest.mark.parametrize("name", ["suffix", "ngram", "reference"])
+def test_looking_up_what_followed_before_has_several_names(name):
+    assert Speculation(method=name) == Speculation(method="reference")
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"beam_width": 0, "max_tokens": 1}, "beam_width"),
+        ({"beam_width": True, "max_tokens": 1}, "beam_width"),
+        ({"beam_width": 10**9, "max_tokens": 1}, "beam_width"),
+        ({"beam_width": 1, "max_tokens": 0}, "max_tokens"),
+        ({"beam_width": 1, "max_tokens": 1, "temperature": 0.5}, "temperature"),
+        ({"beam_width": 1, "max_tokens": 1, "length_penalty": math.inf}, "length_penalty"),
+        ({"beam_width": 1, "max_tokens": 1, "length_penalty": math.nan}, "length_penalty"),
+        ({"beam_width": 1, "max_tokens": 1, "ignore_eos": 1}, "ignore_eos"),
+        ({"beam_width": 1, "max_tokens": 1, "include_stop_str_in_output": True}, "include_stop_str_in_output"),
+    ],
+)
+def test_a_bad_value_of_a_beam_search_is_refused_and_named(values, named):
+    with pytest.raises(InvalidParameter) as caught:
+        BeamSearchParams(**values)
+    assert caught.value.name == named
+
+
+def test_a_beam_search_is_written_as_in_vllm():
+    assert BeamSearchParams(4, 16) == BeamSearchParams(beam_width=4, max_tokens=16, temperature=0.0, ignore_eos=False)
 
 
 def test_what_a_client_changes_later_does_not_change_the_parameters():

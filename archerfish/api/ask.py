@@ -43,7 +43,7 @@ class Ask:
         """The same with token ids for prompts, or a RequestError that names what is wrong with one of them."""
         prompts = []
         for prompt, text in zip(self.prompts, self.texts, strict=True):
-            token_ids = self._token_ids(intake, prompt)
+            token_ids = intake.shortened(self._token_ids(intake, prompt), self.params)
             intake.check_length(token_ids)
             prompts.append(TokenizedPrompt(array("i", token_ids), text if self.repeats_prompt else None))
         return replace(self, prompts=prompts)

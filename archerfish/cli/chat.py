@@ -31,7 +31,7 @@ _INTERRUPT_HINT = "(Ctrl-C again, Ctrl-D or /exit ends.)"
 @click.command("chat", cls=SectionedCommand, epilog=NUMBERS_NOTE)
 @click.option("--system", metavar="TEXT", help="Instructions that stand before the conversation.")
 @engine_options
-@sampling_options(left_out=("n", "logprobs", "prompt_logprobs"))
+@sampling_options(left_out=("n", "best_of", "logprobs", "prompt_logprobs"))
 def command(system: str | None, sampling: Mapping[str, Any], config: EngineConfig) -> None:
     """Talk with a model, turn by turn.
 

@@ -8,14 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from archerfish.cli.field_options import CommandFunction, SectionOption, field_options, take_given
+from archerfish.cli.field_options import (
+    ENGINE_SECTION,
+    CommandFunction,
+    SectionOption,
+    field_options,
+    take_given,
+)
 from archerfish.config.load import load_config
 from archerfish.config.settings import EngineConfig, ServerConfig
 
 if TYPE_CHECKING:
     from archerfish.engine.llm import LLM
 
-_RECORDS: dict[str, tuple[type, str]] = {"config": (EngineConfig, "Engine"), "server": (ServerConfig, "Server")}
+_RECORDS: dict[str, tuple[type, str]] = {"config": (EngineConfig, ENGINE_SECTION), "server": (ServerConfig, "Server")}
 """What a command can be called with, and the heading of its options."""
 _TAKE_MANY = ("served_model_name",)
 """Fields whose option takes all values up to the next option."""

@@ -1,21 +1,41 @@
 """Makes command-line options from the fields of a dataclass, grouped in the help. Knows no particular dataclass."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
+from difflib import get_close_matches
 from typing import Any, Literal, get_args, get_origin
 
 import click
 
-from archerfish.config.load import field_docs, field_types, without_none
+from archerfish.cli.foreign_options import without_foreign_options
+from archerfish.config.compatibility import own_value
+from archerfish.config.load import LEAST_LIKENESS, field_docs, field_types, without_none
 from archerfish.config.settings import flag_name
 
 CommandFunction = Callable[..., None]
+
+ENGINE_SECTION = "Engine"
+"""The heading of the engine's settings."""
 
 NUMBERS_NOTE = "Whole numbers may be written 4k (4000) or 4K (4096), also 25.6k, 2M, 1G."
 
 _METAVARS: dict[Any, str] = {int: "INT", float: "NUMBER", str: "TEXT", Mapping: "JSON", tuple: "ID,..."}
 _TEXTS = tuple[str, ...]
 _REPEATED = " May be given several times."
+
+
+class SettingChoice(click.Choice[str]):
+    """One of a setting's values, also under the name that another engine has for it."""
+
+    def __init__(self, name: str, choices: Sequence[str]) -> None:
+        super().__init__(choices)
+        self._name = name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(own_value(self._name, value), param, ctx)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class SectionOption(click.Option):
@@ -29,11 +49,23 @@ class SectionOption(click.Option):
 
 
 class SectionedCommand(click.Command):
-    """A command whose help lists its own options first, then those of each section."""
+    """A command whose help lists its own options first, then those of each section.
+
+    One with settings of the engine knows those of other engines, too.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        options = [one for one in self.get_params(ctx) if isinstance(one, SectionOption) and one.takes_many]
-        return super().parse_args(ctx, _repeat_flags(args, {flag for option in options for flag in option.opts}))
+        options = [parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)]
+        if any(isinstance(option, SectionOption) and option.section == ENGINE_SECTION for option in options):
+            args = without_foreign_options(options, args)
+        take_many = [option for option in options if isinstance(option, SectionOption) and option.takes_many]
+        args = _repeat_flags(args, {flag for option in take_many for flag in option.opts})
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            known = [spelling for option in options for spelling in (*option.opts, *option.secondary_opts)]
+            likely = get_close_matches(error.option_name, known, n=2, cutoff=LEAST_LIKENESS)
+            raise click.NoSuchOption(error.option_name, None, likely, ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
@@ -71,7 +103,8 @@ def field_options(
         for name in reversed([name for name in shown if name not in left_out]):
             kind = without_none(types[name])
             text = docs[name] + (_REPEATED if kind == _TEXTS else "") + _default_note(shown[name])
-            declaration, shape = _declaration(spell(name), kind), _shape(kind) | {"takes_many": name in take_many}
+            declaration = _declaration(spell(name), kind)
+            shape = _shape(name, kind) | {"takes_many": name in take_many}
             command = click.option(declaration, prefix + name, cls=SectionOption, section=section, help=text, **shape)(
                 command
             )
@@ -105,12 +138,12 @@ def _declaration(flag: str, kind: Any) -> str:
     return f"{flag}/--no-{flag.removeprefix('--')}" if kind is bool else flag
 
 
-def _shape(kind: Any) -> dict[str, Any]:
+def _shape(name: str, kind: Any) -> dict[str, Any]:
     """What click must know of the value. Conversion is left to config/load.py, which reads the other sources too."""
     if kind is bool:
         return {"default": None}
     if get_origin(kind) is Literal:
-        return {"type": click.Choice(get_args(kind))}
+        return {"type": SettingChoice(name, get_args(kind))}
     if kind == _TEXTS:
         return {"type": str, "multiple": True, "metavar": "TEXT"}
     return {"type": str, "metavar": _METAVARS[get_origin(kind) or kind]}

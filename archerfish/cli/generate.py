@@ -54,7 +54,7 @@ def command(
         has_text = llm.assembly.intake.tokenizer is not None
         if as_json:
             write_json(llm.generate(prompts, params))
-        elif len(prompts) == 1 and params.n == 1:
+        elif len(prompts) == 1 and params.n == 1 and params.best_of is None:
             write_stream(llm.stream(prompts[0], params), has_text=has_text)
         else:
             write_all(llm.generate(prompts, params), has_text=has_text)

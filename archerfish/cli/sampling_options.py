@@ -13,7 +13,10 @@ from archerfish.request import SamplingParams, Speculation
 
 _SECTION = "Sampling (by default what the model's generation_config.json names, else the values shown)"
 _GUESSING = "Guessing tokens, for these requests alone (by default as --speculative-config says)"
-_NOT_FLAGS = ("structured", "speculation", "prompt_embedding")
+_NOT_FLAGS = (
+    *("structured", "structured_outputs", "guided_decoding", "speculation", "prompt_embedding", "prompt_states"),
+    *("bad_words_token_ids", "detokenize", "output_kind"),
+)
 """What has flags of its own (here and in form_options), or is too much for a terminal."""
 _GUESSING_PREFIX = "guessing_"
 _PREFIX = "sampling_"

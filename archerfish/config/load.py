@@ -3,6 +3,7 @@
 import ast
 import inspect
 import json
+import logging
 import math
 import os
 import textwrap
@@ -13,11 +14,17 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from archerfish.config.compatibility import FOREIGN, hint, own_value, translate
 from archerfish.config.numbers import parse_count
 from archerfish.config.settings import EngineConfig, ServerConfig, flag_name
 from archerfish.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "ARCHERFISH_"
+
+logger = logging.getLogger("archerfish")
+
+LEAST_LIKENESS = 0.8
+"""Of two names, for one to be offered instead of the other: a wrong hint is worse than none."""
 
 _TRUE = frozenset(("true", "1", "yes", "on"))
 _FALSE = frozenset(("false", "0", "no", "off"))
@@ -42,7 +49,16 @@ def load_config(
 
 def check_settings(settings: Mapping[str, Any]) -> EngineConfig:
     """Settings given in Python, checked and converted as flags are. A setting of None was not given."""
-    return EngineConfig(**read_flags(EngineConfig, settings, spell=lambda name: name))
+    own = field_types(EngineConfig)
+    foreign = {name: value for name, value in settings.items() if name not in own and name in FOREIGN}
+    kept = {name: value for name, value in settings.items() if name not in foreign}
+    translated = translate(foreign, spell=lambda name: name)
+    for name, value in translated.settings.items():
+        if kept.get(name) not in (None, value):
+            raise ConfigError(f"{name}={kept[name]!r}: {' and '.join(foreign)} ask for {value!r}; leave one out")
+    for notice in translated.notices:
+        logger.info(notice)
+    return EngineConfig(**read_flags(EngineConfig, {**kept, **translated.settings}, spell=lambda name: name))
 
 
 def read_flags(record: type, flags: Mapping[str, Any], spell: Callable[[str], str] = flag_name) -> dict[str, Any]:
@@ -127,7 +143,7 @@ def _convert_all(
         if name not in types:
             raise ConfigError(f"{written} is not a setting{_suggestion(name, [*types, *also_known], spell)}")
         try:
-            converted[name] = _convert(types[name], value)
+            converted[name] = _convert(types[name], own_value(name, value))
         except (ValueError, OverflowError, ConfigError) as error:
             raise ConfigError(f"{written}: {error}") from error
     return converted
@@ -136,10 +152,12 @@ def _convert_all(
 def _suggestion(name: str, known: Iterable[str], spell: Callable[[str], str]) -> str:
     from difflib import get_close_matches
 
-    close = get_close_matches(name, known, n=1)
+    if (instead := hint(name, spell)) is not None:
+        return f"; {instead}"
+    close = get_close_matches(name, known, n=1, cutoff=LEAST_LIKENESS)
     if close:
         return f"; did you mean {spell(close[0])}?"
-    return f"; settings are {', '.join(spell(setting) for setting in known)}"
+    return "; archerfish serve --help lists all settings"
 
 
 def _convert(annotation: Any, value: Any) -> Any:

@@ -76,8 +76,8 @@ keeps a scale for each head and token, fp8 is for GPUs and has none."""
     max_num_batched_tokens: int | None = None
     """Most tokens in one step; longer prompts are cut into chunks. By default 512 on a CPU, 8192 on a GPU."""
     speculative_config: Mapping[str, Any] = field(default_factory=dict)
-    """JSON object that says how tokens are guessed and checked several at once: {"method": "reference"} copies from \
-prompt and answer, lookahead guesses in parallel, auto (the default) takes what pays, off guesses nothing. \
+    """JSON object that says how tokens are guessed and checked several at once: {"method": "suffix"} (or ngram) \
+copies from prompt and answer, lookahead guesses in parallel, auto (the default) takes what pays, off guesses nothing. \
 "verification" says which guesses stand: coupled (the default) keeps the very tokens, rejection their distribution; \
 typical is lossy: answers change, within "typical_epsilon" and "typical_delta"."""
     batching: Batching = "continuous"

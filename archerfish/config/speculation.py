@@ -6,7 +6,7 @@ from math import inf
 from typing import Any, Literal, get_args
 
 from archerfish.errors import ConfigError
-from archerfish.request import MOST_GUESSES, Verification
+from archerfish.request import METHOD_ALIASES, MOST_GUESSES, Verification
 
 Method = Literal["auto", "off", "reference", "lookahead", "draft_model", "eagle", "medusa"]
 DraftFormat = Literal["none", "int8", "w8a8", "int4"]
@@ -21,6 +21,41 @@ TYPICAL_EPSILON = 0.09
 TYPICAL_DELTA = 0.3
 _FLAG = "--speculative-config"
 _MOST_BRANCHES = 8
+_LONGEST_LOOKUP = 1024
+_ALIASES = {**METHOD_ALIASES, "eagle3": "eagle"}
+
+_NOT_METHODS = {
+    "mtp": "layers for it inside a checkpoint are not read; use draft_model, eagle or medusa",
+    "deepseek_mtp": "layers for it inside a checkpoint are not read; use draft_model, eagle or medusa",
+    "mlp_speculator": "use medusa or eagle, which archerfish train-draft makes",
+    "ngram_gpu": "use ngram, or suffix, which finds matches of any length",
+}
+"""Methods of vLLM that are not here, and what to use."""
+
+_FOREIGN_KEYS: Mapping[str, tuple[tuple[object, ...], str]] = {
+    "draft_tensor_parallel_size": ((1,), "the draft model runs on the model's device; leave it out"),
+    "tensor_parallel_size": ((1,), "the draft model runs on the model's device; leave it out"),
+    "enforce_eager": ((False,), "draft and model run alike; use --kernels reference"),
+    "disable_padded_drafter_batch": ((True, False), "drafts are never padded; leave it out"),
+    "parallel_drafting": ((False,), "draft tokens are made in turn, or side by side with branches; leave it out"),
+    "use_heterogeneous_vocab": ((False,), "a draft model must have the vocabulary of the model"),
+    "use_local_argmax_reduction": ((True, False), "there is one device; leave it out"),
+    "rejection_sample_method": (("standard",), 'use verification: "coupled", "rejection" or "typical"'),
+    "draft_sample_method": (("greedy",), 'use verification: "rejection" takes draft tokens by their probability'),
+    "acceptance_method": (("rejection_sampler",), 'use verification: "typical" for typical acceptance'),
+    "posterior_threshold": ((), "use typical_epsilon"),
+    "posterior_alpha": ((), "use typical_delta"),
+    "max_model_len": ((), "a draft model serves sequences up to its own longest context; leave it out"),
+    "revision": ((), "give model a directory that holds this revision"),
+    "disable_by_batch_size": ((), "nothing is drafted where it does not pay; leave it out"),
+    "speculative_disable_by_batch_size": ((), "nothing is drafted where it does not pay; leave it out"),
+    "speculative_token_tree": ((), "use branches"),
+    "suffix_decoding_max_tree_depth": ((24,), "matches may have any length; use prompt_lookup_max to bound it"),
+    "suffix_decoding_max_cached_requests": ((), "use shared: true or false"),
+    "suffix_decoding_max_spec_factor": ((1.0,), "how far a match is followed is learned; leave it out"),
+    "suffix_decoding_min_token_prob": ((0.1,), "how far a match is followed is learned; leave it out"),
+}
+"""Keys of vLLM's speculative_config that are not ours: values that ask for what is so anyway, and what to use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +71,11 @@ class SpeculationConfig:
     branches: int = 1
     """Tokens that are guessed side by side at each place."""
     shared: bool = False
-    """With reference or auto: copy from what other requests of the same tenant were answered, too."""
+    """With suffix or auto: copy from what other requests of the same tenant were answered, too."""
+    prompt_lookup_max: int | None = None
+    """With ngram or suffix: tokens at the end of the sequence that are looked up, at most; by default any number."""
+    prompt_lookup_min: int | None = None
+    """The same, at least; by default 1."""
     verification: Verification = "coupled"
     """Which guesses stand: coupled those that would have been drawn anyway, token for token; rejection as many as leave
     the distribution of answers as it is; typical those that are likely enough, which changes answers: it is lossy."""
@@ -49,10 +88,17 @@ class SpeculationConfig:
     def read(cls, given: Mapping[str, Any]) -> "SpeculationConfig":
         """Or a ConfigError that names the key."""
         names = [one.name for one in fields(cls)]
-        for key in given:
+        # A null is how vLLM's users leave a key out.
+        own = {key: value for key, value in given.items() if value is not None}
+        for key, value in list(own.items()):
             if key not in names:
-                raise ConfigError(f"{_FLAG} has no key {key!r}; it knows {', '.join(names)}")
-        config = cls(**given)
+                _check_foreign(key, value, names)
+                del own[key]
+        if isinstance(method := own.get("method"), str):
+            if method in _NOT_METHODS:
+                raise ConfigError(f"{_FLAG} method {method!r}: {_NOT_METHODS[method]}")
+            own["method"] = _ALIASES.get(method, method)
+        config = cls(**own)
         config._check_each()
         config._check_together()
         return config
@@ -64,6 +110,9 @@ class SpeculationConfig:
         if self.num_speculative_tokens is not None:
             _check_count("num_speculative_tokens", self.num_speculative_tokens, MOST_GUESSES)
         _check_count("branches", self.branches, _MOST_BRANCHES)
+        for key in ("prompt_lookup_max", "prompt_lookup_min"):
+            if getattr(self, key) is not None:
+                _check_count(key, getattr(self, key), _LONGEST_LOOKUP)
         if self.model is not None and not isinstance(self.model, str):
             raise ConfigError(f"{_FLAG} model {self.model!r} must be the name of a model or of a directory")
         if not isinstance(self.shared, bool):
@@ -79,8 +128,13 @@ class SpeculationConfig:
         """What is given must have a meaning for the method: nothing is accepted and ignored."""
         guesses, is_named = self.method != "off", self.method not in ("auto", "off")
         has_weights = self.method in ("auto", *NETWORKS)
+        # With a model and no method, the method is what the model's files are for.
+        has_method = is_named or (self.method == "auto" and self.model is not None)
+        looks_up = self.method == "reference"
         for key, is_given, has_meaning, needed in (
-            ("num_speculative_tokens", self.num_speculative_tokens is not None, is_named, "a method that guesses"),
+            ("num_speculative_tokens", self.num_speculative_tokens is not None, has_method, "a method that guesses"),
+            ("prompt_lookup_max", self.prompt_lookup_max is not None, looks_up, "ngram or suffix"),
+            ("prompt_lookup_min", self.prompt_lookup_min is not None, looks_up, "ngram or suffix"),
             ("model", self.model is not None, has_weights, f"auto or {' or '.join(NETWORKS)}"),
             ("quantization", self.quantization != "none", has_weights, "a method with weights"),
             ("branches", self.branches > 1, is_named and self.method != "lookahead", "a method that makes one line"),
@@ -89,8 +143,19 @@ class SpeculationConfig:
         ):
             if is_given and not has_meaning:
                 raise ConfigError(f"{_FLAG} {key} needs {needed}, not {self.method}")
+        if (self.prompt_lookup_min or 1) > (self.prompt_lookup_max or _LONGEST_LOOKUP):
+            raise ConfigError(f"{_FLAG} prompt_lookup_min {self.prompt_lookup_min} is more than prompt_lookup_max")
         if (self.num_speculative_tokens or 1) * self.branches > MOST_GUESSES:
             raise ConfigError(f"{_FLAG} num_speculative_tokens times branches is more than {MOST_GUESSES}")
+
+
+def _check_foreign(key: str, value: object, names: list[str]) -> None:
+    """Raise unless this is a key of vLLM's, with a value that asks for what is so anyway."""
+    if key not in _FOREIGN_KEYS:
+        raise ConfigError(f"{_FLAG} has no key {key!r}; it knows {', '.join(names)}")
+    accepted, instead = _FOREIGN_KEYS[key]
+    if not any(type(value) is type(one) and value == one for one in accepted):
+        raise ConfigError(f"{_FLAG} {key} {value!r}: {instead}")
 
 
 def _check_choice(key: str, value: object, known: tuple[str, ...]) -> None:

@@ -190,6 +190,25 @@ class AsyncEngine:
         self._context.term()
         self._directory.remove()
 
+    def kill(self) -> None:
+        """End the process now, also where its event loop runs no more; whatever is open fails."""
+        self._set_status(EngineStatus.ENDED)
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(self._process.pid, signal.SIGKILL)
+                # Its memory is free when this returns. Its exit code is left for the event loop to read.
+                os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        # Where the event loop is closed, nothing that waits in it can be woken.
+        with contextlib.suppress(RuntimeError):
+            self._fail_open("the engine was shut down")
+        with contextlib.suppress(RuntimeError):
+            if self._keeper is not None:
+                self._keeper.cancel()
+        with contextlib.suppress(RuntimeError):
+            self._context.destroy(linger=0)  # With its sockets: what was not sent would be waited for.
+        self._socket = None
+        self._directory.remove()
+
     @property
     def _watch_interval(self) -> float:
         """Seconds between heartbeats of an idle engine, and between looks for them."""

@@ -14,7 +14,7 @@ from archerfish.arch.cost import step_cost
 from archerfish.config.resolve import ResolvedConfig, resolve
 from archerfish.config.settings import EngineConfig
 from archerfish.console import logger
-from archerfish.engine.drafts import choose_drafts
+from archerfish.engine.drafts import choose_drafts, with_named_method
 from archerfish.engine.engine import Engine
 from archerfish.engine.footprint import bytes_per_kv_value, bytes_per_weight, footprint, free_memory
 from archerfish.engine.intake import Intake
@@ -85,7 +85,7 @@ class Blueprint(NamedTuple):
 def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Assembly:
     """Load the model and connect everything. Every error a user can fix is raised before weights are read."""
     checkpoint = read_checkpoint(config)
-    resolved = resolve(config, facts_of(checkpoint))
+    resolved = with_named_method(resolve(config, facts_of(checkpoint)))
     recommended = _recommended(checkpoint.generation, checkpoint.directory / "generation_config.json")
     tokenizer_directory = _tokenizer_directory(config, checkpoint)
     tokenizer = None if tokenizer_directory is None else Tokenizer.load(tokenizer_directory)

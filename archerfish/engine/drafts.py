@@ -213,6 +213,15 @@ class HeadDrafts:
         return Guessing("eagle", eagle, filled, config.max_model_len, features)
 
 
+def with_named_method(config: ResolvedConfig) -> ResolvedConfig:
+    """Where a model was given without a method, and a number of draft tokens: the method that its files are for."""
+    speculation = config.speculation
+    if speculation.method != "auto" or speculation.model is None or speculation.num_speculative_tokens is None:
+        return config
+    method: Any = drafter_kind(locate(speculation.model))
+    return replace(config, speculation=replace(speculation, method=method))
+
+
 def find_drafts(config: ResolvedConfig, target: Checkpoint, find: Find = locate) -> Source | None:
     """Whose weights guess, if any do; a ConfigError where a method needs some and none are known."""
     speculation = config.speculation

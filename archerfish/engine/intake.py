@@ -2,11 +2,13 @@
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from typing import Any
 
 from archerfish.config.speculation import WITHOUT_GUESSES
 from archerfish.errors import InvalidParameter, PromptTooLong, TokenizerError
-from archerfish.request import LARGEST_PRIORITY, SLO, Request, RequestClass, SamplingParams
+from archerfish.request import LARGEST_PRIORITY, SLO, Best, Request, RequestClass, SamplingParams
 from archerfish.sampling.trial import Trial
 from archerfish.tokenizer import Tokenizer
 
@@ -66,13 +68,14 @@ class Intake:
         if method is not None and method not in self._guessing_methods:
             allowed = f"this engine has {', '.join(self._guessing_methods)}; others are loaded by --speculative-config"
             raise InvalidParameter("speculation.method", method, allowed)
+        params, best = self._settled(params)
         params.check_token_ids(self._vocab_size)
-        token_ids = self.token_ids(prompt, add_special_tokens=add_special_tokens)
+        token_ids = self.shortened(self.token_ids(prompt, add_special_tokens=add_special_tokens), params)
         self.check_length(token_ids)
         return Request(
             request_id=uuid.uuid4().hex,
             external_id=external_id,
-            prompt_token_ids=token_ids,
+            prompt_token_ids=tuple(token_ids),
             params=params,
             arrival_time=self._clock(),
             request_class=_as_class(request_class),
@@ -81,7 +84,36 @@ class Intake:
             slo=slo,
             tenant=tenant,
             position=position,
+            best=best,
         )
+
+    def _settled(self, params: SamplingParams) -> tuple[SamplingParams, Best | None]:
+        """A copy that nobody else can change, as the engine takes it; and which of its answers are returned."""
+        if params.bad_words:
+            sequences = (*params.bad_words_token_ids, *self._bad_sequences(params.bad_words))
+            params = replace(params, bad_words=(), bad_words_token_ids=sequences)
+        if params.best_of is None or params.best_of == params.n:
+            return copy(params), None
+        best = Best(params.n, shows_logprobs=params.logprobs is not None)
+        return replace(params, n=params.best_of, best_of=None, logprobs=params.logprobs or 0), best
+
+    def _bad_sequences(self, words: Sequence[str]) -> list[tuple[int, ...]]:
+        """Words as the tokenizer splits them, at the start of a text and behind a space."""
+        if self.tokenizer is None:
+            allowed = "words need a tokenizer, and none was loaded; use bad_words_token_ids"
+            raise InvalidParameter("bad_words", words, allowed)
+        texts = [text for word in words for text in (word, " " + word.lstrip())]
+        sequences = (tuple(self.tokenizer.encode(text, add_special_tokens=False)) for text in texts)
+        return list(dict.fromkeys(sequence for sequence in sequences if sequence))
+
+    def shortened(self, token_ids: Sequence[int], params: SamplingParams) -> Sequence[int]:
+        """The end of a prompt, where truncate_prompt_tokens asks for it."""
+        most = params.truncate_prompt_tokens
+        if most is None:
+            return token_ids
+        if most == -1:
+            most = max(1, self.max_model_len - (params.max_tokens or 1))
+        return token_ids[-most:]
 
     def check_length(self, token_ids: Sequence[int]) -> None:
         """Raise unless a prompt of these tokens can be answered. The scheduler checks it too, in its own process."""
@@ -105,12 +137,15 @@ class Intake:
 
     def chat_text(self, messages: Sequence[Message], **variables: Any) -> str:
         """Messages laid out as the model's chat template wants them."""
-        for message in messages if isinstance(messages, Sequence) else ():
-            content = message.get("content") if isinstance(message, Mapping) else None
-            for part in content if isinstance(content, list) else ():
-                if isinstance(part, Mapping) and part.get("type") != "text":
-                    raise InvalidParameter("messages", part.get("type"), "only parts of type text are understood")
+        _check_parts(messages)
         return self._needed_tokenizer("a chat").chat_template.render(messages, **variables)
+
+    def chat_text_by(self, template: str, messages: Sequence[Message], **variables: Any) -> str:
+        """The same by a template of the caller's own: it is a program, so it must not come from anyone else."""
+        _check_parts(messages)
+        if not isinstance(template, str):
+            raise InvalidParameter("chat_template", template, "it must be the text of a template")
+        return self._needed_tokenizer("a chat").other_template(template).render(messages, **variables)
 
     def _why_unknown(self, token: object) -> str:
         allowed = f"the model has {self._vocab_size} tokens, with ids from 0 to {self._vocab_size - 1}"
@@ -121,6 +156,14 @@ class Intake:
         if self.tokenizer is None:
             raise TokenizerError(f"{what} needs a tokenizer, and none was loaded; give token ids instead")
         return self.tokenizer
+
+
+def _check_parts(messages: object) -> None:
+    for message in messages if isinstance(messages, Sequence) else ():
+        content = message.get("content") if isinstance(message, Mapping) else None
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, Mapping) and part.get("type") != "text":
+                raise InvalidParameter("messages", part.get("type"), "only parts of type text are understood")
 
 
 def check_priority(priority: object) -> None:

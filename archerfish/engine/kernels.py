@@ -259,7 +259,12 @@ def build_speculator(
     if not config.guesses:
         return None
     speculation = config.speculation
-    reference = ReferenceProposer(branches=speculation.branches, shared=speculation.shared)
+    reference = ReferenceProposer(
+        shortest=speculation.prompt_lookup_min or 1,
+        longest=speculation.prompt_lookup_max,
+        branches=speculation.branches,
+        shared=speculation.shared,
+    )
     ways = [
         Way("reference", reference, most=_MOST_GUESSES),
         Way("lookahead", LookaheadProposer(), most=MOST_NODES, as_a_whole=True),

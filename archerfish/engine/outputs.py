@@ -1,10 +1,10 @@
 """What a caller gets back, in the shape vLLM's users know, and the collector that builds it from token events."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from archerfish.metrics.timing import RequestTiming
-from archerfish.request import FinishReason, Request, TokenEvent, TokenLogprobs
+from archerfish.request import Best, FinishReason, Request, TokenEvent, TokenLogprobs
 from archerfish.tokenizer import Detokenizer, Tokenizer
 
 
@@ -37,6 +37,10 @@ class CompletionOutput:
     """The stop token or stop text that ended it, if the request named it."""
     error: str | None = None
 
+    def finished(self) -> bool:
+        """Whether nothing will be added."""
+        return self.finish_reason is not None
+
 
 @dataclass(slots=True)
 class RequestOutput:
@@ -53,6 +57,8 @@ class RequestOutput:
     """Prompt tokens that did not have to be computed."""
     prompt_embedding: list[float] | None = None
     """The mean of the last layer's states over the prompt, if it was asked for."""
+    prompt_states: bytes | None = None
+    """The last layer's state of each prompt token, if they were asked for: float32, row after row."""
     finished: bool = False
 
 
@@ -69,6 +75,11 @@ class StreamOutput:
     error: str | None = None
 
 
+def _cumulative_logprob(answer: CompletionOutput) -> float:
+    assert answer.cumulative_logprob is not None, "answers are compared by log-probabilities that were asked for"
+    return answer.cumulative_logprob
+
+
 StopSequence = Callable[[str, int], None]
 """(request id, index): the answer is complete, although the engine does not know it yet."""
 
@@ -81,6 +92,7 @@ class Collector:
         self._tokenizer = tokenizer
         self._stop = stop
         self._include_stop = params.include_stop_str_in_output
+        self._best = request.best
         self.output = RequestOutput(
             request_id=request.external_id or request.request_id,
             prompt=prompt,
@@ -95,12 +107,13 @@ class Collector:
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
         )
         self._detokenizers: list[Detokenizer | None] = [None] * params.n
-        if tokenizer is not None:
+        if tokenizer is not None and params.detokenize:
             self._detokenizers = [
                 Detokenizer(
                     tokenizer,
                     request.prompt_token_ids,
                     skip_special_tokens=params.skip_special_tokens,
+                    spaces_between_special_tokens=params.spaces_between_special_tokens,
                     stop=params.stop,
                     include_stop_str_in_output=params.include_stop_str_in_output,
                     min_tokens=params.min_tokens,
@@ -113,7 +126,9 @@ class Collector:
         return self.output.finished
 
     def add(self, event: TokenEvent, now: float) -> StreamOutput | None:
-        """Take in one event; what it adds, or None if its answer was already complete."""
+        """Take in one event; what it adds, or None if its answer was already complete, or is yet to be compared."""
+        if self.finished:
+            return None
         answer = self.output.outputs[event.sequence_index]
         if answer.finish_reason is not None:
             return None
@@ -142,6 +157,10 @@ class Collector:
         answer.text += text
         if self.output.finished:
             self.output.metrics.finished_time = now
+            if self._best is not None:
+                self._choose(self._best)
+        if self._best is not None:
+            return None  # Which answers are returned is known only when all are there.
         return StreamOutput(
             event.sequence_index, text, token_ids, logprobs, answer.finish_reason, answer.stop_reason, answer.error
         )
@@ -157,6 +176,8 @@ class Collector:
             self.output.num_cached_tokens = event.num_cached_tokens
         if event.prompt_embedding is not None:
             self.output.prompt_embedding = event.prompt_embedding
+        if event.prompt_states is not None:
+            self.output.prompt_states = event.prompt_states
         if event.prompt_logprobs and event.sequence_index == 0 and self.output.prompt_logprobs is not None:
             self.output.prompt_logprobs += [self._logprobs(entry) for entry in event.prompt_logprobs]
 
@@ -180,6 +201,15 @@ class Collector:
 
     def _text(self, token_id: int) -> str:
         return "" if self._tokenizer is None else self._tokenizer.token_text(token_id)
+
+    def _choose(self, best: Best) -> None:
+        """Keep the likeliest answers, the likeliest first. One that failed is no answer, unless all failed."""
+        whole = [answer for answer in self.output.outputs if answer.finish_reason != FinishReason.ERROR.value]
+        ranked = sorted(whole or self.output.outputs, key=_cumulative_logprob, reverse=True)
+        self.output.outputs = [replace(answer, index=index) for index, answer in enumerate(ranked[: best.num_answers])]
+        if not best.shows_logprobs:
+            for answer in self.output.outputs:
+                answer.logprobs = answer.cumulative_logprob = None
 
     def _finish(self, answer: CompletionOutput, reason: FinishReason, stop_reason: int | str | None) -> None:
         answer.finish_reason = reason.value

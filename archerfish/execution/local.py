@@ -66,6 +66,8 @@ class LocalExecutor:
         """Hears the logits of all prompts that want log-probabilities, where somebody asks for whole distributions."""
         self._state_sums: dict[int, Tensor] = {}
         """Rows that want the mean state over their prompt, and the sum so far."""
+        self._states: dict[int, list[Tensor]] = {}
+        """Rows that want the state of each token of their prompt, and those so far."""
 
     def launch(self, plan: Plan) -> Finished:
         self.take_in(plan)
@@ -128,7 +130,8 @@ class LocalExecutor:
         """The step with guesses after some of its chunks, and which of them stand."""
         hidden, logits = self._run(outline)
         prompt_logprobs = self._prompt_logprobs(plan, outline, hidden)
-        result = StepResult([[] for _ in plan.chunks], {}, prompt_logprobs, self._embeddings(plan, outline, hidden))
+        embeddings, states = self._embeddings(plan, outline, hidden), self._prompt_states(plan, outline, hidden)
+        result = StepResult([[] for _ in plan.chunks], {}, prompt_logprobs, embeddings, states)
         sampling = [place for place, chunk in enumerate(plan.chunks) if chunk.samples]
         drawing = Drawing(
             logits, outline.rows[outline.sampling], outline.drawn_positions, torch.from_numpy(self._rows.tokens)
@@ -183,7 +186,7 @@ class LocalExecutor:
         """The step, once its plan was taken in."""
         hidden, logits = self._run(outline)
         prompt_logprobs = self._prompt_logprobs(plan, outline, hidden)
-        embeddings = self._embeddings(plan, outline, hidden)
+        embeddings, states = self._embeddings(plan, outline, hidden), self._prompt_states(plan, outline, hidden)
         sampling = outline.sampling
         tokens: list[list[int]] = [[] for _ in plan.chunks]
         if not len(sampling):
@@ -199,6 +202,7 @@ class LocalExecutor:
             {int(sampling[place]): [entry] for place, entry in draw.logprobs.items()},
             prompt_logprobs,
             embeddings,
+            states,
             {int(sampling[place]): reason for place, reason in draw.failures.items()},
         )
 
@@ -208,7 +212,7 @@ class LocalExecutor:
 
     def asked_alone(self, plan: Plan, outline: Outline) -> DrawRows | None:
         """What the step's tokens are drawn by, if nothing else is wanted of it: no edits of logits, nothing told."""
-        told = self._num_prompt_logprobs.keys() | self._state_sums.keys()
+        told = self._num_prompt_logprobs.keys() | self._state_sums.keys() | self._states.keys()
         if not len(outline.sampling) or (told and any(chunk.row in told for chunk in plan.chunks)):
             return None
         return self._sampler.asked_alone(outline.rows[outline.sampling], outline.ends[outline.sampling])
@@ -229,6 +233,9 @@ class LocalExecutor:
             self._state_sums.pop(start.row, None)
             if start.params.prompt_embedding:
                 self._state_sums[start.row] = torch.zeros(self._model.arch.hidden_size, device=self._device)
+            self._states.pop(start.row, None)
+            if start.params.prompt_states:
+                self._states[start.row] = []
         has_new_blocks = False
         for chunk in plan.chunks:
             if chunk.new_blocks:
@@ -276,6 +283,21 @@ class LocalExecutor:
             if chunk.start + count == num_prompt:
                 found[place] = (total / num_prompt).tolist()
                 del self._state_sums[chunk.row]
+        return found
+
+    def _prompt_states(self, plan: Plan, outline: Outline, hidden: Tensor) -> dict[int, bytes]:
+        """For chunks with which a prompt ends, of rows that asked: the state of each of its tokens."""
+        found: dict[int, bytes] = {}
+        for index, chunk in enumerate(plan.chunks if self._states else ()):
+            pieces = self._states.get(chunk.row)
+            if pieces is None:
+                continue
+            num_prompt, first = int(self._rows.num_prompt[chunk.row]), int(outline.offsets[index])
+            count = min(chunk.length, num_prompt - chunk.start)
+            pieces.append(hidden[first : first + count].to("cpu", torch.float32, copy=True))
+            if chunk.start + count == num_prompt:
+                found[index] = torch.cat(pieces).numpy().tobytes()
+                del self._states[chunk.row]
         return found
 
 

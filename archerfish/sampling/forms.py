@@ -86,8 +86,32 @@ def _grammar(structured: Structured) -> str:
         # One terminal, not one for each: thousands of those would be more than a parser's row may hold.
         texts = " | ".join(json.dumps(text) for text in structured.choice)
         return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
+    if structured.structural_tag is not None:
+        return _tagged(structured.structural_tag)
     assert structured.grammar is not None
     return LLMatcher.grammar_from_lark(_as_lark(structured.grammar))
+
+
+def _tagged(text: str) -> str:
+    """Free text in which each beginning of a structure is followed by JSON of its schema and by its end."""
+    from llguidance import StructTag
+
+    try:
+        value = json.loads(text)
+        triggers = [str(trigger) for trigger in value["triggers"]]
+        tags = []
+        for structure in value["structures"]:
+            begin = structure["begin"]
+            trigger = next((trigger for trigger in triggers if trigger and begin.startswith(trigger)), None)
+            if trigger is None:
+                raise ValueError(f"no trigger is the start of {begin!r}")
+            tags.append(StructTag(trigger=trigger, begin=begin, grammar=structure["schema"], end=structure["end"]))
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        why = f"a structural tag has structures, each with begin, schema and end, and triggers ({error!r})"
+        raise ValueError(why) from error
+    if not tags:
+        raise ValueError("a structural tag must have at least one structure")
+    return StructTag.to_grammar(tags)
 
 
 def _as_lark(grammar: str) -> str:

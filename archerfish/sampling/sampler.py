@@ -13,6 +13,7 @@ from archerfish.ops.reference.probabilities import probabilities
 from archerfish.ops.signatures import DRAW_ROW, Drawn, DrawRows
 from archerfish.ops.signatures import Draw as DrawOperation
 from archerfish.request import SamplingParams, TokenLogprob, TokenLogprobs
+from archerfish.sampling.bad_words import BadWords
 from archerfish.sampling.edits import LogitEdits
 from archerfish.sampling.grammar import Grammars, Guessed
 from archerfish.sampling.penalties import penalize
@@ -49,6 +50,7 @@ class Sampler:
         self._num_logprobs: dict[int, int] = {}
         """Rows that want log-probabilities, and how many."""
         self._edits = LogitEdits()
+        self._bad_words = BadWords()
 
     def set_row(
         self,
@@ -72,6 +74,7 @@ class Sampler:
         if params.logprobs is not None:
             self._num_logprobs[row] = params.logprobs
         self._edits.set_row(row, params, stop_token_ids, num_prompt_tokens + params.min_tokens)
+        self._bad_words.set_row(row, params, num_prompt_tokens)
         if self._grammars is not None:
             self._grammars.set_row(row, params.structured, written)
         else:
@@ -87,12 +90,12 @@ class Sampler:
         """The same of tokens whose log-probabilities nobody wants."""
         if self._has_penalties[rows].any():
             return None
-        if (self._edits or self._grammars) and any(map(self._is_bound, rows.tolist())):
+        if (self._edits or self._grammars or self._bad_words) and any(map(self._is_bound, rows.tolist())):
             return None
         return self._asked_at(rows, positions)
 
     def _is_bound(self, row: int) -> bool:
-        return row in self._edits or self.has_form(row)
+        return row in self._edits or row in self._bad_words or self.has_form(row)
 
     def _asked_at(self, rows: Ints, positions: Ints) -> DrawRows:
         asked: DrawRows = self._asked[rows]
@@ -135,7 +138,7 @@ class Sampler:
 
     def reads_history(self, row: int) -> bool:
         """Whether what a row draws depends on its tokens beyond their logits."""
-        return bool(self._has_penalties[row])
+        return bool(self._has_penalties[row]) or row in self._bad_words
 
     def wrote(self, row: int, tokens: Sequence[int]) -> None:
         """The row's answer goes on with these tokens."""
@@ -155,7 +158,7 @@ class Sampler:
         return Draw(drawn.tokens.tolist(), self._logprobs(logits, drawn.tokens, rows), failures)
 
     def _edited(self, logits: Tensor, rows: Ints, positions: Ints, history: Tensor, guessed: Guessed) -> Tensor:
-        edited = self._edits.apply(logits, rows, positions)
+        edited = self._bad_words.apply(self._edits.apply(logits, rows, positions), rows, positions, history)
         if self._grammars is not None:
             edited = self._grammars.mask(edited, rows, guessed)
         return self._penalize(edited, rows, positions, history)

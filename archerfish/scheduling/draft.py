@@ -214,7 +214,7 @@ def cached_prefix(tables: KVTables, sequence: Sequence) -> PrefixMatch:
     """What a waiting sequence would start from. Changes nothing."""
     params = sequence.request.params
     # What is told of every token of the prompt must be computed for every one.
-    tells_of_prompt = params.prompt_logprobs is not None or params.prompt_embedding
+    tells_of_prompt = params.prompt_logprobs is not None or params.prompt_embedding or params.prompt_states
     if not tables.prefix_caching or tells_of_prompt:
         return NO_MATCH
     # The last token is always computed: its logits are what the next one is drawn from.

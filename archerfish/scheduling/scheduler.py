@@ -213,6 +213,8 @@ class Scheduler:
             if event is not None:
                 if place in result.embeddings:
                     event = event._replace(prompt_embedding=result.embeddings[place])
+                if place in result.states:
+                    event = event._replace(prompt_states=result.states[place])
                 if place in result.num_guessed:
                     event = event._replace(num_guesses=result.num_guessed[place], num_stood=len(tokens) - 1)
                 events.append(event)

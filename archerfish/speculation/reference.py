@@ -63,6 +63,15 @@ class Match(NamedTuple):
             length = text.length[state]
         return Match(text, following, length + 1)
 
+    def within(self, longest: int | None) -> "Match":
+        """Of no more than so many tokens: the end of the string, and everything that followed that."""
+        text, state, length = self
+        if longest is None or length <= longest:
+            return self
+        while text.length[text.link[state]] >= longest:
+            state = text.link[state]
+        return Match(text, state, longest)
+
 
 class Memory:
     """What one tenant's sequences wrote lately, in two generations: when the young is full, the old is forgotten."""
@@ -149,7 +158,7 @@ class _Row:
     nothing it never is.
     """
 
-    def __init__(self, tokens: Sequence[int], page: Page | None, ends: Ends) -> None:
+    def __init__(self, tokens: Sequence[int], page: Page | None, ends: Ends, longest: int | None = None) -> None:
         self._text = SuffixAutomaton()
         self._end = EMPTY
         self._unread = list(tokens)
@@ -163,6 +172,7 @@ class _Row:
         self._pairs.add(last)
         self._page = page
         self._ends = ends
+        self._longest = longest
         self.doubt = FIRST_DOUBT
         """In its copies, beside what is doubted in those of all rows."""
         self.unchecked: tuple[Draft, int] | None = None
@@ -192,7 +202,8 @@ class _Row:
         """The longest there is, the sequence's own before others of the same length."""
         own = self._own_match() if self._has_repeated else Match(self._text, EMPTY, 0)
         others = self._page.matches() if self._page is not None else []
-        return max(own, *others, key=lambda match: match.length) if others else own
+        found = max(own, *others, key=lambda match: match.length) if others else own
+        return found.within(self._longest)
 
     def _own_match(self) -> Match:
         if self._unread:
@@ -319,15 +330,25 @@ class ReferenceProposer:
     with two (measured on edited text: 8.3 tokens a pass instead of 7.7, on ordinary text no more guesses that fail).
     """
 
-    def __init__(self, *, shortest: int = 1, branches: int = 1, least: float = 0.25, shared: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        shortest: int = 1,
+        longest: int | None = None,
+        branches: int = 1,
+        least: float = 0.25,
+        shared: bool = False,
+    ) -> None:
         """
         shortest: tokens of a match that is worth a guess.
+        longest: tokens at the end of a sequence that are looked up, at most; None any number.
         branches: in how many ways a draft may go on after each token; with one it is a chain.
         least: the chance to stand that a guess must have.
         shared: copy from what other sequences of the tenant wrote, too.
         """
         assert shortest >= 1 and branches >= 1 and 0 < least <= 1
         self._shortest = shortest
+        self._longest = longest
         self._branches = branches
         self._least = least
         self._rows: dict[int, _Row] = {}
@@ -344,7 +365,7 @@ class ReferenceProposer:
         if self._memories is not None:
             page = Page(self._remembered(self._memories, tenant))
             page.write(tokens[max(num_prompt_tokens, len(tokens) - RESUMED_TOKENS) :])
-        self._rows[row] = _Row(tokens, page, self._ends)
+        self._rows[row] = _Row(tokens, page, self._ends, self._longest)
 
     def _remembered(self, memories: OrderedDict[str, Memory], tenant: str) -> Memory:
         memory = memories.setdefault(tenant, Memory())

@@ -42,11 +42,17 @@ class Detokenizer:
         prompt_token_ids: Sequence[int],
         *,
         skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
         stop: tuple[str, ...] = (),
         include_stop_str_in_output: bool = False,
         min_tokens: int = 0,
     ) -> None:
-        self._tokens = TokenText(tokenizer, prompt_token_ids, skip_special_tokens=skip_special_tokens)
+        self._tokens = TokenText(
+            tokenizer,
+            prompt_token_ids,
+            skip_special_tokens=skip_special_tokens,
+            spaces_between_special_tokens=spaces_between_special_tokens,
+        )
         self._stop_strings = StopStrings(stop)
         self._include_stop = include_stop_str_in_output
         self._min_tokens = min_tokens
@@ -111,9 +117,20 @@ class TokenText:
     of which the first `num_shown` characters are.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool,
+        spaces_between_special_tokens: bool = True,
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
+        self._added_texts: dict[int, str] = {}
+        """Texts of tokens that follow one another without the space that a decoder puts between any two tokens."""
+        if not (skip_special_tokens or spaces_between_special_tokens):
+            self._added_texts = {token_id: text for text, token_id in tokenizer.added_tokens.items()}
         self._context: list[int] = []
         self._context_text = ""
         self._pending: list[int] = []
@@ -126,6 +143,9 @@ class TokenText:
         # A token without text must not become the context: a space is only kept behind other text.
         if not self._visible((token_id,)):
             return ""
+        if token_id in self._added_texts and not self._pending and self._follows_added():
+            self._context, self._context_text = [token_id], self._decode([token_id])
+            return self._of_answer(self._added_texts[token_id])
         self._pending.append(token_id)
         text = self._pending_text(self._pending)
         if not text:
@@ -138,6 +158,9 @@ class TokenText:
         certain = text[self._num_shown : len(text) - num_unfinished]
         self._num_shown += len(certain)
         return self._of_answer(certain)
+
+    def _follows_added(self) -> bool:
+        return bool(self._context) and self._context[-1] in self._added_texts
 
     def finish(self) -> str:
         """The rest of the text, with U+FFFD for a character that stays incomplete."""

@@ -97,6 +97,12 @@ class Tokenizer:
         """Turns messages into a prompt. Rendering raises TokenizerError if the model has no template."""
         return self._chat_template
 
+    def other_template(self, text: str) -> "ChatTemplate":
+        """A chat template of the caller's own, which writes this model's special tokens."""
+        from archerfish.tokenizer.chat import ChatTemplate
+
+        return ChatTemplate({"default": text}, self._special_tokens, origin="the request")
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, with the tokens the model expects around it unless told otherwise.
 
@@ -132,6 +138,22 @@ class Tokenizer:
     def added_tokens(self) -> Mapping[str, int]:
         """Tokens that stand for a whole text wherever it occurs, special or not, by that text."""
         return {token.content: token_id for token_id, token in self._vocabulary.get_added_tokens_decoder().items()}
+
+    def vocabulary(self) -> dict[str, int]:
+        """The id of each token, by how the vocabulary writes it."""
+        return self._vocabulary.get_vocab(with_added_tokens=True)
+
+    def num_tokens(self, *, with_added: bool) -> int:
+        """How many there are, with or without those that were added to the vocabulary."""
+        return self._vocabulary.get_vocab_size(with_added_tokens=with_added)
+
+    def token(self, token_id: int) -> str | None:
+        """A token as the vocabulary writes it; None if there is none of this id."""
+        return self._vocabulary.id_to_token(token_id)
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token as the vocabulary writes it; None if there is none."""
+        return self._vocabulary.token_to_id(token)
 
     def token_text(self, token_id: int) -> str:
         """What one token looks like within a text: with its leading space, special tokens by name.

@@ -72,14 +72,13 @@ def test_every_engine_setting_is_an_option_with_help(command: str) -> None:
 
 def test_every_sampling_parameter_is_an_option() -> None:
     names = {field.name for field in fields(SamplingParams)} - {
-        "structured",
-        "speculation",
-        "prompt_embedding",
-    }  # Too much for a flag.
+        *("structured", "structured_outputs", "guided_decoding", "speculation", "bad_words_token_ids"),
+        *("prompt_embedding", "prompt_states", "detokenize", "output_kind"),
+    }  # Too much for a flag, or nothing for a terminal.
     wanted = {"--" + name.replace("_", "-") for name in names} | {"--sampling-seed"}
     wanted |= {"--speculation-method", "--num-speculative-tokens", "--verification"}
     assert wanted <= set(_options("generate"))
-    assert wanted - set(_options("chat")) == {"--n", "--logprobs", "--prompt-logprobs"}
+    assert wanted - set(_options("chat")) == {"--n", "--best-of", "--logprobs", "--prompt-logprobs"}
 
 
 def _as_shown(default: object) -> str:

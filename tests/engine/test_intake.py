@@ -9,7 +9,7 @@ from archerfish.config import EngineConfig
 from archerfish.engine.build import build
 from archerfish.engine.intake import Intake
 from archerfish.errors import InvalidParameter, PromptTooLong
-from archerfish.request import SamplingParams, Speculation
+from archerfish.request import Best, SamplingParams, Speculation
 from archerfish.tokenizer import Tokenizer
 from tests.checkpoints import CONFIG, write_tokenizer
 
@@ -84,3 +84,48 @@ def test_an_end_token_that_the_model_lacks_is_left_out(tmp_path: Path) -> None:
     with pytest.raises(PromptTooLong):
         assembly.intake.request([5] * 64, PARAMS)
     assembly.engine.close()
+
+
+def test_bad_words_are_barred_at_the_start_of_a_text_and_behind_a_space(tokenizer: Tokenizer) -> None:
+    intake = Intake(tokenizer, 300, 16, lambda: 1.0)
+    asked = SamplingParams(bad_words=["fox", " dog"], bad_words_token_ids=[[7, 8]])
+    params = intake.request([5], asked).params
+    texts = ("fox", " fox", " dog")
+    wanted = ((7, 8), *(tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts))
+    assert set(params.bad_words_token_ids) == set(wanted) and params.bad_words == ()
+    assert asked.bad_words == ("fox", " dog") and asked.bad_words_token_ids == ((7, 8),)
+    with pytest.raises(InvalidParameter, match="bad_words_token_ids"):
+        Intake(None, 300, 16, lambda: 1.0).request([5], SamplingParams(bad_words=["fox"]))
+    with pytest.raises(InvalidParameter, match="bad_words_token_ids = 300"):
+        intake.request([5], SamplingParams(bad_words_token_ids=[[300]]))
+
+
+def test_the_best_of_several_answers_is_found_by_log_probabilities(intake: Intake) -> None:
+    request = intake.request([5], SamplingParams(n=2, best_of=5))
+    assert (request.params.n, request.params.best_of, request.params.logprobs) == (5, None, 0)
+    assert request.best == Best(2, shows_logprobs=False)
+    request = intake.request([5], SamplingParams(best_of=3, logprobs=4))
+    assert request.params.logprobs == 4 and request.best == Best(1, shows_logprobs=True)
+    assert intake.request([5], SamplingParams(n=3, best_of=3)).best is None
+
+
+@pytest.mark.parametrize(
+    ("most", "max_tokens", "kept"), [(None, 4, 12), (5, 4, 5), (100, 4, 12), (-1, 4, 12), (-1, 10, 6), (-1, 99, 1)]
+)
+def test_the_end_of_a_prompt_is_kept(intake: Intake, most: int | None, max_tokens: int, kept: int) -> None:
+    prompt = list(range(12))
+    request = intake.request(prompt, SamplingParams(truncate_prompt_tokens=most, max_tokens=max_tokens))
+    assert list(request.prompt_token_ids) == prompt[-kept:]
+
+
+def test_a_prompt_that_is_too_long_fits_once_it_is_cut(intake: Intake) -> None:
+    with pytest.raises(PromptTooLong):
+        intake.request([5] * 40, PARAMS)
+    assert len(intake.request([5] * 40, SamplingParams(truncate_prompt_tokens=-1, max_tokens=3)).prompt_token_ids) == 13
+
+
+def test_what_is_changed_later_does_not_reach_a_request(intake: Intake) -> None:
+    params = SamplingParams(max_tokens=4)
+    request = intake.request([5], params)
+    params.max_tokens = 9
+    assert request.params.max_tokens == 4

@@ -3,7 +3,7 @@
 import pytest
 
 from archerfish.engine.outputs import Collector
-from archerfish.request import FinishReason, Request, SamplingParams, TokenEvent
+from archerfish.request import Best, FinishReason, Request, SamplingParams, TokenEvent, TokenLogprobs
 from archerfish.tokenizer import Tokenizer
 from tests.checkpoints import write_tokenizer
 
@@ -73,3 +73,43 @@ def test_a_sequence_stopped_from_outside_loses_no_text(tokenizer: Tokenizer) -> 
     token_ids = tokenizer.encode("quick fox", add_special_tokens=False)
     answer = collect(tokenizer, SamplingParams(), [token_ids, []], FinishReason.STOP).output.outputs[0]
     assert answer.text == "quick fox"
+
+
+def one_of_three(tokenizer: Tokenizer, *, shows_logprobs: bool) -> Collector:
+    """Three answers of one token each, the second the likeliest and the first the least likely."""
+    params = SamplingParams(n=3, logprobs=0)
+    best = Best(2, shows_logprobs=shows_logprobs)
+    request = Request(request_id="a", prompt_token_ids=(5,), params=params, arrival_time=0.0, best=best)
+    collector = Collector(request, None, tokenizer, lambda *_: None)
+    for index, logprob in ((2, -2.0), (0, -3.0), (1, -1.0)):
+        entry = TokenLogprobs(10 + index, logprob, 1, [])
+        event = TokenEvent("a", index, [10 + index], [entry], finish_reason=FinishReason.LENGTH)
+        assert not collector.finished and collector.add(event, 1.0) is None
+    return collector
+
+
+@pytest.mark.parametrize("shows_logprobs", [False, True])
+def test_the_likeliest_answers_are_returned_when_all_are_there(tokenizer: Tokenizer, shows_logprobs: bool) -> None:
+    collector = one_of_three(tokenizer, shows_logprobs=shows_logprobs)
+    answers = collector.output.outputs
+    assert collector.finished and [(answer.index, answer.token_ids) for answer in answers] == [(0, [11]), (1, [12])]
+    shown = [answer.cumulative_logprob for answer in answers]
+    assert shown == ([-1.0, -2.0] if shows_logprobs else [None, None])
+    late = TokenEvent("a", 2, [5], finish_reason=FinishReason.LENGTH)
+    assert collector.add(late, 2.0) is None and collector.output.outputs == answers
+
+
+def test_an_answer_that_failed_is_not_among_the_best(tokenizer: Tokenizer) -> None:
+    params = SamplingParams(n=2, logprobs=0)
+    request = Request(request_id="a", prompt_token_ids=(5,), params=params, arrival_time=0.0, best=Best(1, True))
+    collector = Collector(request, None, tokenizer, lambda *_: None)
+    collector.add(TokenEvent("a", 0, [], finish_reason=FinishReason.ERROR, error="no token"), 1.0)
+    entry = TokenLogprobs(7, -5.0, 1, [])
+    collector.add(TokenEvent("a", 1, [7], [entry], finish_reason=FinishReason.STOP), 1.0)
+    assert [answer.token_ids for answer in collector.output.outputs] == [[7]]
+
+
+def test_without_text_there_are_token_ids_alone(tokenizer: Tokenizer) -> None:
+    fox = tokenizer.encode("fox", add_special_tokens=False)
+    answer = collect(tokenizer, SamplingParams(detokenize=False), [fox], FinishReason.LENGTH).output.outputs[0]
+    assert (answer.text, answer.token_ids) == ("", fox) and answer.finished()

@@ -35,7 +35,8 @@ def test_in_chunks_and_again_with_a_warm_cache(expected: list[list[float]]) -> N
     with LLM(dtype="float32", threads=1, max_num_seqs=4, max_num_batched_tokens=29) as llm:
         for _ in range(2):
             for found, wanted in zip(llm.embed(TEXTS, progress=False), expected, strict=True):
-                torch.testing.assert_close(torch.tensor(found), torch.tensor(wanted), atol=1e-4, rtol=1e-4)
+                embedding = torch.tensor(found.outputs.embedding)
+                torch.testing.assert_close(embedding, torch.tensor(wanted), atol=1e-4, rtol=1e-4)
 
 
 def test_dimensions_cannot_be_chosen(client: openai.OpenAI) -> None:

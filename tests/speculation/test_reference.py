@@ -366,3 +366,29 @@ def test_tenants_that_started_nothing_for_long_are_forgotten(monkeypatch: pytest
     proposer.start(0, [0], 1, "tenant")
     proposer.extend(0, PROSE[:3])
     assert guess(proposer) == NO_DRAFT
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=40), st.integers(1, 5))
+def test_a_bounded_lookup_copies_what_followed_the_last_tokens_alone(text: list[int], longest: int) -> None:
+    automaton = SuffixAutomaton()
+    end = automaton.extend(EMPTY, text)
+    match = Match(automaton, end, automaton.length[end]).continued()
+    within = match.within(longest)
+    assert within.length == min(match.length, longest)
+    if within.length:
+        ngram = text[-within.length :]
+        followed = {
+            text[start + len(ngram)]
+            for start in range(len(text) - len(ngram))
+            if text[start : start + len(ngram)] == ngram
+        }
+        assert {follower.token for follower in automaton.followers(within.state)} == followed
+
+
+def test_lookups_are_as_long_as_is_asked_for() -> None:
+    # After 1 2 3 came 7, but after 3 alone came 8 more often, and at last.
+    text = [1, 2, 3, 7, 3, 8, 3, 8, 3, 8, 1, 2, 3]
+    assert guess(started(text), most=1).tokens == (7,)
+    assert guess(started(text, longest=1), most=1).tokens == (8,)
+    assert guess(started(text, longest=3, shortest=3), most=1).tokens == (7,)
+    assert guess(started(text, shortest=4)) == NO_DRAFT

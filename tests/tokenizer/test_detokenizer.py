@@ -401,3 +401,30 @@ def test_beginning_of_a_stop_string_is_released_at_the_end(chunk_tokens: ChunkTo
     assert detokenizer.add(ids) == Piece("The ", None, 2)
     assert detokenizer.finish() == "EN"
     assert detokenizer.text == "The EN"
+
+
+@pytest.fixture(scope="module")
+def spaced() -> Tokenizer:
+    """Without a decoder: a space is written between any two tokens."""
+    vocabulary = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    vocabulary.add_special_tokens(["<x>", "<y>"])
+    return Tokenizer(vocabulary, {}, ChatTemplate({}, {}))
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "with_spaces", "without"),
+    [
+        ([0, 2, 3, 1], "a <x> <y> b", "a <x><y> b"),
+        ([2, 2, 0, 3, 2, 3], "<x> <x> a <y> <x> <y>", "<x><x> a <y><x><y>"),
+        ([0, 1], "a b", "a b"),
+    ],
+)
+def test_special_tokens_follow_one_another_without_a_space_where_that_is_asked_for(
+    spaced: Tokenizer, token_ids: list[int], with_spaces: str, without: str
+) -> None:
+    for spaces, wanted in ((True, with_spaces), (False, without)):
+        options = {"skip_special_tokens": False, "spaces_between_special_tokens": spaces}
+        assert "".join(stream(Detokenizer(spaced, [], **options), token_ids)) == wanted
+    # Special tokens that are left out have nothing between them.
+    hidden = Detokenizer(spaced, [], skip_special_tokens=True, spaces_between_special_tokens=False)
+    assert "".join(stream(hidden, token_ids)) == " ".join({0: "a", 1: "b"}[one] for one in token_ids if one < 2)

@@ -1,0 +1,357 @@
+"""The engine for programs with an event loop, in the shape of vLLM's AsyncLLM: requests in, outputs as they grow.
+
+The model runs in a process of its own, which is started again when it dies. Knows no HTTP.
+"""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from archerfish.config.engine_args import EngineArgs
+from archerfish.console import enable_logging
+from archerfish.engine.async_engine import DEFAULT_BUILDER, AsyncEngine, EngineStatus, EventStream
+from archerfish.engine.intake import Intake
+from archerfish.engine.outputs import Collector, CompletionOutput, RequestOutput, StreamOutput
+from archerfish.engine.pooling import (
+    PoolingOutput,
+    PoolingParams,
+    PoolingRequestOutput,
+    as_pooling_params,
+    pooled,
+    settle_task,
+)
+from archerfish.engine.prompts import PromptType, as_prompt, one_of, refuse_unsupported
+from archerfish.engine.wire import EngineFacts
+from archerfish.errors import (
+    ArcherfishError,
+    EngineStopped,
+    InvalidParameter,
+    RequestError,
+    TokenizerError,
+    UserError,
+)
+from archerfish.request import (
+    FinishReason,
+    Request,
+    RequestClass,
+    RequestOutputKind,
+    SamplingParams,
+    TokenEvent,
+)
+from archerfish.tokenizer import Tokenizer
+from archerfish.tokenizer.public import PublicTokenizer
+from archerfish.weights.locate import locate
+
+
+class AsyncLLM:
+    """A model that answers prompts while a program does other things.
+
+        engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model="perch"))
+        async for output in engine.generate("Once upon a time", SamplingParams(max_tokens=32), request_id="1"):
+            print(output.outputs[0].text)
+        engine.shutdown()
+
+    It belongs to the event loop in which it is first used. Loading begins when it is made in one, else with the first
+    call; what is wrong with the model is raised by the first call that needs it. Leaving the loop over outputs, or
+    cancelling the task that runs it, cancels the request.
+    """
+
+    def __init__(self, engine_args: EngineArgs, *, builder: str = DEFAULT_BUILDER) -> None:
+        if not isinstance(engine_args, EngineArgs):
+            raise InvalidParameter("engine_args", engine_args, "they must be AsyncEngineArgs")
+        enable_logging()
+        self._config = engine_args.config()
+        self._engine = AsyncEngine(self._config, builder=builder)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting: asyncio.Task[Intake] | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._open: defaultdict[str, set[str]] = defaultdict(set)
+        """By the caller's name for a request, the engine's names: a caller may use one several times."""
+        self._num_requests = 0
+        with suppress(RuntimeError):  # There is no event loop yet.
+            self._begin(asyncio.get_running_loop())
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> "AsyncLLM":
+        """An engine with settings that were gathered before."""
+        return cls(engine_args)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(_ELSEWHERE.get(name, f"AsyncLLM has no attribute {name!r}"))
+
+    # -- answers --------------------------------------------------------------------------------------------------
+
+    async def generate(
+        self,
+        prompt: PromptType,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        params: SamplingParams | None = None,
+        priority: int = 0,
+        request_class: RequestClass | str = RequestClass.ONLINE,
+        cache_salt: str = "",
+        **unsupported: Any,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Outputs of one request as it grows; the last one is finished.
+
+        What each holds is said by the parameters' output_kind: by default all that there is so far. With best_of the
+        only output is the last. An error of the request is raised as a RequestError, one of the engine as an
+        EngineError.
+        """
+        refuse_unsupported("generate", unsupported)
+        intake = await self._ready()
+        given = as_prompt(prompt)
+        chosen = one_of(sampling_params, params, ("sampling_params", "params"))
+        # Tokenizing a long prompt and trying a form take time that the event loop has not.
+        request = await asyncio.to_thread(
+            intake.request,
+            given.content,
+            SamplingParams.from_dict(self._facts.recommended) if chosen is None else chosen,
+            external_id=self._named(request_id),
+            request_class=request_class,
+            priority=priority,
+            cache_salt=cache_salt if given.cache_salt is None else given.cache_salt,
+        )
+        stream = self._engine.submit(request)
+        self._open[request.external_id].add(request.request_id)
+        try:
+            async for output in self._outputs(request, given.text, stream):
+                yield output
+        finally:
+            self._engine.cancel(request.request_id)
+            self._forget(request)
+
+    async def encode(
+        self,
+        prompt: PromptType,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        pooling_task: str | None = None,
+        priority: int = 0,
+        **unsupported: Any,
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
+        """What the model makes of a prompt, by task: "embed" (one vector) or "token_embed" (a state for each token).
+
+        There is one output.
+        """
+        refuse_unsupported("encode", unsupported)
+        chosen = as_pooling_params(pooling_params)
+        params = chosen.sampling_params(settle_task(pooling_task, chosen))
+        async for output in self.generate(prompt, params, request_id, priority=priority):
+            yield pooled(output, chosen)
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End requests; their last outputs have finish_reason "abort". Those that have ended are left alone."""
+        for name in (request_id,) if isinstance(request_id, str) else request_id:
+            for own in tuple(self._open.get(name, ())):
+                self._engine.cancel(own)
+
+    # -- the engine -----------------------------------------------------------------------------------------------
+
+    def get_tokenizer(self) -> PublicTokenizer:
+        """The model's tokenizer, with the methods that users of transformers know. It may also be awaited."""
+        config = self._config
+        if config.skip_tokenizer_init:
+            raise TokenizerError("no tokenizer was loaded: prompts and answers are token ids")
+        if self._tokenizer is None:
+            revision = config.revision if config.tokenizer is None else None
+            self._tokenizer = Tokenizer.load(locate(config.tokenizer or config.model, revision, weights=False))
+        return PublicTokenizer(self._tokenizer, config.tokenizer or config.model or self._config_name)
+
+    async def check_health(self) -> None:
+        """Raise why there is no engine any more, or return once it is ready."""
+        await self._ready()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether requests can be given to it, now or when it has loaded."""
+        return self._engine.status is not EngineStatus.ENDED
+
+    @property
+    def is_stopped(self) -> bool:
+        return not self.is_running
+
+    @property
+    def errored(self) -> bool:
+        """Whether it ended by itself."""
+        return self._engine.ending is not None and self.is_stopped
+
+    @property
+    def dead_error(self) -> ArcherfishError:
+        """Why it ended."""
+        ending = self._engine.ending
+        if ending is None:
+            return EngineStopped("the engine was shut down")
+        return UserError(ending.reason) if ending.can_be_fixed else EngineStopped(ending.reason)
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the engine's process now; what is open fails. Also where no event loop runs any more."""
+        if timeout is not None:
+            raise InvalidParameter("timeout", timeout, "the process is ended at once; leave it out")
+        if self._starting is not None and not self._starting.get_loop().is_closed():
+            self._starting.cancel()
+        self._engine.kill()
+
+    async def __aenter__(self) -> "AsyncLLM":
+        await self._ready()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._engine.stop()
+
+    def __del__(self) -> None:
+        if "_engine" in vars(self):  # Settings that cannot work leave nothing to end.
+            self.shutdown()
+
+    # -- running --------------------------------------------------------------------------------------------------
+
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> "asyncio.Task[Intake]":
+        self._loop = loop
+        self._starting = loop.create_task(self._start(), name="engine start")
+        # Whoever needs the engine hears of it; a task whose error was never asked for would be reported twice.
+        self._starting.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return self._starting
+
+    async def _start(self) -> Intake:
+        await self._engine.start()
+        await self._loaded()
+        facts = self._facts
+        directory = facts.tokenizer_directory
+        if self._tokenizer is None and directory is not None:
+            self._tokenizer = await asyncio.to_thread(Tokenizer.load, Path(directory))
+        return Intake(
+            self._tokenizer,
+            facts.vocab_size,
+            facts.max_model_len,
+            time.monotonic,
+            facts.max_positions,
+            facts.guessing_methods,
+        )
+
+    async def _ready(self) -> Intake:
+        """What requests are made with, once the engine takes them."""
+        loop = asyncio.get_running_loop()
+        starting = self._starting or self._begin(loop)
+        if loop is not self._loop:
+            raise EngineStopped("this AsyncLLM belongs to another event loop; make one in each loop that needs it")
+        if self.is_stopped:
+            raise self.dead_error
+        intake = await asyncio.shield(starting)
+        await self._loaded()  # It may have died meanwhile, and be starting again.
+        return intake
+
+    async def _loaded(self) -> None:
+        try:
+            await self._engine.wait_ready()
+        except EngineStopped:
+            raise self.dead_error from None
+
+    async def _outputs(
+        self, request: Request, text: str | None, stream: EventStream
+    ) -> AsyncGenerator[RequestOutput, None]:
+        collector = Collector(request, text, self._tokenizer, self._stop_sequence)
+        kind = request.params.output_kind
+        while not collector.finished:
+            events = await stream.next() or _aborted(request, collector.output)
+            now = time.monotonic()
+            pieces = [piece for event in events if (piece := collector.add(event, now)) is not None]
+            self._raise_failure(stream, events)
+            finished = collector.output.finished
+            if finished and kind is not RequestOutputKind.DELTA:
+                yield collector.output
+            elif kind is RequestOutputKind.CUMULATIVE and pieces:
+                yield _copied(collector.output)
+            elif kind is RequestOutputKind.DELTA and (pieces or finished):
+                yield _added(collector.output, pieces) if pieces else collector.output
+
+    def _raise_failure(self, stream: EventStream, events: Sequence[TokenEvent]) -> None:
+        failed = next((event for event in events if event.finish_reason is FinishReason.ERROR), None)
+        if failed is None:
+            return
+        reason = failed.error or "the answer could not be finished"
+        raise EngineStopped(reason) if stream.engine_failed else RequestError(reason)
+
+    def _stop_sequence(self, request_id: str, index: int) -> None:
+        self._engine.cancel(request_id, index, FinishReason.STOP)
+
+    def _named(self, request_id: str | None) -> str:
+        """The caller's name for a request, or a number."""
+        if request_id is None:
+            self._num_requests += 1
+            return str(self._num_requests - 1)
+        if not isinstance(request_id, str) or not request_id:
+            raise InvalidParameter("request_id", request_id, "it must be a text that is not empty")
+        return request_id
+
+    def _forget(self, request: Request) -> None:
+        names = self._open[request.external_id]
+        names.discard(request.request_id)
+        if not names:
+            del self._open[request.external_id]
+
+    @property
+    def _facts(self) -> EngineFacts:
+        assert self._engine.facts is not None, "the engine is ready"
+        return self._engine.facts
+
+    @property
+    def _config_name(self) -> str:
+        return locate(None).name
+
+
+AsyncLLMEngine = AsyncLLM
+"""What vLLM called it before."""
+
+
+def _aborted(request: Request, output: RequestOutput) -> list[TokenEvent]:
+    """The ends of answers that nothing more will come of."""
+    unfinished = [answer.index for answer in output.outputs if answer.finish_reason is None]
+    return [TokenEvent(request.request_id, index, [], finish_reason=FinishReason.ABORT) for index in unfinished]
+
+
+def _copied(output: RequestOutput) -> RequestOutput:
+    """As it is now: what is added later is not in it."""
+    answers = [
+        replace(one, token_ids=list(one.token_ids), logprobs=None if one.logprobs is None else list(one.logprobs))
+        for one in output.outputs
+    ]
+    return replace(output, outputs=answers)
+
+
+def _added(output: RequestOutput, pieces: Sequence[StreamOutput]) -> RequestOutput:
+    """What was added, for each answer that grew or ended."""
+    answers: dict[int, CompletionOutput] = {}
+    for piece in pieces:
+        whole = output.outputs[piece.index]
+        answer = answers.setdefault(
+            piece.index, CompletionOutput(piece.index, logprobs=None if whole.logprobs is None else [])
+        )
+        answer.text += piece.text
+        answer.token_ids += piece.token_ids
+        if answer.logprobs is not None:
+            answer.logprobs += piece.logprobs or []
+        answer.cumulative_logprob = whole.cumulative_logprob
+        answer.finish_reason, answer.stop_reason = piece.finish_reason, piece.stop_reason
+    return replace(output, outputs=[answers[index] for index in sorted(answers)])
+
+
+_ELSEWHERE = {
+    "model_config": "AsyncLLM.model_config: the settings are those that were given to AsyncEngineArgs",
+    "get_model_config": "AsyncLLM.get_model_config: the settings are those that were given to AsyncEngineArgs",
+    "engine": "AsyncLLM.engine: the engine is a process of its own, and is not reached from here",
+    "sleep": "AsyncLLM.sleep: shutdown() frees all memory; make another AsyncLLM when it is needed again",
+    "wake_up": "AsyncLLM.wake_up: there is no sleep; make another AsyncLLM after shutdown()",
+    "add_lora": "AsyncLLM.add_lora: LoRA adapters are not supported; merge the adapter into the checkpoint",
+    "start_profile": "AsyncLLM.start_profile: use archerfish bench, which says where time goes",
+    "reset_prefix_cache": "AsyncLLM.reset_prefix_cache: give requests a cache_salt of their own",
+}
+"""What vLLM's class has and this one has not, and what takes its place."""

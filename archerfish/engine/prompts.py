@@ -1,0 +1,125 @@
+"""Prompts, conversations and their options in every shape that users write them, brought into one."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypedDict, cast
+
+from archerfish.engine.intake import Message, Prompt
+from archerfish.errors import InvalidParameter, RequestError
+
+
+class TextPrompt(TypedDict, total=False):
+    """A text, as vLLM's users write it: TextPrompt(prompt="Once upon a time")."""
+
+    prompt: str
+    cache_salt: str
+
+
+class TokensPrompt(TypedDict, total=False):
+    """Token ids, likewise: TokensPrompt(prompt_token_ids=[1, 2, 3])."""
+
+    prompt_token_ids: Sequence[int]
+    prompt: str
+    """The text that they were made of, for the output."""
+    cache_salt: str
+
+
+PromptType = Prompt | TextPrompt | TokensPrompt
+"""One prompt."""
+
+_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+
+
+class GivenPrompt(NamedTuple):
+    """What is tokenized, and what is said of it."""
+
+    content: Prompt
+    text: str | None
+    """What the output shows."""
+    cache_salt: str | None = None
+
+
+def as_prompts(prompts: object) -> list[GivenPrompt]:
+    """One prompt or many; a list or array of numbers is one prompt of token ids."""
+    if isinstance(prompts, (str, Mapping)):
+        return [as_prompt(prompts)]
+    if hasattr(prompts, "tolist"):
+        prompts = prompts.tolist()
+    if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
+        raise InvalidParameter("prompts", prompts, "they must be a text, a list of token ids, or a list of those")
+    listed = list(prompts)
+    if listed and all(isinstance(item, int) for item in listed):
+        return [as_prompt(listed)]
+    return [as_prompt(item) for item in listed]
+
+
+def as_prompt(prompt: object) -> GivenPrompt:
+    """A text or token ids, plain or as a mapping."""
+    if not isinstance(prompt, Mapping):
+        return GivenPrompt(cast(Prompt, prompt), prompt if isinstance(prompt, str) else None)
+    if not set(prompt) <= set(_KEYS) or not {"prompt", "prompt_token_ids"} & set(prompt):
+        allowed = f"a mapping must have prompt or prompt_token_ids, and nothing but {', '.join(_KEYS)}"
+        raise InvalidParameter("prompt", prompt, f"{allowed}; images and other media are not read")
+    text = prompt.get("prompt")
+    content = prompt.get("prompt_token_ids", text)
+    if "prompt_token_ids" in prompt and not isinstance(text, (str, type(None))):
+        raise InvalidParameter("prompt", text, "beside prompt_token_ids it must be the text of the token ids")
+    return GivenPrompt(cast(Prompt, content), text if isinstance(text, str) else None, prompt.get("cache_salt"))
+
+
+def as_conversations(messages: object) -> list[Sequence[Message]]:
+    """One conversation or many."""
+    if not isinstance(messages, (list, tuple)):
+        raise InvalidParameter("messages", messages, "they must be a list of messages, or a list of such lists")
+    if messages and isinstance(messages[0], Mapping):
+        return [messages]
+    return list(messages)
+
+
+def as_many(given: Any, count: int, name: str) -> list[Any]:
+    """One value for all, or one for each."""
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        return [given] * count
+    if len(given) != count:
+        raise InvalidParameter(name, f"{len(given)} of them", f"there are {count} prompts; give one, or one for each")
+    return list(given)
+
+
+def one_of(first: Any, second: Any, names: tuple[str, str]) -> Any:
+    """The value of an argument with two names; None if neither is given, an error if both are."""
+    if first is not None and second is not None:
+        raise InvalidParameter(names[1], "...", f"{names[0]} is the same and was given, too; leave one of them out")
+    return second if first is None else first
+
+
+_UNSUPPORTED = {
+    "lora_request": "LoRA adapters are not supported; merge the adapter into the checkpoint",
+    "prompt_adapter_request": "prompt adapters are not supported",
+    "mm_processor_kwargs": "only text is read",
+    "tokenization_kwargs": "give token ids as the prompt, or truncate_prompt_tokens among the sampling parameters",
+    "guided_options_request": "use structured_outputs among the sampling parameters",
+    "prompt_token_ids": 'give {"prompt_token_ids": ids}, or the token ids themselves, as the prompt',
+    "trace_headers": "traces are made by archerfish serve",
+    "data_parallel_rank": "there is one engine",
+    "prompt_text": 'give {"prompt_token_ids": ids, "prompt": text} as the prompt',
+}
+
+
+def refuse_unsupported(method: str, given: Mapping[str, Any]) -> None:
+    """Arguments that vLLM's method has and this one has not: fine where they ask for nothing."""
+    for name, value in given.items():
+        if name not in _UNSUPPORTED:
+            raise TypeError(f"{method}() got an unexpected keyword argument {name!r}")
+        if value is not None and value != {} and value != []:
+            raise InvalidParameter(name, value, _UNSUPPORTED[name])
+
+
+@contextmanager
+def naming(number: int | None) -> Iterator[None]:
+    """Say which of several prompts an error is about."""
+    try:
+        yield
+    except RequestError as error:
+        if number is not None:
+            error.args = (f"prompt {number}: {error}",)
+        raise

@@ -1,0 +1,88 @@
+"""Options of other engines on the command line: what asks for nothing is accepted, the rest says what to use."""
+
+import pytest
+
+from tests.cli.running import MODEL, archerfish, assert_refused
+
+ONE = ("--max-tokens", "1", "--temperature", "0")
+
+
+def test_options_that_ask_for_nothing_change_nothing() -> None:
+    plain = archerfish("generate", "Once", *MODEL, *ONE)
+    foreign = archerfish(
+        *("generate", "--tensor-parallel-size", "1", "--trust-remote-code", "Once", *MODEL, *ONE, "--swap-space=4"),
+        *("--enable-chunked-prefill", "--disable-log-requests", "--no-enforce-eager", "--tokenizer-mode", "auto"),
+        *("--no-enable-lora", "--dtype", "float"),
+    )
+    assert plain.exit_code == foreign.exit_code == 0, foreign.stderr
+    assert foreign.stdout == plain.stdout
+    assert "no code of a checkpoint is ever run" in foreign.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--tensor-parallel-size", "2"), "--tensor-parallel-size 2: Archerfish runs a model on one device"),
+        (("--tensor-parallel-size=2",), "use a smaller quantization, such as --quantization int8"),
+        (("--enable-lora",), "--enable-lora True: LoRA adapters are not supported"),
+        (("--no-enable-chunked-prefill",), "set --max-num-batched-tokens as high as --max-model-len"),
+        (("--ctx-size", "4096"), "--ctx-size 4096: use --max-model-len"),
+        (("-c", "4096"), "-c 4096: use --max-model-len"),
+        (("-n", "8"), "-n 8: use --max-tokens"),
+        (("-ngl", "99"), "-ngl 99: all layers run on one device; use --device cuda"),
+        (("-m", "m.gguf"), "-m m.gguf: use --model"),
+        (("--context-length", "4096"), "use --max-model-len"),
+        (("--mem-fraction-static", "0.8"), "use --gpu-memory-utilization"),
+        (("--generation-config", "vllm"), "--generation-config vllm: "),
+        (("--compilation-config", '{"level": 3}'), "use --kernels reference"),
+        (("--quantization", "awq"), "quantized already are not read"),
+        (
+            ("--enforce-eager", "--kernels", "amx"),
+            "--enforce-eager asks for --kernels reference: leave one of them out",
+        ),
+        (("--max-logprobs", "1"), "--max-logprobs 1: as many may be asked for"),
+    ],
+)
+def test_options_that_ask_for_more_say_what_to_use(arguments: tuple[str, ...], says: str) -> None:
+    assert_refused(archerfish("generate", "Once", *arguments), says)
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("--max-model-length", "--max-model-len"),
+        ("--max-num-batched-token", "--max-num-batched-tokens"),
+        ("--zzz", None),
+        ("--max-size", None),
+        ("--peak", None),
+    ],
+)
+def test_unknown_options_are_answered_by_those_that_are_nearly_the_same_or_by_none(
+    option: str, hint: str | None
+) -> None:
+    result = archerfish("generate", "Once", option, "1")
+    assert result.exit_code == 2
+    assert ("Did you mean" in result.stderr) == (hint is not None) and (hint or "") in result.stderr
+
+
+def test_a_value_is_a_value_whatever_it_looks_like() -> None:
+    assert_refused(archerfish("generate", "Once", "--stop", "--swap-space", "--n", "0"), "n = 0")
+    # Behind -- all are prompts.
+    result = archerfish("generate", *MODEL, *ONE, "--", "--ctx-size")
+    assert result.exit_code == 0, result.stderr
+
+
+def test_running_without_recording_is_what_it_says() -> None:
+    eager = archerfish("generate", "Once", *MODEL, *ONE, "--enforce-eager")
+    assert eager.exit_code == 0, eager.stderr
+    assert eager.stdout == archerfish("generate", "Once", *MODEL, *ONE, "--kernels", "reference").stdout
+
+
+@pytest.mark.parametrize("command", [("serve",), ("chat",), ("bench", "latency"), ("bench", "throughput"), ("batch",)])
+def test_every_command_with_an_engine_knows_them(command: tuple[str, ...]) -> None:
+    assert_refused(archerfish(*command, "--tensor-parallel-size", "4"), "Archerfish runs a model on one device")
+
+
+def test_the_help_does_not_list_them() -> None:
+    result = archerfish("generate", "--help")
+    assert "tensor-parallel" not in result.stdout and "ctx-size" not in result.stdout
