@@ -25,6 +25,7 @@ from archerfish.engine.intake import Intake
 from archerfish.engine.wire import EngineFacts
 from archerfish.jobs.runner import BatchRunner
 from archerfish.jobs.store import JobStore
+from archerfish.metrics.history import SECONDS_BETWEEN_SAMPLES, History
 from archerfish.metrics.service import ServiceMetrics, TenantUsage
 from archerfish.metrics.state import EngineState, Peak
 from archerfish.request import SLO, Request, RequestClass, TokenEvent
@@ -64,6 +65,7 @@ class Service:
         self.clock = clock
         self.started_at = int(time.time())
         self.metrics = ServiceMetrics(clock, version=__version__)
+        self.history = History()
         flops, bandwidth = server.peak_flops, server.peak_bandwidth
         if flops is not None and bandwidth is not None:
             self.metrics.peak = Peak(flops, bandwidth)
@@ -102,6 +104,7 @@ class Service:
         """Begin to load the model; requests are refused until it is there."""
         await self.engine.start()
         self._watcher = asyncio.create_task(self._watch(), name="readiness")
+        self._recorder = asyncio.create_task(self._record(), name="history")
         if self.runner is not None:
             self.runner.start()
 
@@ -119,6 +122,11 @@ class Service:
         self.metrics.model = self.model_name
         logger.info("%s is ready", self.model_name)
 
+    async def _record(self) -> None:
+        while True:
+            self.history.add(self.snapshot())
+            await asyncio.sleep(SECONDS_BETWEEN_SAMPLES)
+
     async def drain(self) -> None:
         """Take no more work, and wait until what is open has finished, or for as long as was allowed."""
         self._draining = True
@@ -133,6 +141,7 @@ class Service:
         if self.runner is not None:
             await self.runner.stop()
         self._watcher.cancel()
+        self._recorder.cancel()
         await self.engine.stop()
         if self._preprocessing is not None:
             await self._preprocessing.close()
