@@ -9,6 +9,7 @@ from archerfish.errors import (
     FileTooLarge,
     InvalidParameter,
     NotFound,
+    PromptTooLong,
     QuotaExceeded,
     RequestError,
     StorageFull,
@@ -79,6 +80,8 @@ def error_reply(error: UserError | ValidationError, body: object = None) -> Erro
             return validation_reply(error.errors(), body)
         case InvalidParameter():
             return ErrorReply(400, str(error), error.name)
+        case PromptTooLong():
+            return ErrorReply(400, str(error), code="context_length_exceeded")
         case UnknownModel():
             return ErrorReply(404, str(error), "model", "model_not_found")
     return ErrorReply(_STATUSES.get(type(error), 400), str(error), code=_CODES.get(type(error)))

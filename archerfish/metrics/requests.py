@@ -96,7 +96,7 @@ class RequestMetrics:
         self.num_cached_tokens = 0
         self.usage: dict[str, TenantUsage] = {}
         """By tenant."""
-        self._recent_verdicts = RecentSums(2, WINDOW, now)
+        self._recent_verdicts = RecentSums(3, WINDOW, now)
         self._open: dict[str, _Open] = {}
 
     @property
@@ -152,7 +152,7 @@ class RequestMetrics:
         self._charge(request.tenant, usage)
 
     def recent_goodput(self, now: float) -> Span:
-        """Good requests, and all that were judged."""
+        """Good requests, all that were judged, and those of them that had an objective."""
         return self._recent_verdicts.over(WINDOW, now)
 
     def _begin(self, request: _Open, ttft: float, num_cached_tokens: int, now: float) -> None:
@@ -193,7 +193,7 @@ class RequestMetrics:
         for objective, met in (("ttft", verdict.ttft), ("tpot", verdict.tpot), ("all", verdict.good)):
             if met is not None:
                 self.num_judged[objective, met] += 1
-        self._recent_verdicts.add((verdict.good, 1), now)
+        self._recent_verdicts.add((verdict.good, 1, slo is not None), now)
 
     def _charge(self, tenant: str, usage: Usage) -> None:
         charge = TenantUsage(1, usage.num_prompt_tokens, usage.num_generated_tokens, usage.num_cached_tokens)

@@ -141,7 +141,7 @@ class ServiceMetrics:
         now = self._clock()
         state, requests, rates = self._engine.state, self._requests, self._engine.token_rates(now)
         goodput = requests.recent_goodput(now)
-        good, judged = goodput.sums
+        good, judged, num_with_objective = goodput.sums
         return {
             "time": self._wall_clock(),
             "model": self.model,
@@ -160,7 +160,7 @@ class ServiceMetrics:
                 "itl_ms": _percentiles(requests.recent_itl, now),
                 "e2e_ms": _percentiles(requests.recent_e2e, now),
             },
-            "goodput": {"per_s": goodput.rate(0), "share": good / judged if judged else None},
+            "goodput": {"per_s": goodput.rate(0), "share": good / judged if num_with_objective else None},
             "kv": _kv(state),
             "steps": [
                 {

@@ -26,6 +26,7 @@ from archerfish.engine.wire import EngineFacts
 from archerfish.jobs.quota import Quota
 from archerfish.jobs.runner import BatchRunner
 from archerfish.jobs.store import JobStore
+from archerfish.metrics.history import SECONDS_BETWEEN_SAMPLES, History
 from archerfish.metrics.service import ServiceMetrics, TenantUsage
 from archerfish.metrics.state import EngineState, Peak
 from archerfish.request import SLO, Request, RequestClass, TokenEvent
@@ -72,6 +73,7 @@ class Service:
         self.clock = clock
         self.started_at = int(time.time())
         self.metrics = ServiceMetrics(clock, version=__version__)
+        self.history = History()
         flops, bandwidth = server.peak_flops, server.peak_bandwidth
         if flops is not None and bandwidth is not None:
             self.metrics.peak = Peak(flops, bandwidth)
@@ -104,6 +106,7 @@ class Service:
         self.bodies = BodyLimits(server.max_body_bytes, server.body_timeout, _MOST_HELD_BODIES * server.max_body_bytes)
         self._preprocessing: Preprocessing | None = None
         self._watcher: asyncio.Task[None] | None = None
+        self._recorder: asyncio.Task[None] | None = None
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -114,6 +117,7 @@ class Service:
         """Begin to load the model; requests are refused until it is there."""
         await self.engine.start()
         self._watcher = asyncio.create_task(self._watch(), name="readiness")
+        self._recorder = asyncio.create_task(self._record(), name="history")
         if self.runner is not None:
             self.runner.start()
 
@@ -146,6 +150,11 @@ class Service:
                 waiting.cancel()
         await self.engine.wait_ready()
 
+    async def _record(self) -> None:
+        while True:
+            self.history.add(self.snapshot())
+            await asyncio.sleep(SECONDS_BETWEEN_SAMPLES)
+
     async def drain(self) -> None:
         """Take no more work, and wait until what is open has finished, or for as long as was allowed."""
         self._draining = True
@@ -159,8 +168,9 @@ class Service:
     async def stop(self) -> None:
         if self.runner is not None:
             await self.runner.stop()
-        if self._watcher is not None:
-            self._watcher.cancel()
+        for task in (self._watcher, self._recorder):
+            if task is not None:
+                task.cancel()
         await self.engine.stop()
         if self._preprocessing is not None:
             await self._preprocessing.close()

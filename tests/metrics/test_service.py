@@ -224,6 +224,15 @@ def test_latencies_of_the_last_minute_only() -> None:
     )
 
 
+def test_without_an_objective_no_share_is_in_time() -> None:
+    line = Timeline()
+    served: dict[str, Any] = {"arrival": 1000, "scheduled": 1000, "tokens": [1001.0, 1001.5], "finished": 1004}
+    line.serve("a", **served)
+    assert line.metrics.snapshot()["goodput"] == {"per_s": 0.25, "share": None}
+    line.serve("b", slo=SLO(ttft_ms=1), **served)
+    assert line.metrics.snapshot()["goodput"] == {"per_s": 0.25, "share": 0.5}
+
+
 def test_goodput_by_objective_and_in_all() -> None:
     line = Timeline()
     early, late = [1001.0, 1001.5], [1003.0, 1003.5]

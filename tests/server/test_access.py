@@ -99,9 +99,14 @@ def test_metrics_page_and_live_feed(service: RunningService) -> None:
     assert httpx.get(f"{service.url}/page/page.js").status_code == 200
     assert httpx.get(f"{service.url}/page/..%2fapp.py").status_code == 404
     with httpx.stream("GET", f"{service.url}/live", timeout=30) as feed:
-        line = next(line for line in feed.iter_lines() if line.startswith("data: "))
-    snapshot = json.loads(line.removeprefix("data: "))
+        lines = (line.removeprefix("data: ") for line in feed.iter_lines() if line.startswith("data: "))
+        snapshot, second = json.loads(next(lines)), json.loads(next(lines))
     assert snapshot["model"] == "perch" and snapshot["status"] == "ready" and snapshot["kv_map"]
+    # The last minutes come once, with the first snapshot, and without one of them being there twice.
+    times = [sample["time"] for sample in snapshot["history"]]
+    assert times == sorted(set(times)) and times[-1] <= snapshot["time"] < second["time"]
+    assert "history" not in second
+    assert snapshot["history"][-1].keys() < snapshot.keys()
     assert httpx.get(f"{service.url}/health").headers["X-Request-Id"]
     named = httpx.get(f"{service.url}/version", headers={"X-Request-Id": "mine"})
     assert named.headers["X-Request-Id"] == "mine"

@@ -149,8 +149,9 @@ def test_what_is_wrong_is_named(client: openai.OpenAI, change: dict[str, Any], p
 def test_other_models_and_long_prompts_are_refused(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-9' here; there is 'perch'"):
         client.chat.completions.create(model="gpt-9", messages=APRIL)
-    with pytest.raises(openai.BadRequestError, match=r"the prompt has \d+ tokens, but the context holds 1024"):
+    with pytest.raises(openai.BadRequestError, match=r"the prompt has \d+ tokens, but the context holds 1024") as long:
         client.chat.completions.create(model="perch", messages=[{"role": "user", "content": "fish " * 3000}])
+    assert long.value.code == "context_length_exceeded"
 
 
 def test_answers_in_a_given_form(client: openai.OpenAI) -> None:

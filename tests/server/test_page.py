@@ -44,7 +44,10 @@ class Played:
         self.snapshot: Callable[[int], dict[str, Any]] = busy
         self.away = False
         self.key: str | None = None
+        self.context = 100_000
+        """Words that the messages of a chat may have, and its answer."""
         self.asked: list[dict[str, Any]] = []
+        self.counted = 0
         self.hung_up = threading.Event()
 
     def refuses(self, request: Request) -> bool:
@@ -113,7 +116,11 @@ def piece(text: str, finish_reason: str | None = None) -> str:
     return event({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": finish_reason}]})
 
 
-async def answer(question: str) -> AsyncIterator[str]:
+def num_words(messages: list[dict[str, str]]) -> int:
+    return sum(len(message["content"].split()) for message in messages)
+
+
+async def answer(question: str, num_prompt_tokens: int) -> AsyncIterator[str]:
     for i, text in enumerate(itertools.cycle(ANSWER) if "endless" in question else ANSWER):
         await asyncio.sleep(0.05)
         yield piece(text)
@@ -121,15 +128,15 @@ async def answer(question: str) -> AsyncIterator[str]:
             yield event({"error": error("The engine stopped.")})
             return
     yield piece("", "length")
-    yield event({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 9, "total_tokens": 16}})
+    yield event({"choices": [], "usage": {"prompt_tokens": num_prompt_tokens, "completion_tokens": 9}})
     yield "data: [DONE]\n\n"
 
 
 class Streamed(StreamingResponse):
     """Says when it is over, however it ended: a generator that nobody asks any more is closed whenever it may be."""
 
-    def __init__(self, played: Played, question: str) -> None:
-        super().__init__(answer(question), media_type="text/event-stream")
+    def __init__(self, played: Played, question: str, num_prompt_tokens: int) -> None:
+        super().__init__(answer(question, num_prompt_tokens), media_type="text/event-stream")
         self.played = played
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -158,7 +165,12 @@ def make_app(played: Played) -> FastAPI:
     async def models(request: Request) -> Response:
         if played.refuses(request):
             return refusal(401, "Wrong key.")
-        return JSONResponse({"object": "list", "data": [{"id": "perch", "object": "model"}]})
+        return JSONResponse({"object": "list", "data": [{"id": "perch", "max_model_len": played.context}]})
+
+    @app.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        played.counted += 1
+        return JSONResponse({"count": num_words((await request.json())["messages"])})
 
     @app.post("/v1/chat/completions")
     async def complete(request: Request) -> Response:
@@ -169,7 +181,11 @@ def make_app(played: Played) -> FastAPI:
         question = body["messages"][-1]["content"]
         if "fail" in question and len(played.asked) == 1:
             return refusal(400, "The prompt has 9000 tokens; <b>2048</b> fit.")
-        return Streamed(played, question)
+        count = num_words(body["messages"])
+        if count >= played.context:
+            message = f"the prompt has {count} tokens, but the context holds {played.context}"
+            return JSONResponse({"error": error(message) | {"code": "context_length_exceeded"}}, 400)
+        return Streamed(played, question, count)
 
     @app.get("/live")
     async def live(request: Request) -> Response:
@@ -389,6 +405,70 @@ def test_values_have_units(page: Tab) -> None:
     box = page.value("document.querySelector('#steps canvas').getBoundingClientRect().toJSON()")
     page.call("Input.dispatchMouseEvent", type="mouseMoved", x=box["x"] + box["width"] / 2, y=box["y"] + 40)
     page.wait("/^[0-9]+ steps ago$/.test(document.querySelector('#steps .when').textContent)")
+
+
+def test_a_full_context_drops_the_oldest_turns_and_says_so(tab: Tab, address: str, played: Played) -> None:
+    played.context = 99
+    tab.open(address)
+    tab.wait("document.querySelector('#status').textContent === 'ready'")
+    tab.value("document.querySelector('#max-tokens').value = 20")
+    # Each turn has 20 words and the 10 of an answer, and the answer to come is left 20.
+    for name in ("one", "two", "three", "four"):
+        say(tab, " ".join([name] * 20))
+        tab.wait(
+            f"document.querySelector('#stop').hidden && document.querySelector('#log').textContent.includes('{name}')"
+        )
+    begins = [[message["content"].split()[0] for message in body["messages"]] for body in played.asked]
+    assert begins == [["one"], ["one", "Once", "two"], ["two", "Once", "three"], ["three", "Once", "four"]]
+    assert tab.text(".dropped") == "The context of 99 tokens is full: the turns above were dropped."
+    order = "[...document.querySelector('#log').children].map(child => child.className)"
+    assert tab.value(order) == ["exchange forgotten", "exchange forgotten", "dropped", "exchange", "exchange"]
+    tab.click("#new-conversation")
+    say(tab, "five")
+    finished(tab)
+    assert len(played.asked[-1]["messages"]) == 1 and tab.value("document.querySelector('.dropped')") is None
+
+
+def test_tokens_are_not_counted_while_there_is_plenty_of_context(page: Tab, played: Played) -> None:
+    for question in ("one", "two"):
+        say(page, question)
+        finished(page)
+    assert len(played.asked) == 2 and played.counted == 0
+
+
+def test_a_message_that_alone_is_too_long_can_be_edited(tab: Tab, address: str, played: Played) -> None:
+    played.context = 100
+    tab.open(address)
+    tab.wait("document.querySelector('#status').textContent === 'ready'")
+    say(tab, "Hello")
+    finished(tab)
+    long = " ".join(["word"] * 100)
+    say(tab, long)
+    tab.appears("[role=alert]")
+    assert "the prompt has 100 tokens, but the context holds 100" in tab.text("[role=alert] p")
+    assert tab.text("[role=alert] button") == "Edit the message"
+    tab.click("[role=alert] button")
+    assert tab.value("document.querySelector('#message').value") == long
+    assert tab.value("document.activeElement.id") == "message" and len(played.asked) == 2
+    assert tab.value("document.querySelectorAll('.exchange').length") == 1
+
+
+def test_charts_start_with_what_was_before(tab: Tab, address: str, played: Played) -> None:
+    history = [{key: busy(tick)[key] for key in ("time", "tokens", "requests", "latency")} for tick in range(-240, 0)]
+    played.snapshot = lambda tick: {**busy(0), "history": history}
+    tab.open(address)
+    tab.wait("document.querySelector('#status').textContent === 'ready'")
+    # The left end of the chart is four minutes ago, and there is something to point at.
+    box = tab.value("document.querySelector('#tokens canvas').getBoundingClientRect().toJSON()")
+    tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=box["x"] + box["width"] / 2, y=box["y"] + 40)
+    tab.wait("/^[12] min( [0-9]+ s)? ago$/.test(document.querySelector('#tokens .when').textContent)")
+
+
+def test_without_an_objective_nothing_is_said_to_be_in_time(tab: Tab, address: str, played: Played) -> None:
+    played.snapshot = lambda tick: {**busy(tick), "goodput": {"per_s": 1.5, "share": None}}
+    tab.open(address)
+    tab.wait("document.querySelector('[data-value=goodput]').textContent === '1.50 /s'")
+    assert tab.text("[data-value=goodput-share]") == "requests"
 
 
 def test_empty_states_say_what_will_appear(tab: Tab, address: str, played: Played) -> None:

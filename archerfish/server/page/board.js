@@ -58,20 +58,17 @@ export class Board {
     showTable(snapshot.latency);
   }
 
-  /** Keeps the few numbers that are drawn over time. */
-  #remember({ time, tokens, requests, latency }) {
+  /** Keeps the few numbers that are drawn over time. The service sends those of before with its first snapshot. */
+  #remember(snapshot) {
+    const { time, history } = snapshot;
+    if (history?.length) {
+      const own = this.#history.filter((sample) => sample.time < history[0].time);
+      this.#history = [...own, ...history.map(sampleOf)];
+    }
     const ahead = this.#history.length ? this.#history.at(-1).time - time : -1;
     if (ahead > CLOCK_NUDGE_S) this.#history = [];
     else if (ahead >= 0) return;
-    this.#history.push({
-      time,
-      generated: tokens.generated_per_s,
-      prompt: tokens.prompt_per_s,
-      running: requests.running,
-      waiting: requests.waiting,
-      ttft: latency.ttft_ms,
-      tpot: latency.tpot_ms,
-    });
+    this.#history.push(sampleOf(snapshot));
     while (time - this.#history[0].time > LONGEST_S) this.#history.shift();
   }
 
@@ -80,7 +77,7 @@ export class Board {
       this.#tiles.querySelector(`[data-value="${name}"]`).textContent = text;
     };
     set("goodput", goodput?.per_s == null ? NONE : `${digits(goodput.per_s)} /s`);
-    set("goodput-share", goodput?.share == null ? "requests in time" : `${share(goodput.share)} in time`);
+    set("goodput-share", goodput?.share == null ? "requests" : `${share(goodput.share)} in time`);
     set("finished", count(requests.finished));
     set("failed", count(requests.failed));
     set("mfu", share(roofline.mfu));
@@ -88,6 +85,16 @@ export class Board {
     set("uptime", span(uptime));
   }
 }
+
+const sampleOf = ({ time, tokens, requests, latency }) => ({
+  time,
+  generated: tokens.generated_per_s,
+  prompt: tokens.prompt_per_s,
+  running: requests.running,
+  waiting: requests.waiting,
+  ttft: latency.ttft_ms,
+  tpot: latency.tpot_ms,
+});
 
 function tokensCard() {
   const card = new Card("tokens");

@@ -1,7 +1,8 @@
 // Owns the conversation: what was said, how it is shown, and the answer being written. Model output is only ever text.
 
+import { turnsToDrop } from "./context.js";
 import { count, digits, milliseconds } from "./format.js";
-import { complete } from "./service.js";
+import { complete, countTokens } from "./service.js";
 
 const STATISTICS_EVERY_MS = 250;
 const NEAR_END_PX = 48;
@@ -16,11 +17,15 @@ function element(tag, className, text = "") {
 
 /** When an answer's tokens came. */
 class Timing {
-  #start = performance.now();
+  #start = 0;
   #first = null;
   #last = null;
   #pieces = 0;
   usage = null;
+
+  start() {
+    this.#start = performance.now();
+  }
 
   piece() {
     this.#last = performance.now();
@@ -47,6 +52,10 @@ class Timing {
 
 /** A question and its answer, on the screen. */
 class Exchange {
+  // The model no longer sees it.
+  dropped = false;
+  usage = null;
+
   constructor(question) {
     this.question = question;
     this.root = element("article", "exchange");
@@ -86,12 +95,12 @@ class Exchange {
     if (ending) this.note.append(element("span", "fact ending", ending));
   }
 
-  fail(message, tryAgain) {
+  fail(message, remedy, act) {
     const box = element("div", "error");
     box.setAttribute("role", "alert");
-    const button = element("button", "quiet", "Try again");
+    const button = element("button", "quiet", remedy);
     button.type = "button";
-    button.addEventListener("click", tryAgain);
+    button.addEventListener("click", act);
     box.append(element("p", "", message), button);
     this.reply.append(box);
   }
@@ -107,12 +116,20 @@ export class Chat {
   // Whoever scrolled up to read is left there.
   #following = true;
   #ask;
+  #contextOf;
+  #onEdit;
   #onKeyNeeded;
+  #dropped = element("p", "dropped");
   #at = (id) => document.getElementById(id);
 
-  /** `ask()` gives what goes with the messages: {model, temperature, ...}; null where it is not fit to be sent. */
-  constructor({ ask, onKeyNeeded }) {
+  /**
+   * `ask()` gives what goes with the messages: {model, temperature, ...}; null where it is not fit to be sent.
+   * `contextOf(model)` gives the most tokens of its context, if known; `onEdit(question)` takes a question back.
+   */
+  constructor({ ask, contextOf, onEdit, onKeyNeeded }) {
     this.#ask = ask;
+    this.#contextOf = contextOf;
+    this.#onEdit = onEdit;
     this.#onKeyNeeded = onKeyNeeded;
     const scroll = this.#at("scroll");
     scroll.addEventListener("scroll", () => {
@@ -133,12 +150,12 @@ export class Chat {
     const asked = await this.#ask();
     if (asked === null || this.busy) return false;
     const exchange = new Exchange(question);
-    const messages = this.#messages(question);
+    const before = this.#exchanges.filter((other) => other.answer && !other.dropped);
     this.#exchanges.push(exchange);
     this.#at("welcome").hidden = true;
     this.#at("log").append(exchange.root);
     this.#toEnd();
-    this.#answer(exchange, { ...asked, messages, stream: true, stream_options: { include_usage: true } });
+    this.#answer(exchange, before, { ...asked, stream: true, stream_options: { include_usage: true } });
     return true;
   }
 
@@ -154,28 +171,56 @@ export class Chat {
     this.#toEnd();
   }
 
-  /** What was answered so far; a question that got no answer is not repeated to the model. */
-  #messages(question) {
-    const told = this.#exchanges
-      .filter((exchange) => exchange.answer)
-      .flatMap((exchange) => [
-        { role: "user", content: exchange.question },
-        { role: "assistant", content: exchange.answer },
-      ]);
-    return [...told, { role: "user", content: question }];
+  /** The turns and the question. A question that got no answer is no turn, and is not repeated to the model. */
+  #messages(turns, question) {
+    const said = turns.flatMap((exchange) => [
+      { role: "user", content: exchange.question },
+      { role: "assistant", content: exchange.answer },
+    ]);
+    return [...said, { role: "user", content: question }];
   }
 
-  async #answer(exchange, body) {
+  /** The turns that fit the context together with the question. Where it is full the oldest are dropped, visibly. */
+  async #fitting(turns, exchange, { model, max_tokens: maxTokens }, signal) {
+    const limit = this.#contextOf(model);
+    const last = turns.at(-1)?.usage;
+    const count = (dropped) => countTokens(model, this.#messages(turns.slice(dropped), exchange.question), signal);
+    const dropped = await turnsToDrop({
+      numTurns: turns.length,
+      question: exchange.question,
+      maxTokens,
+      limit,
+      used: last ? last.prompt_tokens + last.completion_tokens : undefined,
+      count,
+    });
+    if (dropped) this.#drop(turns.slice(0, dropped), turns[dropped] ?? exchange, limit);
+    return turns.slice(dropped);
+  }
+
+  #drop(turns, firstKept, limit) {
+    for (const exchange of turns) {
+      exchange.dropped = true;
+      exchange.root.classList.add("forgotten");
+    }
+    this.#dropped.textContent = `The context of ${count(limit)} tokens is full: the turns above were dropped.`;
+    this.#at("log").insertBefore(this.#dropped, firstKept.root);
+  }
+
+  async #answer(exchange, before, body) {
     const control = new AbortController();
     const timing = new Timing();
     this.#begin(control, exchange);
     let ending = "";
     try {
-      ending = await this.#listen(exchange, timing, complete(body, control.signal));
+      const turns = await this.#fitting(before, exchange, body, control.signal);
+      const messages = this.#messages(turns, exchange.question);
+      timing.start();
+      ending = await this.#listen(exchange, timing, complete({ ...body, messages }, control.signal));
     } catch (error) {
       if (control.signal.aborted) ending = "stopped";
       else this.#failed(exchange, error);
     } finally {
+      exchange.usage = timing.usage;
       exchange.settle();
       exchange.state(timing.facts(), ending);
       this.#end(control);
@@ -205,11 +250,15 @@ export class Chat {
 
   #failed(exchange, error) {
     if (error.needsKey) this.#onKeyNeeded(error.message);
-    exchange.fail(error.message, () => {
+    // What is too long stays so: sent again as it is, it could only fail again.
+    const [remedy, act] = error.isTooLong
+      ? ["Edit the message", this.#onEdit]
+      : ["Try again", (question) => this.send(question)];
+    exchange.fail(error.message, remedy, () => {
       if (this.busy) return;
       this.#exchanges = this.#exchanges.filter((other) => other !== exchange);
       exchange.root.remove();
-      this.send(exchange.question);
+      act(exchange.question);
     });
   }
 

@@ -3,7 +3,7 @@
 import { Board } from "./board.js";
 import { Chat } from "./chat.js";
 import { Live } from "./live.js";
-import { key, modelNames } from "./service.js";
+import { key, listModels } from "./service.js";
 
 const at = (id) => document.getElementById(id);
 
@@ -13,8 +13,8 @@ let models = [];
 let modelsOf = null;
 
 async function loadModels() {
-  models = await modelNames();
-  at("model-select").replaceChildren(...models.map((name) => new Option(name, name)));
+  models = await listModels();
+  at("model-select").replaceChildren(...models.map(({ id }) => new Option(id, id)));
   at("model-choice").hidden = models.length < 2;
 }
 
@@ -40,7 +40,14 @@ async function ask() {
   };
 }
 
-const chat = new Chat({ ask, onKeyNeeded: askForKey });
+const contextOf = (model) => models.find(({ id }) => id === model)?.max_model_len;
+
+function edit(question) {
+  at("message").value = question;
+  at("message").focus();
+}
+
+const chat = new Chat({ ask, contextOf, onEdit: edit, onKeyNeeded: askForKey });
 
 async function send() {
   const question = at("message").value;

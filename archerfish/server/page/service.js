@@ -9,10 +9,16 @@ export const key = {
 
 /** What the service answered instead of what was asked for; `status` is null where it did not answer at all. */
 export class ServiceError extends Error {
-  constructor(message, status = null) {
+  constructor(message, status = null, code = null) {
     super(message);
     this.name = "ServiceError";
     this.status = status;
+    this.code = code;
+  }
+
+  /** Whether the same question would be refused again. */
+  get isTooLong() {
+    return this.code === "context_length_exceeded";
   }
 
   get needsKey() {
@@ -44,15 +50,17 @@ export async function ask(path, { body, signal } = {}) {
 
 async function refusal(response) {
   const text = await response.text().catch(() => "");
-  let message;
+  let message = null;
+  let code = null;
   try {
-    message = JSON.parse(text).error.message;
+    ({ message, code } = JSON.parse(text).error);
   } catch {
-    message = null;
+    // Something before the service answered, in its own way.
   }
   const wait = response.headers.get("Retry-After");
   const when = /^\d+$/.test(wait ?? "") ? ` Try again in ${wait} s.` : "";
-  return new ServiceError((message || `The service answered with status ${response.status}.`) + when, response.status);
+  const what = message || `The service answered with status ${response.status}.`;
+  return new ServiceError(what + when, response.status, code);
 }
 
 /** The data of each server-sent event of a response, as text. Ends when the connection does. */
@@ -102,7 +110,14 @@ export async function* complete(body, signal) {
   throw new ServiceError("The connection closed before the answer was complete.");
 }
 
-export async function modelNames() {
+/** [{id, max_model_len, ...}] */
+export async function listModels() {
   const response = await ask("v1/models");
-  return (await response.json()).data.map((model) => model.id);
+  return (await response.json()).data;
+}
+
+/** How many tokens the messages of a chat become. */
+export async function countTokens(model, messages, signal) {
+  const response = await ask("tokenize", { body: { model, messages }, signal });
+  return (await response.json()).count;
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 from fastapi import APIRouter, Request
 from starlette.responses import FileResponse, Response
 
+from archerfish.metrics.history import SECONDS_BETWEEN_SAMPLES
 from archerfish.metrics.service import CONTENT_TYPE
 from archerfish.server.errors import ApiError
 from archerfish.server.replies import json_reply
@@ -25,7 +26,6 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-_BETWEEN_SNAPSHOTS = 1.0
 
 
 @router.get("/metrics")
@@ -53,15 +53,17 @@ async def usage(http: Request) -> Response:
 
 @router.get("/live")
 async def live(http: Request) -> Response:
-    """How things are, once a second, as server-sent events."""
+    """How things are, once a second, as server-sent events; the first brings the last minutes with it."""
     return EventResponse(_snapshots(service_of(http)))
 
 
 async def _snapshots(service: Service) -> AsyncIterator[bytes]:
+    before = {"history": service.history.samples()}
     while True:
         blocks = await service.engine.block_map()
-        yield event({**service.snapshot(), "kv_map": base64.b64encode(blocks).decode()})
-        await asyncio.sleep(_BETWEEN_SNAPSHOTS)
+        yield event({**service.snapshot(), **before, "kv_map": base64.b64encode(blocks).decode()})
+        before = {}
+        await asyncio.sleep(SECONDS_BETWEEN_SAMPLES)
 
 
 @router.get("/", include_in_schema=False)
