@@ -6,7 +6,7 @@ from typing import Any
 
 from archerfish.config.speculation import WITHOUT_GUESSES
 from archerfish.errors import InvalidParameter, PromptTooLong, TokenizerError
-from archerfish.request import LARGEST_PRIORITY, SLO, Request, RequestClass, SamplingParams
+from archerfish.request import LARGEST_PRIORITY, SLO, Request, RequestClass, SamplingParams, Structured
 from archerfish.sampling.trial import Trial
 from archerfish.tokenizer import Tokenizer
 
@@ -80,6 +80,10 @@ class Intake:
             slo=slo,
             tenant=tenant,
         )
+
+    def has_tried(self, structured: Structured) -> bool:
+        """Whether a request with this form is made at once; else it waits until the form was tried."""
+        return self._trial.knows(structured)
 
     def check_length(self, token_ids: Sequence[int]) -> None:
         """Raise unless a prompt of these tokens can be answered. The scheduler checks it too, in its own process."""

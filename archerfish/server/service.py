@@ -37,6 +37,7 @@ from archerfish.server.preprocessing.model import load_model
 from archerfish.server.preprocessing.pool import Preprocessing
 from archerfish.server.requests import BodyLimits, check_content_type
 from archerfish.server.tracing import RequestTrace, Tracing
+from archerfish.server.trial_queue import TrialQueue
 
 Clock = Callable[[], float]
 
@@ -92,6 +93,7 @@ class Service:
             find_format(server.tool_call_format)  # Raises what is wrong with it before anything is loaded.
         self.bodies = BodyLimits(server.max_body_bytes, server.body_timeout, _MOST_HELD_BODIES * server.max_body_bytes)
         self._preprocessing: Preprocessing | None = None
+        self._trials = TrialQueue()
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -136,6 +138,7 @@ class Service:
         await self.engine.stop()
         if self._preprocessing is not None:
             await self._preprocessing.close()
+        self._trials.close()
         if self.jobs is not None:
             self.jobs.close()
         if self.tracing is not None:
@@ -248,8 +251,13 @@ class Service:
             tenant=caller.name,
             cache_salt=caller.cache_salt(ask.body.cache_salt),
         )
-        # A form is tried in another process first, which is waited for.
-        requests = make_requests() if ask.params.structured is None else await asyncio.to_thread(make_requests)
+        form = ask.params.structured
+        if form is None or self.intake.has_tried(form):
+            requests = make_requests()
+        else:
+            # The lines of a batch are bounded by the batch runner itself.
+            is_bounded = getattr(http.state, "request_class", RequestClass.ONLINE) is RequestClass.ONLINE
+            requests = await self._trials.run(caller.name, make_requests, is_bounded=is_bounded)
         self._check_open()  # Much may have happened meanwhile; from here on nothing does.
         answers: list[Answer] = []
         self._admit(caller, requests)
