@@ -105,7 +105,7 @@ class Intake:
                 raise InvalidParameter("prompt", token, self._why_unknown(token))
         return token_ids
 
-    def chat_text(self, messages: Sequence[Message], **variables: Any) -> str:
+    def chat_text(self, messages: Sequence[Message], /, **variables: Any) -> str:
         """Messages laid out as the model's chat template wants them."""
         for message in messages if isinstance(messages, Sequence) else ():
             content = message.get("content") if isinstance(message, Mapping) else None

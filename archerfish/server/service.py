@@ -204,10 +204,11 @@ class Service:
         _ = self.model  # Without one, nothing can be read.
         check_content_type(http)
         async with self.bodies.body(http) as body:
-            outcome = await self._understand(Job(endpoint, body))
+            tenant = http.state.caller.name
+            outcome = await self._understand(Job(endpoint, body), tenant)
             if isinstance(outcome, HistoryNeeded):
                 assert find_history is not None, "only where histories are kept can they be asked for"
-                outcome = await self._understand(Job(endpoint, body, find_history(outcome.response_id)))
+                outcome = await self._understand(Job(endpoint, body, find_history(outcome.response_id)), tenant)
         return outcome
 
     async def read_reply(self, http: HttpRequest, endpoint: str) -> bytes:
@@ -216,12 +217,12 @@ class Service:
         reply: bytes = await self.read(http, endpoint)
         return reply
 
-    async def _understand(self, job: Job) -> Any:
+    async def _understand(self, job: Job, tenant: str) -> Any:
         assert self._preprocessing is not None, "there is a model"
         if job.is_quick:
             outcome = job.run(self.model, self._limits)
         else:
-            outcome = await self._preprocessing.run(job)
+            outcome = await self._preprocessing.run(job, tenant)
         if isinstance(outcome, ErrorReply):
             raise ApiError.of(outcome)
         return outcome

@@ -5,12 +5,12 @@ that files and batches never wait for them; and what one tenant sends never keep
 """
 
 import asyncio
-from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from archerfish.server.errors import ApiError
+from archerfish.server.tenant_queue import TenantQueue
 
 Result = TypeVar("Result")
 Turn = asyncio.Future[None]
@@ -25,8 +25,7 @@ class TrialQueue:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "trials")
-        self._waiting: OrderedDict[str, deque[Turn]] = OrderedDict()
-        """By tenant; the tenant whose turn is next comes first."""
+        self._waiting: TenantQueue[Turn] = TenantQueue()
         self._is_busy = False
 
     async def run(self, tenant: str, work: Callable[[], Result], *, is_bounded: bool = True) -> Result:
@@ -34,7 +33,7 @@ class TrialQueue:
         if is_bounded:
             self._check_capacity(tenant)
         turn: Turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, deque()).append(turn)
+        self._waiting.push(tenant, turn)
         self._start_next()
         try:
             await turn
@@ -52,29 +51,20 @@ class TrialQueue:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _check_capacity(self, tenant: str) -> None:
-        if len(self._waiting.get(tenant, ())) >= _MOST_OF_TENANT:
+        if self._waiting.num_items(tenant) >= _MOST_OF_TENANT:
             message = f"{_MOST_OF_TENANT} requests of yours with new response formats wait already; try again later"
             raise ApiError(429, message, code="too_many_formats", headers={"Retry-After": "2"})
-        if sum(map(len, self._waiting.values())) >= _MOST_OF_ALL:
+        if len(self._waiting) >= _MOST_OF_ALL:
             message = "too many requests with new response formats are waiting; try again in a few seconds"
             raise ApiError(503, message, code="overloaded", headers={"Retry-After": "5"})
 
     def _start_next(self) -> None:
-        if self._is_busy or not self._waiting:
-            return
-        tenant, turns = self._waiting.popitem(last=False)
-        turn = turns.popleft()
-        if turns:
-            self._waiting[tenant] = turns  # Behind all others.
-        self._is_busy = True
-        turn.set_result(None)
+        if not self._is_busy and self._waiting:
+            self._is_busy = True
+            self._waiting.pop().set_result(None)
 
     def _withdraw(self, tenant: str, turn: Turn) -> None:
-        if turn.done() and not turn.cancelled():
+        if not self._waiting.remove(tenant, turn):
+            # Its turn had come, but it was cancelled before it could begin.
             self._is_busy = False
             self._start_next()
-            return
-        turns = self._waiting[tenant]
-        turns.remove(turn)
-        if not turns:
-            del self._waiting[tenant]

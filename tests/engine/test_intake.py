@@ -84,3 +84,8 @@ def test_an_end_token_that_the_model_lacks_is_left_out(tmp_path: Path) -> None:
     with pytest.raises(PromptTooLong):
         assembly.intake.request([5] * 64, PARAMS)
     assembly.engine.close()
+
+
+def test_variables_of_a_chat_template_may_have_any_name(intake: Intake) -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    assert intake.chat_text(messages, self=1, clock=2) == intake.chat_text(messages)

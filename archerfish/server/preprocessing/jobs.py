@@ -14,6 +14,8 @@ from archerfish.engine.wire import EngineFacts
 
 LENGTH = struct.Struct("<Q")
 """Stands before every message: its number of bytes."""
+GOES_ON, ENDS = b"+", b"-"
+"""First byte of what a worker sends: whether it takes another job."""
 
 _SHORT = 4096
 _MODEL = "model"

@@ -6,15 +6,15 @@ import pickle
 import signal
 import socket
 import sys
-from collections import deque
 from contextlib import suppress
 from typing import Any
 
 from archerfish.api.errors import MISTAKE, ErrorReply
 from archerfish.api.model import ServedModel
 from archerfish.console import logger
-from archerfish.server.preprocessing.jobs import LENGTH, Job, ModelSpec, TooMuch, decode_outcome
+from archerfish.server.preprocessing.jobs import GOES_ON, LENGTH, Job, ModelSpec, TooMuch, decode_outcome
 from archerfish.server.preprocessing.worker import MAX_GROWTH
+from archerfish.server.tenant_queue import TenantQueue
 
 SHORT = 64 * 1024
 """Bytes of a job that any worker takes. Longer ones leave one worker to the others."""
@@ -25,21 +25,22 @@ _BUSY_FACTOR = 10
 
 
 class Preprocessing:
-    """Two workers: one for short jobs alone, one for all. A long job never holds up short ones."""
+    """Two workers: one for short jobs alone, one for all. A long job never holds up short ones, and tenants take turns."""
 
     def __init__(self, spec: ModelSpec, model: ServedModel) -> None:
         """`model` is what the workers make of `spec` themselves. Workers start with their first job, or `warm_up`."""
         self._model = model
         self._workers = [_Worker(spec, takes_long=False), _Worker(spec, takes_long=True)]
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting_short: TenantQueue[_Turn] = TenantQueue()
+        self._waiting_long: TenantQueue[_Turn] = TenantQueue()
 
     async def warm_up(self) -> None:
         """Start all workers."""
         await asyncio.gather(*(worker.start() for worker in self._workers if not worker.is_busy))
 
-    async def run(self, job: Job) -> Any:
+    async def run(self, job: Job, tenant: str = "") -> Any:
         """An Outcome of api.endpoints, or an ErrorReply."""
-        worker = await self._acquire(is_long=job.size > SHORT)
+        worker = await self._acquire(tenant, is_long=job.size > SHORT)
         try:
             outcome = await worker.run(job)
         finally:
@@ -49,36 +50,30 @@ class Preprocessing:
     async def close(self) -> None:
         await asyncio.gather(*(worker.stop() for worker in self._workers))
 
-    async def _acquire(self, *, is_long: bool) -> "_Worker":
+    async def _acquire(self, tenant: str, *, is_long: bool) -> "_Worker":
         for worker in self._workers:
             if not worker.is_busy and (worker.takes_long or not is_long):
                 worker.is_busy = True
                 return worker
-        waiting = _Waiting(is_long)
-        self._waiting.append(waiting)
+        waiting = self._waiting_long if is_long else self._waiting_short
+        turn: _Turn = asyncio.get_running_loop().create_future()
+        waiting.push(tenant, turn)
         try:
-            return await waiting.worker
+            return await turn
         except asyncio.CancelledError:
-            if waiting in self._waiting:
-                self._waiting.remove(waiting)
-            elif waiting.worker.done() and not waiting.worker.cancelled():
-                self._release(waiting.worker.result())
+            if not waiting.remove(tenant, turn):
+                # It was given a worker, but cancelled before it could use it.
+                self._release(turn.result())
             raise
 
     def _release(self, worker: "_Worker") -> None:
-        """Give the worker to the first job in the line that it may take."""
-        for waiting in self._waiting:
-            if worker.takes_long or not waiting.is_long:
-                self._waiting.remove(waiting)
-                waiting.worker.set_result(worker)
-                return
-        worker.is_busy = False
-
-
-class _Waiting:
-    def __init__(self, is_long: bool) -> None:
-        self.is_long = is_long
-        self.worker: asyncio.Future[_Worker] = asyncio.get_running_loop().create_future()
+        """Give the worker to the job whose turn it is, long ones first: no other worker takes those."""
+        if worker.takes_long and self._waiting_long:
+            self._waiting_long.pop().set_result(worker)
+        elif self._waiting_short:
+            self._waiting_short.pop().set_result(worker)
+        else:
+            worker.is_busy = False
 
 
 class _Worker:
@@ -89,12 +84,15 @@ class _Worker:
         self.is_busy = False
         self._spec = spec
         self._process: asyncio.subprocess.Process | None = None
+        self._goes_on = False
+        """Whether the process takes another job."""
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
 
     async def start(self) -> None:
         """Have a process that is ready for a job."""
-        if self._process is not None and self._process.returncode is None and not self._reader.at_eof():
+        is_running = self._process is not None and self._process.returncode is None
+        if is_running and self._goes_on and not self._reader.at_eof():
             return
         await self.stop()
         ours, theirs = socket.socketpair()
@@ -149,7 +147,12 @@ class _Worker:
 
     async def _receive(self) -> bytes:
         (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
-        return await self._reader.readexactly(length)
+        self._goes_on = await self._reader.readexactly(1) == GOES_ON
+        return await self._reader.readexactly(length - 1)
+
+
+_Turn = asyncio.Future[_Worker]
+"""Of a job that waits: the worker that it is given."""
 
 
 def _why_ended(code: int | None, job: Job) -> ErrorReply:

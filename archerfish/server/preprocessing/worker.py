@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from archerfish.api.model import ServedModel
-from archerfish.server.preprocessing.jobs import LENGTH, Job, ModelSpec, TooMuch, encode_outcome
+from archerfish.server.preprocessing.jobs import ENDS, GOES_ON, LENGTH, Job, ModelSpec, TooMuch, encode_outcome
 from archerfish.server.preprocessing.model import load_model
 
 MAX_GROWTH = 512 << 20
@@ -41,11 +41,16 @@ def main(handle: int) -> None:
         spec: ModelSpec = pickle.loads(_receive(connection))
         model = load_model(spec, time.monotonic)
         limit_memory()
-        _send(connection, b"ready")
+        _send(connection, GOES_ON)
         loaded = _resident_bytes()
-        while _resident_bytes() - loaded < _MOST_KEPT:
+        goes_on = True
+        while goes_on:
             job: Job = pickle.loads(_receive(connection))
-            _send(connection, encode_outcome(_run(job, model, spec)))
+            outcome = encode_outcome(_run(job, model, spec))
+            del job
+            goes_on = _resident_bytes() - loaded < _MOST_KEPT
+            # In one message: the service must not send another job to a process that is about to end.
+            _send(connection, (GOES_ON if goes_on else ENDS) + outcome)
 
 
 def _run(job: Job, model: ServedModel, spec: ModelSpec) -> object:
@@ -59,6 +64,11 @@ def _run(job: Job, model: ServedModel, spec: ModelSpec) -> object:
     except _OutOfTime:
         return TooMuch(f"{job.seconds:.0f} seconds of processor time").reply
     except MemoryError:
+        return TooMuch(f"{MAX_GROWTH >> 20} MiB of memory").reply
+    except BaseException as error:
+        # Native libraries panic where Python raises a MemoryError; a panic is no Exception.
+        if isinstance(error, Exception) or "memory" not in str(error):
+            raise
         return TooMuch(f"{MAX_GROWTH >> 20} MiB of memory").reply
 
 
