@@ -8,7 +8,7 @@ from typing import Any
 
 from archerfish.config.speculation import WITHOUT_GUESSES
 from archerfish.errors import InvalidParameter, PromptTooLong, TokenizerError
-from archerfish.request import LARGEST_PRIORITY, SLO, Best, Request, RequestClass, SamplingParams
+from archerfish.request import LARGEST_PRIORITY, SLO, Best, Request, RequestClass, SamplingParams, Structured
 from archerfish.sampling.trial import Trial
 from archerfish.tokenizer import Tokenizer
 
@@ -115,6 +115,10 @@ class Intake:
             most = max(1, self.max_model_len - (params.max_tokens or 1))
         return token_ids[-most:]
 
+    def has_tried(self, structured: Structured) -> bool:
+        """Whether a request with this form is made at once; else it waits until the form was tried."""
+        return self._trial.knows(structured)
+
     def check_length(self, token_ids: Sequence[int]) -> None:
         """Raise unless a prompt of these tokens can be answered. The scheduler checks it too, in its own process."""
         if not token_ids:
@@ -135,7 +139,7 @@ class Intake:
                 raise InvalidParameter("prompt", token, self._why_unknown(token))
         return token_ids
 
-    def chat_text(self, messages: Sequence[Message], **variables: Any) -> str:
+    def chat_text(self, messages: Sequence[Message], /, **variables: Any) -> str:
         """Messages laid out as the model's chat template wants them."""
         _check_parts(messages)
         return self._needed_tokenizer("a chat").chat_template.render(messages, **variables)

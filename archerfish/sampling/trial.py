@@ -12,9 +12,9 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from functools import lru_cache
 from importlib.util import find_spec
 from multiprocessing.connection import Connection, Pipe
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -45,27 +45,49 @@ class Trial:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._worker: _Worker | None = None
-        self._lock = threading.Lock()
-        self._problem = lru_cache(_MOST_KEPT)(self._try)
+        self._verdicts: OrderedDict[Structured, _Verdict] = OrderedDict()
+        """Of the forms that were asked for last."""
+        self._looking = threading.Lock()
+        self._trying = threading.Lock()
 
     def check(self, structured: Structured) -> None:
         """Raises what is wrong with it."""
-        problem = self._problem(structured)
-        if problem is not None:
-            raise InvalidParameter(structured.given, "...", problem)
+        verdict = self._find(structured)
+        if verdict is None:
+            with self._trying:
+                # Another thread may have tried the same form while this one waited.
+                verdict = self._find(structured) or self._keep(structured, _Verdict(self._try(structured)))
+        if verdict.problem is not None:
+            raise InvalidParameter(structured.given, "...", verdict.problem)
+
+    def knows(self, structured: Structured) -> bool:
+        """Whether the form was tried before, so that `check` does not wait for the other process."""
+        return self._find(structured) is not None
+
+    def _find(self, structured: Structured) -> "_Verdict | None":
+        with self._looking:
+            if structured in self._verdicts:
+                self._verdicts.move_to_end(structured)
+            return self._verdicts.get(structured)
+
+    def _keep(self, structured: Structured, verdict: "_Verdict") -> "_Verdict":
+        with self._looking:
+            self._verdicts[structured] = verdict
+            if len(self._verdicts) > _MOST_KEPT:
+                self._verdicts.popitem(last=False)
+        return verdict
 
     def _try(self, structured: Structured) -> str | None:
         if find_spec("llguidance") is None:
             return "it needs llguidance, which this machine does not have: pip install llguidance"
-        with self._lock:
-            worker, self._worker = self._worker or self._start(), None
-            try:
-                worker.connection.send(structured)
-                problem: str | None = worker.connection.recv()
-            except (EOFError, OSError):
-                return _why_ended(worker.process.wait())
-            self._worker = worker
-            return problem
+        worker, self._worker = self._worker or self._start(), None
+        try:
+            worker.connection.send(structured)
+            problem: str | None = worker.connection.recv()
+        except (EOFError, OSError):
+            return _why_ended(worker.process.wait())
+        self._worker = worker
+        return problem
 
     def _start(self) -> "_Worker":
         ours, theirs = Pipe()
@@ -87,6 +109,11 @@ class Trial:
             else:
                 ours.send((tokenizer.to_json(), max(self._vocab_size, tokenizer.vocab_size)))
         return _Worker(process, ours)
+
+
+class _Verdict(NamedTuple):
+    problem: str | None
+    """What is wrong with the form; None if nothing is."""
 
 
 class _Worker(NamedTuple):

@@ -39,6 +39,7 @@ from archerfish.server.preprocessing.model import load_model
 from archerfish.server.preprocessing.pool import Preprocessing
 from archerfish.server.requests import BodyLimits, check_content_type
 from archerfish.server.tracing import RequestTrace, Tracing
+from archerfish.server.trial_queue import TrialQueue
 from archerfish.server.uploads import Uploads
 
 Clock = Callable[[], float]
@@ -107,6 +108,7 @@ class Service:
         self._preprocessing: Preprocessing | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._recorder: asyncio.Task[None] | None = None
+        self._trials = TrialQueue()
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -174,6 +176,7 @@ class Service:
         await self.engine.stop()
         if self._preprocessing is not None:
             await self._preprocessing.close()
+        self._trials.close()
         if self.jobs is not None:
             self.jobs.close()
         if self.tracing is not None:
@@ -245,10 +248,11 @@ class Service:
         _ = self.model  # Without one, nothing can be read.
         check_content_type(http)
         async with self.bodies.body(http) as body:
-            outcome = await self._understand(Job(endpoint, body))
+            tenant = http.state.caller.name
+            outcome = await self._understand(Job(endpoint, body), tenant)
             if isinstance(outcome, HistoryNeeded):
                 assert find_history is not None, "only where histories are kept can they be asked for"
-                outcome = await self._understand(Job(endpoint, body, find_history(outcome.response_id)))
+                outcome = await self._understand(Job(endpoint, body, find_history(outcome.response_id)), tenant)
         return outcome
 
     async def read_reply(self, http: HttpRequest, endpoint: str) -> bytes:
@@ -257,12 +261,12 @@ class Service:
         reply: bytes = await self.read(http, endpoint)
         return reply
 
-    async def _understand(self, job: Job) -> Any:
+    async def _understand(self, job: Job, tenant: str) -> Any:
         assert self._preprocessing is not None, "there is a model"
         if job.is_quick:
             outcome = job.run(self.model, self._limits)
         else:
-            outcome = await self._preprocessing.run(job)
+            outcome = await self._preprocessing.run(job, tenant)
         if isinstance(outcome, ErrorReply):
             raise ApiError.of(outcome)
         return outcome
@@ -292,8 +296,13 @@ class Service:
             tenant=caller.name,
             cache_salt=caller.cache_salt(ask.body.cache_salt),
         )
-        # A form is tried in another process first, which is waited for.
-        requests = make_requests() if ask.params.structured is None else await asyncio.to_thread(make_requests)
+        form = ask.params.structured
+        if form is None or self.intake.has_tried(form):
+            requests = make_requests()
+        else:
+            # The lines of a batch are bounded by the batch runner itself.
+            is_bounded = getattr(http.state, "request_class", RequestClass.ONLINE) is RequestClass.ONLINE
+            requests = await self._trials.run(caller.name, make_requests, is_bounded=is_bounded)
         self._check_open()  # Much may have happened meanwhile.
         answers: list[Answer] = []
         self._admit(caller, requests)

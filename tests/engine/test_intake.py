@@ -129,3 +129,8 @@ def test_what_is_changed_later_does_not_reach_a_request(intake: Intake) -> None:
     request = intake.request([5], params)
     params.max_tokens = 9
     assert request.params.max_tokens == 4
+
+
+def test_variables_of_a_chat_template_may_have_any_name(intake: Intake) -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    assert intake.chat_text(messages, self=1, clock=2) == intake.chat_text(messages)

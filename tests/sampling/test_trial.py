@@ -170,3 +170,14 @@ except InvalidParameter as error:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "refused\n", done.stderr
+
+
+def test_a_form_that_many_ask_for_at_once_is_tried_once(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+    form = Structured(regex="[0-9]{7}")
+    original = trial._try
+    monkeypatch.setattr(trial, "_try", lambda structured: tried.append(structured) or original(structured))
+    assert not trial.knows(form)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: trial.check(form), range(16)))
+    assert tried == [form] and trial.knows(form)

@@ -6,7 +6,6 @@ import pickle
 import signal
 import socket
 import sys
-from collections import deque
 from contextlib import suppress
 from typing import Any
 
@@ -14,6 +13,7 @@ from archerfish.api.errors import MISTAKE, ErrorReply
 from archerfish.api.model import ServedModel
 from archerfish.console import logger
 from archerfish.server.preprocessing.jobs import LAST_OUTCOME, LENGTH, OUTCOME, Job, ModelSpec, TooMuch, decode_outcome
+from archerfish.server.tenant_queue import TenantQueue
 
 SHORT = 64 * 1024
 """Bytes of a job that any worker takes. Longer ones leave one worker to the others."""
@@ -24,23 +24,24 @@ _BUSY_FACTOR = 10
 
 
 class Preprocessing:
-    """Several workers, of which one takes short jobs alone: long jobs never hold up short ones."""
+    """Several workers, of which one takes short jobs alone: long jobs never hold up short ones. Tenants take turns."""
 
     def __init__(self, spec: ModelSpec, model: ServedModel, num_workers: int | None = None) -> None:
         """`model` is what the workers make of `spec` themselves. Workers start with their first job, or `warm_up`."""
         self._model = model
         num_workers = num_workers or max(2, min(8, (os.cpu_count() or 1) // 8))
         self._workers = [_Worker(spec, takes_long=number > 0 or num_workers == 1) for number in range(num_workers)]
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting_short: TenantQueue[_Turn] = TenantQueue()
+        self._waiting_long: TenantQueue[_Turn] = TenantQueue()
         self._restarts: set[asyncio.Task[None]] = set()
 
     async def warm_up(self) -> None:
         """Start all workers."""
         await asyncio.gather(*(worker.start() for worker in self._workers if not worker.is_busy))
 
-    async def run(self, job: Job) -> Any:
+    async def run(self, job: Job, tenant: str = "") -> Any:
         """An Outcome of api.endpoints, or an ErrorReply."""
-        worker = await self._acquire(is_long=job.size > SHORT)
+        worker = await self._acquire(tenant, is_long=job.size > SHORT)
         try:
             outcome = await worker.run(job)
         finally:
@@ -53,20 +54,20 @@ class Preprocessing:
         await asyncio.gather(*self._restarts, return_exceptions=True)
         await asyncio.gather(*(worker.stop() for worker in self._workers))
 
-    async def _acquire(self, *, is_long: bool) -> "_Worker":
+    async def _acquire(self, tenant: str, *, is_long: bool) -> "_Worker":
         for worker in self._workers:
             if not worker.is_busy and (worker.takes_long or not is_long):
                 worker.is_busy = True
                 return worker
-        waiting = _Waiting(is_long)
-        self._waiting.append(waiting)
+        waiting = self._waiting_long if is_long else self._waiting_short
+        turn: _Turn = asyncio.get_running_loop().create_future()
+        waiting.push(tenant, turn)
         try:
-            return await waiting.worker
+            return await turn
         except asyncio.CancelledError:
-            if waiting in self._waiting:
-                self._waiting.remove(waiting)
-            elif waiting.worker.done() and not waiting.worker.cancelled():
-                self._release(waiting.worker.result())
+            if not waiting.remove(tenant, turn) and not turn.cancelled():
+                # It was given a worker, but cancelled before it could use it.
+                self._release(turn.result())
             raise
 
     def _give_back(self, worker: "_Worker") -> None:
@@ -87,19 +88,15 @@ class Preprocessing:
             self._release(worker)
 
     def _release(self, worker: "_Worker") -> None:
-        """Give the worker to the first job in the line that it may take."""
-        for waiting in self._waiting:
-            if worker.takes_long or not waiting.is_long:
-                self._waiting.remove(waiting)
-                waiting.worker.set_result(worker)
-                return
+        """Give the worker to the job whose turn it is, long ones first: not all workers take those."""
+        queues = (self._waiting_long, self._waiting_short) if worker.takes_long else (self._waiting_short,)
+        for waiting in queues:
+            while waiting:
+                turn = waiting.pop()
+                if not turn.cancelled():
+                    turn.set_result(worker)
+                    return
         worker.is_busy = False
-
-
-class _Waiting:
-    def __init__(self, is_long: bool) -> None:
-        self.is_long = is_long
-        self.worker: asyncio.Future[_Worker] = asyncio.get_running_loop().create_future()
 
 
 class _Worker:
@@ -194,6 +191,10 @@ class _Worker:
     async def _receive(self) -> bytes:
         (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
         return await self._reader.readexactly(length)
+
+
+_Turn = asyncio.Future[_Worker]
+"""Of a job that waits: the worker that it is given."""
 
 
 def _environment() -> dict[str, str]:

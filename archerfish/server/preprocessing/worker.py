@@ -71,6 +71,11 @@ def _run(job: Job, model: ServedModel, spec: ModelSpec) -> object:
         return TooMuch.processor_time(job).reply
     except MemoryError:
         return TooMuch.memory(spec).reply
+    except BaseException as error:
+        # Native libraries panic where Python raises a MemoryError; a panic is no Exception.
+        if isinstance(error, Exception) or "memory" not in str(error):
+            raise
+        return TooMuch.memory(spec).reply
 
 
 def _end_job(_number: int, _frame: FrameType | None) -> None:

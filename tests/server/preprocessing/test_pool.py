@@ -179,7 +179,11 @@ def test_a_client_that_leaves_takes_nothing_with_it() -> None:
             task.cancel()
         await asyncio.gather(*leaving, return_exceptions=True)
         await asyncio.gather(*workers._restarts)
-        assert not workers._waiting and not any(worker.is_busy for worker in workers._workers)
+        assert (
+            not workers._waiting_short
+            and not workers._waiting_long
+            and not any(worker.is_busy for worker in workers._workers)
+        )
         call = await workers.run(job(CHAT, {**HELLO, "max_tokens": 7}))
         assert call.ask.params.max_tokens == 7, "not the outcome of a request that was left"
 
