@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def test_outputs_are_all_so_far_or_what_was_added_or_the_last(expected: RequestO
             assert "".join(one.text for one in delta) == answer.text
             assert [token for one in delta for token in one.token_ids] == answer.token_ids
             assert delta[-1].finish_reason == "length" and len(delta) > 1
-            for before, after in zip(cumulative, cumulative[1:], strict=False):
+            for before, after in pairwise(cumulative):
                 assert len(before.token_ids) < len(after.token_ids) and after.text.startswith(before.text)
             if logprobs is not None:
                 assert [entry for one in delta for entry in one.logprobs] == final.outputs[0].logprobs
