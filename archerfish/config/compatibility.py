@@ -250,7 +250,7 @@ def own_value(name: str, value: Any) -> Any:
 
 
 def hint(name: str, spell: Spell) -> str | None:
-    """What takes the place of a setting of another engine, in the words of whoever gave it; None if it is unknown."""
+    """What takes the place of a setting of another engine, as it is spelled there; None if it is unknown."""
     foreign = FOREIGN.get(name.removeprefix("no_") if name not in FOREIGN else name)
     if foreign is None:
         return None

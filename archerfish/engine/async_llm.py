@@ -217,7 +217,7 @@ class AsyncLLM:
     def _begin(self, loop: asyncio.AbstractEventLoop) -> "asyncio.Task[Intake]":
         self._loop = loop
         self._starting = loop.create_task(self._start(), name="engine start")
-        # Whoever needs the engine hears of it; a task whose error was never asked for would be reported twice.
+        # Each call that needs the engine raises it; a task whose error is never read would be reported once more.
         self._starting.add_done_callback(lambda task: task.cancelled() or task.exception())
         return self._starting
 

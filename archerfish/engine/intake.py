@@ -88,7 +88,7 @@ class Intake:
         )
 
     def _settled(self, params: SamplingParams) -> tuple[SamplingParams, Best | None]:
-        """A copy that nobody else can change, as the engine takes it; and which of its answers are returned."""
+        """A copy for the engine, which the caller's changes do not reach; and which of its answers are returned."""
         if params.bad_words:
             sequences = (*params.bad_words_token_ids, *self._bad_sequences(params.bad_words))
             params = replace(params, bad_words=(), bad_words_token_ids=sequences)

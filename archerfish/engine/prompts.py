@@ -63,7 +63,7 @@ def as_prompt(prompt: object) -> GivenPrompt:
     text = prompt.get("prompt")
     content = prompt.get("prompt_token_ids", text)
     if "prompt_token_ids" in prompt and not isinstance(text, (str, type(None))):
-        raise InvalidParameter("prompt", text, "beside prompt_token_ids it must be the text of the token ids")
+        raise InvalidParameter("prompt", text, "with prompt_token_ids it must be the text of the token ids")
     return GivenPrompt(cast(Prompt, content), text if isinstance(text, str) else None, prompt.get("cache_salt"))
 
 

@@ -108,7 +108,7 @@ def test_an_aborted_request_ends_with_what_it_has() -> None:
         async for output in engine.generate(PROMPT, LONG, request_id="mine"):
             outputs.append(output)
             if len(outputs) == 2:
-                await engine.abort(["mine", "of nobody"])
+                await engine.abort(["mine", "unknown"])
         last = outputs[-1]
         assert last.finished and last.outputs[0].finish_reason == "abort"
         assert len(last.outputs[0].token_ids) >= len(outputs[1].outputs[0].token_ids)
