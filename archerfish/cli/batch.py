@@ -57,7 +57,8 @@ def command(source: Path, output: Path, served_model_name: str | None, config: E
     """Answer a file of requests in OpenAI's batch format.
 
     What breaks off can be started again: only lines without an answer are answered then, and those whose request has
-    changed. Lines that were refused are tried again. The answers have the form of OpenAI's output files.
+    changed. A line whose body is refused gets an error, and is tried again then; a line that is no request at all, or
+    has the custom_id of another, is told before anything runs. The answers have the form of OpenAI's output files.
     """
     if source.resolve() == output.resolve():
         raise ConfigError("--input and --output are the same file")

@@ -391,6 +391,9 @@ class AsyncEngine:
                 self._set_status(EngineStatus.READY)
             case Ending(reason):
                 self.ending = message
+                if self.status is EngineStatus.READY:
+                    # Before the process is gone: what it was given from here on would fail with it.
+                    self._set_status(EngineStatus.RESTARTING)
                 self._fail_open(reason)
 
     def _deliver(self, event: TokenEvent) -> None:

@@ -166,7 +166,7 @@ class EngineLoop:
             events = [event for event in events if event.error != self._engine.stopped]
         self._preparation.ended(events)
         self._channel.send(Stepped(events, read_state(self._engine)))
-        if self._engine.counts.num_steps == steps_before:
+        if self._engine.counts.num_steps == steps_before and self._engine.stopped is None:
             self._wait_until_something_can_start()
 
     def _wait_until_something_can_start(self) -> None:

@@ -1,4 +1,4 @@
-"""An engine without a model whose first step with company raises, and that goes well when it is started again."""
+"""Engines without a model whose steps raise: once, when several run, or whenever a bad prompt is started."""
 
 import os
 from pathlib import Path
@@ -7,6 +7,8 @@ from typing import Any
 from archerfish.execution.scripted import ScriptedStep
 from archerfish.scheduling.plan import Plan
 from tests.server import scripted_engine
+
+BAD_TOKEN = 666
 
 
 class FailingOnce(scripted_engine.GatedExecutor):
@@ -20,6 +22,20 @@ class FailingOnce(scripted_engine.GatedExecutor):
         return super().launch(plan)
 
 
-def build(config: Any, on_progress: Any) -> Any:
+class FailingWith(scripted_engine.GatedExecutor):
+    """Fails with any prompt that has the bad token."""
+
+    def launch(self, plan: Plan) -> ScriptedStep:
+        if any(BAD_TOKEN in start.tokens for start in plan.starts):
+            raise RuntimeError("illegal memory access")
+        return super().launch(plan)
+
+
+def build_failing_once(config: Any, on_progress: Any) -> Any:
     scripted_engine.GatedExecutor = FailingOnce  # type: ignore[misc]
+    return scripted_engine.build(config, on_progress)
+
+
+def build_failing_with(config: Any, on_progress: Any) -> Any:
+    scripted_engine.GatedExecutor = FailingWith  # type: ignore[misc]
     return scripted_engine.build(config, on_progress)

@@ -19,6 +19,7 @@ import pytest
 
 from archerfish.server.batches import new_runner
 from tests.attack.conftest import by
+from tests.attack.failing_engine import BAD_TOKEN
 from tests.server.running import RunningService, running_service
 from tests.server.scripted import ScriptedService, scripted_service
 from tests.server.scripted_process import COMMAND
@@ -244,12 +245,34 @@ def test_a_step_that_fails_is_not_the_end_of_all_its_lines(tmp_path: Path, monke
     monkeypatch.setenv("ARCHERFISH_TEST_FAILED", str(tmp_path / "failed"))  # Its process has it, too.
 
     async def story() -> None:
-        builder = "tests.attack.failing_engine:build"
+        builder = "tests.attack.failing_engine:build_failing_once"
         async with scripted_service(builder=builder, data_dir=str(tmp_path / "jobs")) as (service, client, _):
             batch = await end_of(client, await submit(client, *(line(str(number)) for number in range(40))))
             assert batch["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
             assert set(await records_of(client, batch["output_file_id"])) == {str(number) for number in range(40)}
             assert service.engine.num_restarts == 1 and (tmp_path / "failed").exists()
+
+    play(story)
+
+
+def test_a_line_that_the_engine_fails_with_costs_no_other_line_and_not_the_service(tmp_path: Path) -> None:
+    async def story() -> None:
+        builder = "tests.attack.failing_engine:build_failing_with"
+        async with scripted_service(builder=builder, data_dir=str(tmp_path), stall_timeout=1e6) as running:
+            service, client, _ = running
+            await use_wait(running)
+            assert service.runner is not None
+            service.runner.start()
+            good = [line(str(number)) for number in range(30)]
+            bad = line("bad", prompt=[5, BAD_TOKEN])
+            batch = await end_of(client, await submit(client, *good[:11], bad, *good[11:]))
+            assert batch["request_counts"] == {"total": 31, "completed": 30, "failed": 1}
+            text = (await client.get(f"/v1/files/{batch['error_file_id']}/content")).text
+            error = json.loads(text)
+            assert (error["custom_id"], error["response"], error["error"]["code"]) == ("bad", None, "engine_error")
+            assert "3 times" in error["error"]["message"] and "illegal memory access" in error["error"]["message"]
+            assert service.engine.num_restarts <= 1 + 5 + 3
+            await service.wait_ready()  # It would raise if the engine had died too often in a minute.
 
     play(story)
 

@@ -124,13 +124,14 @@ def test_a_line_that_is_refused_disturbs_no_other(files: Files) -> None:
         completion("d", model="gpt-4o"),
         completion("e", prompt=[100_000]),
         completion("f", prompt="long " * 3000),
+        line("h", [1]),  # type: ignore[arg-type]
         completion("g"),
     )
     result = files.run()
     assert result.exit_code == 2
-    assert "5 of 7 requests were refused or failed" in result.stderr and "line 2, 'b': tempratur" in result.stderr
+    assert "6 of 8 requests were refused or failed" in result.stderr and "line 2, 'b': tempratur" in result.stderr
     records = files.answers()
-    assert [record["response"]["status_code"] for record in records] == [200, 400, 400, 404, 400, 400, 200]
+    assert [record["response"]["status_code"] for record in records] == [200, 400, 400, 404, 400, 400, 400, 200]
     errors = [record["response"]["body"]["error"] for record in records[1:6]]
     assert [error["param"] for error in errors] == ["tempratur", "stream", "model", "prompt", None]
     assert "tokens" in errors[4]["message"]

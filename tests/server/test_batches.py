@@ -88,8 +88,11 @@ def test_what_is_wrong_is_told_with_its_line(tmp_path: Path) -> None:
         unknown = (
             b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x", "warmth": 1}}'
         )
-        batch = wait_for(client, submit(client, unknown).id)
-        assert batch.status == "failed" and "warmth" in batch.errors.data[0].message
+        batch = wait_for(client, submit(client, lines(2) + b"\n" + unknown).id)
+        assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 2, 1)
+        [refused] = answers(client, batch.error_file_id)
+        assert (refused["custom_id"], refused["response"]["status_code"], refused["error"]) == ("a", 400, None)
+        assert "warmth" in refused["response"]["body"]["error"]["message"]
         with pytest.raises(openai.NotFoundError):
             client.batches.retrieve("batch_of_somebody")
         with pytest.raises(openai.BadRequestError, match="endpoint"):
