@@ -23,7 +23,7 @@ from archerfish.metrics.timing import RequestTiming
 if TYPE_CHECKING:
     from archerfish.engine.llm import LLM
 
-_WELCOME = "Context of {:,} tokens. /help lists the commands, Ctrl-C stops an answer, Ctrl-D ends."
+_WELCOME = "Context of {:,} tokens. /help lists commands; Ctrl-C stops an answer."
 _INTERRUPT_HINT = "(Ctrl-C again, Ctrl-D or /exit ends.)"
 
 

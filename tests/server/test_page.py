@@ -442,6 +442,7 @@ def test_a_message_that_alone_is_too_long_can_be_edited(tab: Tab, address: str, 
     tab.wait("document.querySelector('#status').textContent === 'ready'")
     say(tab, "Hello")
     finished(tab)
+    tab.wait("document.querySelector('.note').textContent")
     long = " ".join(["word"] * 100)
     say(tab, long)
     tab.appears("[role=alert]")
@@ -450,7 +451,9 @@ def test_a_message_that_alone_is_too_long_can_be_edited(tab: Tab, address: str, 
     tab.click("[role=alert] button")
     assert tab.value("document.querySelector('#message').value") == long
     assert tab.value("document.activeElement.id") == "message" and len(played.asked) == 2
+    # It cost no turn.
     assert tab.value("document.querySelectorAll('.exchange').length") == 1
+    assert tab.value("document.querySelector('.dropped, .forgotten')") is None
 
 
 def test_charts_start_with_what_was_before(tab: Tab, address: str, played: Played) -> None:

@@ -193,6 +193,8 @@ export class Chat {
       used: last ? last.prompt_tokens + last.completion_tokens : undefined,
       count,
     });
+    // What is too long by itself costs no turn. It is sent all the same: the service says by how much.
+    if (dropped === null) return [];
     if (dropped) this.#drop(turns.slice(0, dropped), turns[dropped] ?? exchange, limit);
     return turns.slice(dropped);
   }

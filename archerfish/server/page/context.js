@@ -9,11 +9,11 @@ const AROUND_MESSAGE = 64;
 const mostTokens = (text) => new TextEncoder().encode(text).length + AROUND_MESSAGE;
 
 /**
- * How many of the oldest turns have to be dropped, so that the question and an answer to it fit.
+ * How many of the oldest turns have to be dropped, so that the question and an answer to it fit; null where the question
+ * does not fit even alone. Without turns before it the answer may be left less.
  *
  * `limit` is the model's context, `used` are the tokens of all turns as the service counted them with the last answer
- * (undefined where it did not), and `count(dropped)` asks it for those of the prompt without the oldest turns. With none
- * left it is not asked: whether the question alone fits, the service says itself.
+ * (undefined where it did not), and `count(dropped)` asks it for those of the prompt without the oldest turns.
  */
 export async function turnsToDrop({ numTurns, question, maxTokens, limit, used, count }) {
   if (!limit || !numTurns) return 0;
@@ -27,5 +27,5 @@ export async function turnsToDrop({ numTurns, question, maxTokens, limit, used, 
     if (await fits(middle)) high = middle;
     else low = middle + 1;
   }
-  return low;
+  return low < numTurns || (await count(numTurns)) < limit ? low : null;
 }

@@ -1,5 +1,6 @@
 """Options that contradict one another are refused before anything is sent; the others make the plan they say."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -108,3 +109,10 @@ def test_server_arguments_are_for_a_server_of_our_own() -> None:
 def test_headers_have_a_name_and_a_value() -> None:
     with pytest.raises(ConfigError, match="NAME=VALUE"):
         _ = LoadOptions(header=("x",)).headers
+
+
+def test_without_a_seed_each_run_draws_one_of_its_own() -> None:
+    seeds = {LoadOptions().seed for _ in range(20)}
+    assert len(seeds) > 15 and all(0 <= seed < 2**31 for seed in seeds)
+    options = LoadOptions()
+    assert replace(options, num_prompts=3).seed == options.seed
