@@ -2,6 +2,7 @@
 #include <cpuid.h>
 
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
@@ -101,11 +102,15 @@ int64_t archerfish_size_of(const char* name) {
     return -1;
 }
 
-// Null if no such kernels run here.
+// Null if no such kernels run here, or if there cannot be so many threads.
 void* archerfish_open(const char* kernels, int num_threads) {
     const KernelTable* table = find(kernels);
     if (table == nullptr || num_threads < 1) return nullptr;
-    return new Runner(num_threads, table);
+    try {
+        return new Runner(num_threads, table);
+    } catch (const std::exception&) {
+        return nullptr;
+    }
 }
 
 void archerfish_close(void* runner) { delete (Runner*)runner; }

@@ -7,6 +7,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <new>
+
 namespace archerfish {
 namespace {
 
@@ -56,14 +58,25 @@ void Signal::wait_beyond(uint64_t seen) {
 }
 
 Team::Team(int num_threads) {
-    for (int i = 0; i < num_threads; ++i) scratch_.emplace_back((uint8_t*)std::aligned_alloc(64, SCRATCH_BYTES), &std::free);
-    for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this, i] { help(i); });
+    for (int i = 0; i < num_threads; ++i) {
+        scratch_.emplace_back((uint8_t*)std::aligned_alloc(64, SCRATCH_BYTES), &std::free);
+        if (!scratch_.back()) throw std::bad_alloc();
+    }
+    try {
+        for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this, i] { help(i); });
+    } catch (...) {
+        end();  // Those that were started.
+        throw;
+    }
 }
 
-Team::~Team() {
+Team::~Team() { end(); }
+
+void Team::end() {
     ending_ = true;
     opened_.raise();
     for (auto& thread : threads_) thread.join();
+    threads_.clear();
 }
 
 // Only ever called by one thread, when all pieces of the last instruction are done.

@@ -30,7 +30,7 @@ class Signal {
 
 class Team {
    public:
-    // The calling thread is one of them.
+    // The calling thread is one of them. Throws where the system has no memory or no threads left.
     explicit Team(int num_threads);
     ~Team();
 
@@ -52,6 +52,7 @@ class Team {
     };
 
     void help(int thread);
+    void end();
     bool work_once(int thread);
     void open_next(int thread);
 

@@ -11,6 +11,8 @@ _CPU_STEP_TOKENS = 512  # A longer step would hold up every running answer for s
 _GPU_STEP_TOKENS = 8192
 _NUM_SEQUENCES = 256
 _DRAWN_WITH_GUESSES = 64
+_MOST_THREADS = 4096
+"""More than any machine has cores for."""
 
 MOST_CALIBRATED_PARAMETERS = 200_000_000
 """Of models that int4 calibrates unasked: it takes a fifth of a second of a core for each million."""
@@ -171,6 +173,8 @@ def _check(config: ResolvedConfig) -> None:
         value = getattr(config, name)
         if value < least:
             raise ConfigError(f"{flag_name(name)} {value}: it must be at least {least}")
+    if config.threads > _MOST_THREADS:
+        raise ConfigError(f"{flag_name('threads')} {config.threads}: it must be at most {_MOST_THREADS}")
     if config.quantization_group not in (32, 64, 128):
         raise ConfigError(
             f"{flag_name('quantization_group')} {config.quantization_group}: groups have 32, 64 or 128 weights"

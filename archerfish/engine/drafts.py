@@ -113,7 +113,7 @@ class ModelDrafts:
         arch, config = self.checkpoint.arch, self.config
         full = torch_dtype(config.dtype).itemsize
         weights = num_parameters(arch) * mean_weight_bytes(arch, weight_format(config), full)
-        return Beside(int(weights), self.blocks.layout(arch).block_bytes(config.block_size, full))
+        return Beside(int(weights), self.blocks.layout(arch).block_bytes(1, full))
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -154,10 +154,10 @@ class HeadDrafts:
         full = torch_dtype(config.dtype).itemsize
         # As large as its files, or smaller: nothing is gained by counting more closely.
         weights = sum(file.stat().st_size for file in self.source.directory.iterdir() if file.is_file())
-        per_block = self._feature_width * full * config.block_size
+        per_token = self._feature_width * full
         if isinstance(spec, EagleSpec):
-            per_block += self.blocks.layout(spec.arch).block_bytes(config.block_size, full)
-        return Beside(weights, per_block)
+            per_token += self.blocks.layout(spec.arch).block_bytes(1, full)
+        return Beside(weights, per_token)
 
     @property
     def taps(self) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ _SCORE_COPIES = 3
 LOGIT_ROWS_AT_ONCE = 128
 """Rows of a prompt whose logits are made together: those of a whole prompt can exceed everything else in a step."""
 
+_USUAL_BLOCK_SIZE = 16
 _MOST_TO_SUGGEST = 0.95  # Of the memory: a machine whose last byte is taken is of no use to anyone.
 
 
@@ -68,8 +69,8 @@ class Beside:
     """Bytes that a network takes which guesses beside the model."""
 
     weights: int = 0
-    per_block: int = 0
-    """What it keeps in every block of the cache."""
+    per_token: int = 0
+    """What it keeps in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +169,7 @@ class Memory:
     def block_bytes(self, config: ResolvedConfig) -> int:
         """Of the cache, whoever keeps something in it."""
         own = self.layout.block_bytes(config.block_size, self.bytes_per_kv_value or self.bytes_per_value)
-        return own + self.beside.per_block
+        return own + self.beside.per_token * config.block_size
 
     # -- what to say when it does not fit -------------------------------------------------------------------------
 
@@ -203,6 +204,8 @@ class Memory:
 
     def _remedies(self, config: ResolvedConfig) -> Iterator[dict[str, Any]]:
         """Changes worth trying, gentlest first: more memory, shorter contexts, then smaller and smaller steps."""
+        if config.block_size > max(_USUAL_BLOCK_SIZE, config.max_model_len):
+            yield {"block_size": _USUAL_BLOCK_SIZE}  # Most of a block would never be used.
         steps: dict[str, Any] = {}
         while True:
             changed = replace(config, **steps)

@@ -63,6 +63,7 @@ def test_what_is_set_stays() -> None:
     ("settings", "says"),
     [
         ({"threads": 0}, "--threads 0: it must be at least 1"),
+        ({"threads": 10**6}, "--threads 1000000: it must be at most 4096"),
         (
             {"quantization": "int8", "quantization_rounding": "nearest"},
             "--quantization-rounding belongs to --quantization int4, not to int8",

@@ -221,6 +221,11 @@ def test_a_context_too_long_is_answered_with_the_longest_that_fits():
     assert remedy(caught.value)["max_model_len"] == "2048"
 
 
+def test_a_block_that_no_request_can_fill_is_answered_with_a_smaller_one():
+    with pytest.raises(DoesNotFit, match=r"Use --block-size 16\.$"):
+        sized(FULL, config(block_size=10**9), 2**30)
+
+
 def test_weights_larger_than_the_memory_ask_for_a_smaller_model():
     needs = Needs(FULL, config())
     with pytest.raises(DoesNotFit, match="smaller model"):

@@ -8,7 +8,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from archerfish.errors import OutOfBounds
+from archerfish.errors import NoKernel, OutOfBounds
 from archerfish.ops.cpu.program import LIMITS, STRUCTURES, Assembly, Drafting, Instructions, Limit, Refusal, Step
 from archerfish.ops.signatures import DRAW_ROW
 
@@ -69,8 +69,10 @@ class Team:
         assert isinstance(found, Library), found
         self._functions = found.functions
         self.kernels = kernels or found.kernels[0]
+        assert self.kernels in found.kernels, f"this CPU runs no {self.kernels} kernels"
         self._handle = self._functions.archerfish_open(self.kernels.encode(), num_threads)
-        assert self._handle, f"this CPU runs no {self.kernels} kernels"
+        if not self._handle:
+            raise NoKernel(f"the system cannot start {num_threads} threads; use fewer --threads")
 
     def run(self, instructions: Instructions, step: Step) -> None:
         """Returns when all is done. Others may run Python meanwhile.

@@ -143,6 +143,16 @@ def test_every_request_is_in_the_warm_up(tmp_path: Path, monkeypatch: pytest.Mon
     assert {tuple(counts) for _, *counts in seen[1:]} == {(3, 15)}
 
 
+def test_the_smallest_ladder(tmp_path: Path) -> None:
+    """Of a model that native kernels run, whose engines hold hardly more than the workload."""
+    values = {**CONFIG, "head_dim": 16}
+    rows = climb_ladder(
+        Ascent(engine_config(tmp_path, values), shared_prefix_workload(1, 1, 1, 4, CONFIG["vocab_size"]))
+    )
+    assert all(row.same_tokens for row in rows if row.reason is None)
+    assert [row.name for row in rows if row.reason is None][:5] == [rung.name for rung in RUNGS[:5]]
+
+
 def climb(seconds: float, answers: tuple[list[int], ...] = ([1, 2], [3, 4])) -> Climb:
     return Climb(seconds=seconds, answers=answers, latencies=(seconds / 2, seconds), kv_bytes=8, cached_share=0.25)
 
