@@ -191,9 +191,10 @@ class SamplingParams:
         set_field = object.__setattr__
         stop: Any = self.stop
         set_field(self, "stop", (stop,) if isinstance(stop, str) else as_tuple("stop", stop))
-        set_field(self, "stop_token_ids", as_tuple("stop_token_ids", self.stop_token_ids))
+        set_field(self, "stop_token_ids", _without_repeats(as_tuple("stop_token_ids", self.stop_token_ids)))
         if self.allowed_token_ids is not None:
-            set_field(self, "allowed_token_ids", as_tuple("allowed_token_ids", self.allowed_token_ids))
+            allowed = as_tuple("allowed_token_ids", self.allowed_token_ids)
+            set_field(self, "allowed_token_ids", _without_repeats(allowed))
         if self.top_k == -1:
             set_field(self, "top_k", 0)
         set_field(self, "logit_bias", _as_bias(self.logit_bias))
@@ -299,6 +300,11 @@ def _set_parameter(self: SamplingParams, name: str, value: Any) -> None:
 
 # A frozen dataclass sets its fields past this. What is assigned later is checked like what is given at the start.
 SamplingParams.__setattr__ = _set_parameter  # type: ignore[method-assign,assignment]
+
+
+def _without_repeats(token_ids: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Each once: a step reads all of them for every row. What is no id is left to be refused."""
+    return tuple(dict.fromkeys(token_ids)) if all(type(token) is int for token in token_ids) else token_ids
 
 
 def _why_unknown(name: str) -> str:

@@ -6,12 +6,12 @@ from typing import Any
 
 from archerfish.api.ask import Ask
 from archerfish.api.bodies.chat import ChatBody, ToolChoice
-from archerfish.api.conversation import Conversation
+from archerfish.api.conversation import Conversation, ThinkingWish
+from archerfish.api.deltas import Answer, CallArguments, CallStart, Content, Delta, InvalidCall, Reasoning, as_field
 from archerfish.api.model import ServedModel
-from archerfish.api.replies import new_id, request_metrics, seconds_now, token_logprobs, usage
+from archerfish.api.reading import AnswerReader
+from archerfish.api.replies import new_id, prompt_logprobs, request_metrics, seconds_now, token_logprobs, usage
 from archerfish.api.structure import structured
-from archerfish.api.tool_use import AnswerReader
-from archerfish.api.tools import Answer, CallArguments, CallStart, Content, Delta
 from archerfish.api.writing import Writing
 from archerfish.engine.outputs import CompletionOutput, Logprobs, StreamOutput
 from archerfish.errors import InvalidParameter
@@ -35,17 +35,19 @@ class Chat:
             tools=body.tools,
             tool_choice=body.tool_choice.model_dump() if isinstance(body.tool_choice, ToolChoice) else body.tool_choice,
             parallel=body.parallel_tool_calls is not False,
-            form=structured(body.response_format),
+            form=structured(body, body.response_format),
             template={
                 "add_generation_prompt": body.add_generation_prompt and not body.continue_final_message,
                 "continue_final_message": body.continue_final_message,
                 **body.chat_template_kwargs,
             },
+            thinking=ThinkingWish(effort=body.reasoning_effort, max_tokens=body.thinking_token_budget),
         )
         params = self._conversation.params(
             body,
             max_tokens=body.max_completion_tokens or body.max_tokens,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            prompt_logprobs=body.prompt_logprobs,
         )
         self.ask = Ask(prompts=[self._conversation.prompt], params=params, body=self._body)
         self._id = new_id("chatcmpl")
@@ -54,7 +56,7 @@ class Chat:
     @cached_property
     def _readers(self) -> list[AnswerReader]:
         """For each answer one, made when the first of it is read."""
-        return [self._conversation.reader() for _ in range(self.ask.params.n)]
+        return [self._conversation.reader(self._body) for _ in range(self.ask.params.n)]
 
     @property
     def is_streamed(self) -> bool:
@@ -65,7 +67,8 @@ class Chat:
         return {
             **self._head("chat.completion"),
             "choices": [self._choice(answer) for answer in one.output.outputs],
-            "usage": usage(written),
+            "usage": usage(written, self._conversation.measure(one)),
+            **prompt_logprobs(one.output, self._body.prompt_logprobs),
             **({"metrics": request_metrics(one)} if self._body.metrics else {}),
         }
 
@@ -82,7 +85,7 @@ class Chat:
         read = reader.feed(piece.text)
         if piece.finish_reason is not None:
             read += reader.finish()
-        deltas = [_delta(one) for one in read]
+        deltas = [_delta(one) for one in read if self._is_shown(one)]
         logprobs = self._logprobs(piece.token_ids, piece.logprobs)
         for place, delta in enumerate(deltas or ([{}] if logprobs else [])):
             told = logprobs if not place else None
@@ -94,10 +97,11 @@ class Chat:
 
     def end(self, written: Writing) -> Iterator[Chunk]:
         """What is told after the last token, if that was asked for."""
+        num_reasoning = self._conversation.measure(written)
         with_usage = self._body.wants_usage
         if with_usage or self._body.metrics:
             more = {"metrics": request_metrics(written)} if self._body.metrics else {}
-            counts = usage([written]) if with_usage else None
+            counts = usage([written], num_reasoning) if with_usage else None
             yield {**self._head("chat.completion.chunk"), "choices": [], "usage": counts, **more}
 
     def _chunk(self, choice: dict[str, Any]) -> Chunk:
@@ -110,11 +114,14 @@ class Chat:
         reader = self._readers[one.index]
         return {
             "index": one.index,
-            "message": _message(reader.read(one.text)),
+            "message": _message(reader.read(one.text), shows_reasoning=self._body.include_reasoning),
             "logprobs": self._logprobs(one.token_ids, one.logprobs),
             "finish_reason": self._finish_reason(one.finish_reason, reader),
             "stop_reason": one.stop_reason,
         }
+
+    def _is_shown(self, delta: Delta) -> bool:
+        return self._body.include_reasoning or not isinstance(delta, Reasoning)
 
     def _logprobs(self, token_ids: list[int], entries: list[Logprobs] | None) -> dict[str, Any] | None:
         if entries is None:
@@ -127,7 +134,8 @@ class Chat:
         return "tool_calls" if called and reason == "stop" else reason
 
     def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self._id, "object": kind, "created": self._created, "model": self._model.name}
+        head = {"id": self._id, "object": kind, "created": self._created, "model": self._model.name}
+        return head if self._body.service_tier is None else {**head, "service_tier": "default"}
 
 
 def _check(body: ChatBody) -> None:
@@ -136,24 +144,33 @@ def _check(body: ChatBody) -> None:
         raise InvalidParameter("top_logprobs", body.top_logprobs, "it needs logprobs = true")
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise InvalidParameter("max_tokens", body.max_tokens, "give it or max_completion_tokens, not both")
+    if body.prompt_logprobs is not None and body.stream:
+        raise InvalidParameter("prompt_logprobs", body.prompt_logprobs, "they do not go with stream")
     for name in _FIELDS_OF_THEIR_OWN & body.chat_template_kwargs.keys():
         raise InvalidParameter(f"chat_template_kwargs.{name}", "...", f"give it as {name}")
 
 
-def _message(answer: Answer) -> dict[str, Any]:
+def _message(answer: Answer, *, shows_reasoning: bool) -> dict[str, Any]:
+    more: dict[str, Any] = as_field(answer.invalid_calls)
+    if answer.reasoning and shows_reasoning:
+        more |= {"reasoning": answer.reasoning, "reasoning_content": answer.reasoning}
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in answer.calls
     ]
-    if not calls:
-        return {"role": "assistant", "content": answer.content}
-    return {"role": "assistant", "content": answer.content or None, "tool_calls": calls}
+    if calls:
+        return {"role": "assistant", "content": answer.content or None, "tool_calls": calls, **more}
+    return {"role": "assistant", "content": (answer.content or None) if answer.reasoning else answer.content, **more}
 
 
 def _delta(delta: Delta) -> dict[str, Any]:
     match delta:
         case Content(text):
             return {"content": text}
+        case Reasoning(text):
+            return {"reasoning": text, "reasoning_content": text}  # One for vLLM's clients, one for DeepSeek's.
+        case InvalidCall():
+            return as_field([delta])
         case CallStart(index, call_id, name):
             function = {"name": name, "arguments": ""}
             return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}

@@ -8,7 +8,7 @@ from archerfish.api.ask import Ask
 from archerfish.api.bodies.common import each_prompt
 from archerfish.api.bodies.completions import CompletionBody
 from archerfish.api.model import ServedModel
-from archerfish.api.replies import finite, new_id, request_metrics, seconds_now, usage
+from archerfish.api.replies import finite, new_id, prompt_logprobs, request_metrics, seconds_now, usage
 from archerfish.api.structure import structured
 from archerfish.api.writing import Writing
 from archerfish.engine.outputs import CompletionOutput, Logprobs, RequestOutput, StreamOutput
@@ -29,6 +29,9 @@ class Completion:
         self._shows_answer = body.max_tokens != 0
         if not self._shows_answer and not body.echo:
             raise InvalidParameter("max_tokens", 0, "with nothing to write there must be an echo")
+        self._num_candidates = _num_candidates(body)
+        if body.prompt_logprobs is not None and body.stream:
+            raise InvalidParameter("prompt_logprobs", body.prompt_logprobs, "they do not go with stream")
         self.ask = Ask(
             prompts=each_prompt(body.prompt),
             params=self._params(body),
@@ -46,11 +49,8 @@ class Completion:
         return bool(self._body.stream)
 
     def reply(self, written: Sequence[Writing]) -> dict[str, Any]:
-        choices = [
-            self._choice(place * self.ask.params.n + answer.index, one.output, answer)
-            for place, one in enumerate(written)
-            for answer in one.output.outputs
-        ]
+        answers = [(one.output, answer) for one in written for answer in self._chosen(one.output.outputs)]
+        choices = [self._choice(index, output, answer) for index, (output, answer) in enumerate(answers)]
         counted = usage(written)
         if not self._shows_answer:
             counted |= {"completion_tokens": 0, "total_tokens": counted["prompt_tokens"]}
@@ -61,7 +61,7 @@ class Completion:
         """The chunk that tells what a step added to an answer of the prompt at this place."""
         logprobs = None
         if piece.logprobs is not None:
-            told = _Told(self._text_of, self._offsets[place][piece.index])
+            told = _Told(self._text_of, self._body.logprobs or 0, self._offsets[place][piece.index])
             told.add(piece.token_ids, piece.logprobs)
             self._offsets[place][piece.index] = told.offset
             logprobs = told.value
@@ -83,14 +83,24 @@ class Completion:
             yield {**self._head(), "choices": [], "usage": counts, **more}
 
     def _params(self, body: CompletionBody) -> SamplingParams:
+        of_prompt = [body.prompt_logprobs, body.logprobs if body.echo else None]
+        # Candidates are compared by how likely their tokens were.
+        is_compared = self._num_candidates is not None
         params = body.sampling_params(
             {"max_tokens": 16, **self._model.recommended},
+            n=self._num_candidates,
             max_tokens=max(1, body.max_tokens) if body.max_tokens is not None else None,
-            logprobs=body.logprobs,
-            prompt_logprobs=body.logprobs if body.echo else None,
-            structured=structured(body.response_format),
+            logprobs=0 if is_compared and body.logprobs is None else body.logprobs,
+            prompt_logprobs=max((one for one in of_prompt if one is not None), default=None),
+            structured=structured(body, body.response_format),
         )
         return params if self._shows_answer else replace(params, min_tokens=0)
+
+    def _chosen(self, outputs: list[CompletionOutput]) -> list[CompletionOutput]:
+        """All answers to a prompt, or the best of several candidates."""
+        if self._num_candidates is None:
+            return outputs
+        return sorted(outputs, key=_mean_logprob, reverse=True)[: self._body.n or 1]
 
     def _choice(self, index: int, output: RequestOutput, one: CompletionOutput) -> dict[str, Any]:
         text, logprobs = one.text if self._shows_answer else "", None
@@ -98,7 +108,7 @@ class Completion:
             prompt = output.prompt
             text = (self._decoded(output.prompt_token_ids) if prompt is None else prompt) + text
         if self._body.logprobs is not None:
-            told = _Told(self._text_of, 0)
+            told = _Told(self._text_of, self._body.logprobs)
             if self._body.echo:
                 told.add(output.prompt_token_ids, output.prompt_logprobs or [])
             if self._shows_answer:
@@ -110,6 +120,7 @@ class Completion:
             "logprobs": logprobs,
             "finish_reason": one.finish_reason if self._shows_answer else "length",
             "stop_reason": one.stop_reason,
+            **prompt_logprobs(output, self._body.prompt_logprobs),
         }
 
     def _decoded(self, token_ids: list[int]) -> str:
@@ -124,13 +135,30 @@ class Completion:
         return {"id": self._id, "object": "text_completion", "created": self._created, "model": self._model.name}
 
 
+def _num_candidates(body: CompletionBody) -> int | None:
+    """Answers to each prompt out of which the best are chosen; None where all are told."""
+    num_told = body.n or 1
+    if body.best_of is None:
+        return None
+    if body.best_of < num_told:
+        raise InvalidParameter("best_of", body.best_of, f"it must be at least n = {num_told}")
+    if body.best_of > num_told and body.stream:
+        raise InvalidParameter("best_of", body.best_of, "the best is known at the end, so it does not go with stream")
+    return None if body.best_of == num_told else body.best_of
+
+
+def _mean_logprob(answer: CompletionOutput) -> float:
+    return (answer.cumulative_logprob or 0.0) / max(1, len(answer.token_ids))
+
+
 class _Told:
     """Log-probabilities in the four lists of this endpoint."""
 
-    def __init__(self, text_of: Callable[[int], str], offset: int) -> None:
+    def __init__(self, text_of: Callable[[int], str], num_top: int, offset: int = 0) -> None:
         self.value: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         self.offset = offset
         self._text_of = text_of
+        self._num_top = num_top
 
     def add(self, token_ids: Sequence[int], entries: Sequence[Logprobs | None]) -> None:
         for token, candidates in zip(token_ids, entries, strict=True):
@@ -144,6 +172,8 @@ class _Told:
                 continue
             self.value["token_logprobs"].append(finite(candidates[token].logprob))
             top: dict[str, float] = {}
-            for one in sorted(candidates.values(), key=lambda one: one.rank):
+            # The engine may have told more of them, for another field.
+            shown = (one for token_id, one in candidates.items() if token_id == token or one.rank <= self._num_top)
+            for one in sorted(shown, key=lambda one: one.rank):
                 top.setdefault(one.decoded_token, finite(one.logprob))  # Several tokens may have one text.
             self.value["top_logprobs"].append(top)

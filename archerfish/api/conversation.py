@@ -4,13 +4,31 @@ Every endpoint that answers conversations comes through here, with messages and 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from archerfish.api.bodies.common import GenerationBody
+from archerfish.api.constraint import Thought, constraint
 from archerfish.api.model import ServedModel
-from archerfish.api.tool_use import AnswerReader, ToolUse
+from archerfish.api.reading import AnswerReader, ReaderWithoutSpecialTexts, SpecialTexts
+from archerfish.api.reasoning import Thinking
+from archerfish.api.reasoning.thinking import tag_ids
+from archerfish.api.tool_use import ToolUse
 from archerfish.api.tools import template_messages
+from archerfish.api.writing import Writing
+from archerfish.errors import InvalidParameter
 from archerfish.request import SamplingParams, Structured
+from archerfish.tokenizer import Tokenizer
+
+
+class ThinkingWish(NamedTuple):
+    """How much the model should think before it answers. What is None is as the model has it."""
+
+    field: str = "reasoning_effort"
+    """Where the body says so, for errors."""
+    effort: str | None = None
+    """A word of OpenAI's API; "none" is not at all."""
+    max_tokens: int | None = None
+    max_tokens_field: str = "thinking_token_budget"
 
 
 class Conversation:
@@ -26,21 +44,31 @@ class Conversation:
         parallel: bool = True,
         form: Structured | None = None,
         template: Mapping[str, Any] | None = None,
+        thinking: ThinkingWish | None = None,
     ) -> None:
         """`template` are variables of the chat template. Raises what is wrong with any of it."""
         self._model = model
-        self._form = form
-        self._tools = ToolUse.of(model, tools, tool_choice, parallel)
+        self._tools = ToolUse.of(model, tools, tool_choice, parallel=parallel, has_form=form is not None)
+        wish = thinking or ThinkingWish()
+        variables = {**_effort_variables(model, wish), **(template or {})}
         prepared = _in_known_roles(model, template_messages(messages))
-        self.prompt = model.intake.chat_text(prepared, tools=self._tools.shown, **(template or {}))
+        self.prompt = model.intake.chat_text(prepared, tools=self._tools.shown, **variables)
+        continued = _text_of(messages[-1]) if variables.get("continue_final_message") else None
+        reasoning_format = model.reasoning_format
+        self._thinking = None if reasoning_format is None else Thinking.of(reasoning_format, self.prompt, continued)
+        self._constraint = constraint(self._tools, form, self._thought(wish))
 
     def __getstate__(self) -> dict[str, Any]:
         """What is needed once the prompt was made: how answers are read."""
-        return {**self.__dict__, "prompt": "", "_tools": self._tools.without_descriptions()}
+        return {**self.__dict__, "prompt": "", "_tools": self._tools.without_descriptions(), "_constraint": None}
 
     @property
     def may_call(self) -> bool:
         return self._tools.shown is not None
+
+    @property
+    def may_think(self) -> bool:
+        return self._thinking is not None and self._thinking.opening != "closed"
 
     @property
     def names_function(self) -> bool:
@@ -51,20 +79,88 @@ class Conversation:
         """How the answer is written. `more` are fields that an endpoint has by itself; None is not given."""
         return body.sampling_params(
             {"max_tokens": None, **self._model.recommended},
-            structured=self._tools.constraint or self._form,
-            skip_special_tokens=False if self._tools.reads_special_tokens else None,
+            structured=self._constraint,
+            skip_special_tokens=False if self._reads_special_tokens else None,
             **more,
         )
 
-    def reader(self) -> AnswerReader:
+    def reader(self, body: GenerationBody) -> AnswerReader:
         """For one answer."""
-        return self._tools.new_reader()
+        reader = self._tools.new_reader()
+        if self._thinking is not None:
+            reader = self._thinking.reader(reader)
+        # They are in the text for the reader alone, unless the client wants to see them, too.
+        if self._reads_special_tokens and body.skip_special_tokens is not False:
+            reader = ReaderWithoutSpecialTexts(reader, SpecialTexts.of(self._tokenizer))
+        return reader
+
+    def measure(self, written: Writing) -> int | None:
+        """Tokens of reasoning in all answers; their end is noted in the request's times. None where none is read."""
+        if self._thinking is None:
+            return None
+        outputs = written.output.outputs
+        counts = [self._thinking.num_tokens(one.token_ids, self._tokenizer) for one in outputs]
+        times = [written.time_behind(index, count) for index, count in enumerate(counts)]
+        written.output.metrics.first_visible_time = min((time for time in times if time is not None), default=None)
+        return sum(counts)
+
+    @property
+    def _tokenizer(self) -> Tokenizer:
+        tokenizer = self._model.intake.tokenizer
+        assert tokenizer is not None, "a chat was laid out with it"
+        return tokenizer
+
+    @property
+    def _reads_special_tokens(self) -> bool:
+        if self._tools.reads_special_tokens:
+            return True
+        return self._thinking is not None and tag_ids(self._thinking.format, self._tokenizer).are_special
+
+    def _thought(self, wish: ThinkingWish) -> Thought | None:
+        """The reasoning that a grammar of the answer must leave free."""
+        thinking, limit = self._thinking, wish.max_tokens
+        if thinking is None:
+            if limit is not None:
+                raise InvalidParameter(wish.max_tokens_field, limit, "this model shows no reasoning; leave it out")
+            return None
+        tags = tag_ids(thinking.format, self._tokenizer)
+        if limit is not None and None in (tags.start, tags.end):
+            allowed = "this model's tags of reasoning are no tokens, so it cannot be limited; leave it out"
+            raise InvalidParameter(wish.max_tokens_field, limit, allowed)
+        if thinking.opening == "closed":
+            return None
+        return Thought(thinking.format.start, thinking.format.end, tags, thinking.opening == "open", limit)
+
+
+def _effort_variables(model: ServedModel, wish: ThinkingWish) -> dict[str, Any]:
+    """What the chat template is told of the wished effort, in the variables that it knows."""
+    template = _template_text(model)
+    if wish.effort is None:
+        # Who limits the reasoning wants some.
+        return {"enable_thinking": True} if wish.max_tokens is not None and "enable_thinking" in template else {}
+    variables: dict[str, Any] = {}
+    if "reasoning_effort" in template:
+        variables["reasoning_effort"] = wish.effort
+    if "enable_thinking" in template:
+        variables["enable_thinking"] = wish.effort != "none"
+    if not variables and (wish.effort != "none" or model.reasoning_format is not None):
+        allowed = "this model's chat template has nothing that says how much to think; leave it out"
+        raise InvalidParameter(wish.field, wish.effort, allowed)
+    return variables
 
 
 def _in_known_roles(model: ServedModel, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Developers speak as the system to models that were made before there were any."""
-    tokenizer = model.intake.tokenizer
-    text = None if tokenizer is None else tokenizer.chat_template.text
-    if text is not None and "developer" in text:
+    if "developer" in _template_text(model):
         return messages
     return [{**one, "role": "system"} if one.get("role") == "developer" else one for one in messages]
+
+
+def _template_text(model: ServedModel) -> str:
+    tokenizer = model.intake.tokenizer
+    return (None if tokenizer is None else tokenizer.chat_template.text) or ""
+
+
+def _text_of(message: Mapping[str, Any]) -> str:
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else "".join(str(part.get("text", "")) for part in content)

@@ -2,6 +2,7 @@
 
 import array
 import base64
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from archerfish.api.bodies.common import GenerationBody, each_prompt
 from archerfish.api.bodies.embeddings import EmbeddingBody
 from archerfish.api.model import ServedModel
 from archerfish.api.writing import Writing
+from archerfish.errors import InvalidParameter
 from archerfish.request import SamplingParams
 
 _PARAMS = SamplingParams(temperature=0.0, max_tokens=1, prompt_embedding=True)
@@ -21,7 +23,10 @@ class Embedding:
     def __init__(self, model: ServedModel, body: EmbeddingBody) -> None:
         self._model = model
         self._encoding = body.encoding_format
+        self._size = body.dimensions
         model.check_name(body.model)
+        if body.dimensions is not None:
+            _check_size(model, body.dimensions)
         self.ask = Ask(prompts=each_prompt(body.input), params=_PARAMS, body=GenerationBody(user=body.user))
 
     def reply(self, written: Sequence[Writing]) -> dict[str, Any]:
@@ -36,4 +41,28 @@ class Embedding:
     def _encoded(self, written: Writing) -> list[float] | str:
         values = written.output.prompt_embedding
         assert values is not None, "every prompt that was computed has one"
+        if self._size is not None and self._size < len(values):
+            values = _shortened(values, self._size)
         return values if self._encoding == "float" else base64.b64encode(array.array("f", values).tobytes()).decode()
+
+
+def _check_size(model: ServedModel, size: int) -> None:
+    """Refuse to cut what loses its meaning when it is cut."""
+    known = model.embedding
+    if known is None or size == known.size:
+        return
+    allowed = f"this model's embeddings have {known.size} numbers"
+    if (known.shorter is None and size < known.size) or (known.shorter and size in known.shorter):
+        return
+    if known.shorter is None:
+        raise InvalidParameter("dimensions", size, f"{allowed}: give fewer")
+    if known.shorter:
+        raise InvalidParameter("dimensions", size, f"{allowed}, or {', '.join(map(str, known.shorter))}")
+    allowed += ", and its config.json does not say that it was trained to have them cut (is_matryoshka, or a list"
+    raise InvalidParameter("dimensions", size, f"{allowed} matryoshka_dimensions): leave it out")
+
+
+def _shortened(values: list[float], size: int) -> list[float]:
+    """The first numbers, scaled so that the vector has length 1."""
+    length = math.hypot(*values[:size])
+    return [value / length if length else 0.0 for value in values[:size]]

@@ -104,12 +104,12 @@ def read_body(
     try:
         limits.check(body)
         # Unlike the standard library's, this parser refuses deep nesting instead of running out of stack.
-        parsed = from_json(body)
+        parsed = from_json(body, allow_inf_nan=False)
         outcome = BODIES[endpoint].understand(model, BODIES[endpoint].body.model_validate(parsed), history)
         if not isinstance(outcome, (HistoryNeeded, bytes)):
             outcome.ask = outcome.ask.tokenized(model.intake)
     except (UserError, ValidationError) as error:
-        return error_reply(error, parsed)
+        return error_reply(error, parsed, _fields_of(endpoint))
     except ValueError as error:
         return ErrorReply(400, f"the body is not valid JSON: {error}")
     return outcome
@@ -131,4 +131,9 @@ def understand_line(model: ServedModel, endpoint: str, body: object) -> Call | E
     try:
         return _OFFLINE[endpoint](model, BODIES[endpoint].body.model_validate(body))
     except (UserError, ValidationError) as error:
-        return error_reply(error, body)
+        return error_reply(error, body, _fields_of(endpoint))
+
+
+def _fields_of(endpoint: str) -> list[str]:
+    """The names that the fields of its body have to clients."""
+    return [field.alias or name for name, field in BODIES[endpoint].body.model_fields.items()]

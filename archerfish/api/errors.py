@@ -1,10 +1,11 @@
 """Errors as OpenAI's clients expect them: a status and {"error": {message, type, param, code}}. Knows no HTTP."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from archerfish.api.unknown_fields import remedy_for
 from archerfish.errors import (
     FileTooLarge,
     InvalidParameter,
@@ -38,7 +39,15 @@ _STATUSES: dict[type[UserError], int] = {
 }
 _CODES: dict[type[UserError], str] = {TooManyBatches: "too_many_batches", QuotaExceeded: "quota_exceeded"}
 _ABSENT = object()
-_LONGEST_MESSAGE = 2000  # A refused value may be a whole document.
+_OTHER_MODALITIES = frozenset(
+    (
+        *("image", "image_url", "image_embeds", "input_image", "audio", "audio_url", "input_audio"),
+        *("video", "video_url", "file", "input_file", "document", "container_upload"),
+    )
+)
+"""Types of parts that are no text, in any of the APIs."""
+_LONGEST_MESSAGE = 2000  # A refused value may be a whole document, and so may the name of a field.
+_LONGEST_PARAM = 200
 
 
 class UnknownModel(RequestError):
@@ -58,11 +67,20 @@ class ErrorReply(NamedTuple):
 
     @property
     def body(self) -> dict[str, Any]:
-        message = self.message
-        if len(message) > _LONGEST_MESSAGE:
-            message = message[:_LONGEST_MESSAGE] + "..."
+        message = _cut(self.message, _LONGEST_MESSAGE)
         kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
+        return {
+            "error": {
+                "message": message,
+                "type": kind,
+                "param": None if self.param is None else _cut(self.param, _LONGEST_PARAM),
+                "code": self.code,
+            }
+        }
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[:length] + "..."
 
 
 MISTAKE = ErrorReply(500, "the service made a mistake; its log has the details", code="internal_error")
@@ -73,11 +91,14 @@ def failed_reply(reason: str | None) -> ErrorReply:
     return ErrorReply(500, reason or "the answer could not be finished", code="generation_failed")
 
 
-def error_reply(error: UserError | ValidationError, body: object = None) -> ErrorReply:
-    """What a client is told of an error that it can fix. `body` is what was validated, if it was."""
+def error_reply(error: UserError | ValidationError, body: object = None, known: Collection[str] = ()) -> ErrorReply:
+    """What a client is told of an error that it can fix. `body` is what was validated, if it was.
+
+    `known` are the fields that it could have had.
+    """
     match error:
         case ValidationError():
-            return validation_reply(error.errors(), body)
+            return validation_reply(error.errors(include_url=False), body, known)
         case InvalidParameter():
             return ErrorReply(400, str(error), error.name)
         case PromptTooLong():
@@ -87,13 +108,25 @@ def error_reply(error: UserError | ValidationError, body: object = None) -> Erro
     return ErrorReply(_STATUSES.get(type(error), 400), str(error), code=_CODES.get(type(error)))
 
 
-def validation_reply(errors: Sequence[Mapping[str, Any]], body: object) -> ErrorReply:
+def validation_reply(errors: Sequence[Mapping[str, Any]], body: object, known: Collection[str] = ()) -> ErrorReply:
     """The first thing that is wrong, by the name of its field."""
     first = errors[0]
     param = _field(first["loc"], body, is_missing=first["type"] == "missing")
     if first["type"] == "extra_forbidden":
-        return ErrorReply(400, f"{param} is not a field that is known here; leave it out", param, "unknown_field")
-    return ErrorReply(400, f"{param}: {first['msg']}" if param else first["msg"], param)
+        remedy = "leave it out" if len(first["loc"]) > 1 else remedy_for(str(first["loc"][0]), known)
+        return ErrorReply(400, f"{param} is not a field that is known here; {remedy}", param, "unknown_field")
+    message = _not_text(first) or first["msg"].removeprefix("Value error, ")
+    return ErrorReply(400, f"{param}: {message}" if param else message, param)
+
+
+def _not_text(error: Mapping[str, Any]) -> str | None:
+    """What is said of a part of a message that is no text; None if that is not what is wrong."""
+    named = error.get("ctx", {}).get("tag") if error["type"] == "union_tag_invalid" else None
+    if error["type"] == "literal_error" and error["loc"][-1:] == ("type",):
+        named = error["input"]
+    if not isinstance(named, str) or named not in _OTHER_MODALITIES:
+        return None
+    return f"this model reads text only, and this part is of type {named}; leave it out"
 
 
 def _field(location: tuple[int | str, ...], body: Any, *, is_missing: bool) -> str | None:

@@ -1,13 +1,13 @@
 """A message of Anthropic's API in the making: its blocks grow here, and each change is an event. Knows no HTTP."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from pydantic_core import from_json
 
+from archerfish.api.deltas import CallArguments, CallStart, Content, InvalidCall, Reasoning, as_field
+from archerfish.api.reading import AnswerReader
 from archerfish.api.replies import new_id, request_metrics
-from archerfish.api.tool_use import AnswerReader
-from archerfish.api.tools import CallArguments, CallStart, Content
 from archerfish.api.writing import Writing
 from archerfish.engine.outputs import StreamOutput
 
@@ -15,11 +15,21 @@ from archerfish.engine.outputs import StreamOutput
 class MessageWriter:
     """A message in the making. Events come while it changes, so they must be read for anything to happen."""
 
-    def __init__(self, model_name: str, written: Writing, reader: AnswerReader, *, metrics: bool) -> None:
-        """`written` is the answer, which grows meanwhile."""
+    def __init__(
+        self,
+        model_name: str,
+        written: Writing,
+        reader: AnswerReader,
+        *,
+        measure: Callable[[Writing], int | None],
+        metrics: bool,
+    ) -> None:
+        """`written` is the answer, which grows meanwhile. `measure` notes at its end when its reasoning ended."""
         self._written = written
         self._reader = reader
+        self._measure = measure
         self._metrics = metrics
+        self._invalid_calls: list[InvalidCall] = []
         self._content: list[dict[str, Any]] = []
         self._is_begun = False
         self._is_open = False
@@ -47,10 +57,11 @@ class MessageWriter:
         for delta in deltas:
             match delta:
                 case Content(text):
-                    if not self._is_open or self._content[-1]["type"] != "text":
-                        yield from self._open_block({"type": "text", "text": "", "citations": None})
-                    self._content[-1]["text"] += text
-                    yield self._block_event("content_block_delta", delta={"type": "text_delta", "text": text})
+                    yield from self._add_words("text", text, {"citations": None})
+                case Reasoning(text):
+                    yield from self._add_words("thinking", text, {"signature": ""})
+                case InvalidCall():
+                    self._invalid_calls.append(delta)
                 case CallStart(_, call_id, name):
                     yield from self._open_block({"type": "tool_use", "id": call_id, "name": name, "input": {}})
                 case CallArguments(_, text):
@@ -70,10 +81,20 @@ class MessageWriter:
         elif isinstance(piece.stop_reason, str):
             reason, sequence = "stop_sequence", piece.stop_reason
         ending = {"stop_reason": reason, "stop_sequence": sequence}
-        more = {"metrics": request_metrics(self._written)} if self._metrics else {}
+        self._measure(self._written)
+        more: dict[str, Any] = as_field(self._invalid_calls)
+        if self._metrics:
+            more["metrics"] = request_metrics(self._written)
         self.message |= {**ending, "usage": self._usage(), **more}
         yield {"type": "message_delta", "delta": ending, "usage": self._usage(), **more}
         yield {"type": "message_stop"}
+
+    def _add_words(self, kind: str, text: str, more: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """To a block of text or of thinking, whose field for it has the name of the kind."""
+        if not self._is_open or self._content[-1]["type"] != kind:
+            yield from self._open_block({"type": kind, kind: "", **more})
+        self._content[-1][kind] += text
+        yield self._block_event("content_block_delta", delta={"type": f"{kind}_delta", kind: text})
 
     def _open_block(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from self._close_block()

@@ -6,10 +6,11 @@ from typing import Any
 import msgspec
 
 from archerfish.api.ask import Ask
-from archerfish.api.bodies.messages import CountTokensBody, MessagesBody
-from archerfish.api.conversation import Conversation
+from archerfish.api.bodies.messages import CountTokensBody, MessagesBody, NoThinking, Thinking
+from archerfish.api.conversation import Conversation, ThinkingWish
 from archerfish.api.message_writer import MessageWriter
 from archerfish.api.model import ServedModel
+from archerfish.api.structure import structured
 from archerfish.api.writing import Writing
 from archerfish.errors import InvalidParameter
 
@@ -21,6 +22,9 @@ class Message:
         self._model = model
         self._body = body.without_content()
         self._conversation = _conversation(model, body)
+        if isinstance(body.thinking, Thinking) and body.thinking.budget_tokens >= body.max_tokens:
+            allowed = f"it must be less than max_tokens = {body.max_tokens}"
+            raise InvalidParameter("thinking.budget_tokens", body.thinking.budget_tokens, allowed)
         params = self._conversation.params(body, max_tokens=body.max_tokens, stop=body.stop_sequences)
         self.ask = Ask(prompts=[self._conversation.prompt], params=params, body=self._body)
 
@@ -30,7 +34,10 @@ class Message:
 
     def writer(self, written: Writing) -> MessageWriter:
         """For the message, before its first token. `written` is the answer, which grows meanwhile."""
-        return MessageWriter(self._model.name, written, self._conversation.reader(), metrics=self._body.metrics)
+        conversation = self._conversation
+        reader = conversation.reader(self._body)
+        name, metrics = self._model.name, self._body.metrics
+        return MessageWriter(name, written, reader, measure=conversation.measure, metrics=metrics)
 
     def reply(self, written: Sequence[Writing]) -> dict[str, Any]:
         """The whole message at once: as if all of it had come in one piece."""
@@ -58,9 +65,22 @@ def _conversation(model: ServedModel, body: CountTokensBody) -> Conversation:
         tools=body.chat_tools,
         tool_choice=body.chat_tool_choice,
         parallel=body.parallel,
-        form=body.form,
+        form=structured(body, body.wanted_format, field="output_config.format"),
+        thinking=_thinking_wish(body),
         template={
             "add_generation_prompt": not body.continues_answer,
             "continue_final_message": body.continues_answer,
         },
     )
+
+
+def _thinking_wish(body: CountTokensBody) -> ThinkingWish:
+    match body.thinking:
+        case NoThinking():
+            return ThinkingWish("thinking", "none")
+        case Thinking(budget_tokens=budget):
+            limit: int | None = budget
+        case _:
+            limit = None
+    effort = None if body.output_config is None else body.output_config.effort
+    return ThinkingWish("output_config.effort", effort, limit, "thinking.budget_tokens")

@@ -2,12 +2,23 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from archerfish.api.errors import UnknownModel
+from archerfish.api.reasoning import ReasoningFormat
+from archerfish.api.reasoning import choose_format as choose_reasoning_format
 from archerfish.api.tools import ToolFormat, choose_format
 from archerfish.engine.intake import Intake
 from archerfish.tokenizer import Tokenizer
+
+
+class EmbeddingSizes(NamedTuple):
+    """How many numbers an embedding may have."""
+
+    size: int
+    """As the model makes it."""
+    shorter: tuple[int, ...] | None = ()
+    """What it can also be cut to without losing its meaning (Matryoshka); None is every size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +30,10 @@ class ServedModel:
     """Sampling parameters that its makers recommend, by name."""
     tool_format: ToolFormat | None = None
     """How it writes calls; None if its template knows no tools."""
+    reasoning_format: ReasoningFormat | None = None
+    """How it marks what it thinks before it answers; None if it does not, or that is part of the content."""
+    embedding: EmbeddingSizes | None = None
+    """How long its embeddings are and can be; None if that is not known."""
 
     @property
     def name(self) -> str:
@@ -36,3 +51,8 @@ def usual_tool_format(family: str, tokenizer: Tokenizer | None) -> ToolFormat | 
         return None
     special = {tokenizer.token_text(token) for token in tokenizer.special_token_ids}
     return choose_format(family, tokenizer.chat_template.text, special)
+
+
+def usual_reasoning_format(tokenizer: Tokenizer | None) -> ReasoningFormat | None:
+    """How a model marks its reasoning, as its chat template says."""
+    return None if tokenizer is None else choose_reasoning_format(tokenizer.chat_template.text)

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from archerfish.api.writing import Writing
-from archerfish.engine.outputs import Logprob, Logprobs
+from archerfish.engine.outputs import Logprob, Logprobs, RequestOutput
 
 
 def finite(logprob: float) -> float:
@@ -23,7 +23,8 @@ def seconds_now() -> int:
     return int(time.time())
 
 
-def usage(written: Sequence[Writing]) -> dict[str, Any]:
+def usage(written: Sequence[Writing], num_reasoning: int | None = None) -> dict[str, Any]:
+    """Tokens read and written. `num_reasoning` of them were reasoning; None where none is read."""
     used = [one.usage for one in written]
     num_read = sum(one.num_prompt_tokens for one in used)
     num_written = sum(one.num_generated_tokens for one in used)
@@ -32,6 +33,7 @@ def usage(written: Sequence[Writing]) -> dict[str, Any]:
         "completion_tokens": num_written,
         "total_tokens": num_read + num_written,
         "prompt_tokens_details": {"cached_tokens": sum(one.num_cached_tokens for one in used)},
+        **({} if num_reasoning is None else {"completion_tokens_details": {"reasoning_tokens": num_reasoning}}),
     }
 
 
@@ -45,6 +47,25 @@ def token_logprobs(token_ids: Sequence[int], entries: Sequence[Logprobs], num_to
     return told
 
 
+def prompt_logprobs(output: RequestOutput, num_top: int | None) -> dict[str, Any]:
+    """As vLLM tells them, by token id: for each token of the prompt, and the likeliest at its place. Or nothing."""
+    if num_top is None:
+        return {}
+    told = []
+    for token, candidates in zip(output.prompt_token_ids, output.prompt_logprobs or (), strict=True):
+        shown = (
+            {}
+            if candidates is None
+            else {
+                str(one): {"logprob": finite(entry.logprob), "rank": entry.rank, "decoded_token": entry.decoded_token}
+                for one, entry in candidates.items()
+                if one == token or entry.rank <= num_top
+            }
+        )
+        told.append(shown or None)
+    return {"prompt_logprobs": told}
+
+
 def request_metrics(written: Writing) -> dict[str, Any]:
     """How long each part of a request took, in milliseconds, and what was guessed for it."""
     timing = written.output.metrics
@@ -52,6 +73,8 @@ def request_metrics(written: Writing) -> dict[str, Any]:
     return {
         "queue_ms": _ms(timing.queue_time),
         "ttft_ms": _ms(timing.ttft),
+        "visible_ttft_ms": _ms(timing.visible_ttft),
+        "reasoning_ms": _ms(timing.reasoning_time),
         "tpot_ms": _ms(timing.tpot),
         "itl_ms": {
             "p50": _ms(gaps[len(gaps) // 2]) if gaps else None,

@@ -1,11 +1,11 @@
 """A response in the making: its items grow here, and each change is told as an event. Knows no engine and no HTTP."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
+from archerfish.api.deltas import CallArguments, CallStart, Content, InvalidCall, Reasoning, as_field
+from archerfish.api.reading import AnswerReader
 from archerfish.api.replies import new_id, request_metrics, seconds_now, token_logprobs
-from archerfish.api.tool_use import AnswerReader
-from archerfish.api.tools import CallArguments, CallStart, Content
 from archerfish.api.writing import Writing
 from archerfish.engine.outputs import StreamOutput
 from archerfish.request import FinishReason
@@ -19,12 +19,24 @@ Ending = Literal["completed", "incomplete", "failed", "cancelled"]
 class ResponseWriter:
     """One response. Events come while it changes, so they must be read for anything to happen."""
 
-    def __init__(self, response: dict[str, Any], reader: AnswerReader, *, metrics: bool) -> None:
-        """`response` is all that is known of it before the first token. `metrics`: its end tells how long it took."""
+    def __init__(
+        self,
+        response: dict[str, Any],
+        reader: AnswerReader,
+        *,
+        measure: Callable[[Writing], int | None],
+        metrics: bool,
+    ) -> None:
+        """`response` is all that is known of it before the first token. `metrics`: its end tells how long it took.
+
+        `measure` counts the tokens of its reasoning at the end; None where none is read.
+        """
         self.response = response
         self._output: list[dict[str, Any]] = response["output"]
         self._reader = reader
+        self._measure = measure
         self._metrics = metrics
+        self._invalid_calls: list[InvalidCall] = []
         self._is_open = False
         """Whether the last item is still being written."""
         self._logprobs: list[dict[str, Any]] = []
@@ -45,6 +57,10 @@ class ResponseWriter:
             match delta:
                 case Content(text):
                     yield from self._add_text(text)
+                case Reasoning(text):
+                    yield from self._add_reasoning(text)
+                case InvalidCall():
+                    self._invalid_calls.append(delta)
                 case CallStart(_, call_id, name):
                     yield from self._close_item("completed")
                     item = {"id": new_id("fc", "_"), "type": "function_call", "status": "in_progress"}
@@ -56,7 +72,10 @@ class ResponseWriter:
     def end(self, written: Writing, failure: str | None = None) -> Iterator[Event]:
         """The last events. `failure` is why it could not be finished."""
         reason = written.output.outputs[0].finish_reason
-        more: dict[str, Any] = {"metrics": request_metrics(written)} if self._metrics else {}
+        num_reasoning = self._measure(written)
+        more: dict[str, Any] = as_field(self._invalid_calls)
+        if self._metrics:
+            more["metrics"] = request_metrics(written)
         if failure is not None:
             more["error"] = {"code": "server_error", "message": failure}
             ending: Ending = "failed"
@@ -65,7 +84,7 @@ class ResponseWriter:
             ending = "incomplete"
         else:
             ending = "completed" if reason == FinishReason.STOP.value else "cancelled"
-        yield from self._end(ending, _usage(written), more)
+        yield from self._end(ending, _usage(written, num_reasoning), more)
 
     def _end(self, ending: Ending, usage: dict[str, Any], more: dict[str, Any]) -> Iterator[Event]:
         """`more` are fields that only a response that has ended has."""
@@ -91,6 +110,17 @@ class ResponseWriter:
         part["logprobs"] += logprobs
         yield self._of_item("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
 
+    def _add_reasoning(self, text: str) -> Iterator[Event]:
+        if not self._is_open or self._output[-1]["type"] != "reasoning":
+            yield from self._close_item("completed")
+            item = {"id": new_id("rs", "_"), "type": "reasoning", "status": "in_progress", "summary": []}
+            yield self._open_item({**item, "content": []})
+            part: dict[str, Any] = {"type": "reasoning_text", "text": ""}
+            self._output[-1]["content"].append(part)
+            yield self._of_item("response.content_part.added", content_index=0, part=part)
+        self._output[-1]["content"][0]["text"] += text
+        yield self._of_item("response.reasoning_text.delta", content_index=0, delta=text)
+
     def _open_item(self, item: dict[str, Any]) -> Event:
         self._output.append(item)
         self._is_open = True
@@ -109,6 +139,10 @@ class ResponseWriter:
             text, logprobs = part["text"], part["logprobs"]
             yield self._of_item("response.output_text.done", content_index=0, text=text, logprobs=logprobs)
             yield self._of_item("response.content_part.done", content_index=0, part=part)
+        elif item["type"] == "reasoning":
+            part = item["content"][0]
+            yield self._of_item("response.reasoning_text.done", content_index=0, text=part["text"])
+            yield self._of_item("response.content_part.done", content_index=0, part=part)
         else:
             arguments = {"name": item["name"], "arguments": item["arguments"]}
             yield self._of_item("response.function_call_arguments.done", **arguments)
@@ -124,12 +158,12 @@ class ResponseWriter:
         return told
 
 
-def _usage(written: Writing) -> dict[str, Any]:
+def _usage(written: Writing, num_reasoning: int | None) -> dict[str, Any]:
     used = written.usage
     return {
         "input_tokens": used.num_prompt_tokens,
         "input_tokens_details": {"cached_tokens": used.num_cached_tokens, "cache_write_tokens": 0},
         "output_tokens": used.num_generated_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": num_reasoning or 0},
         "total_tokens": used.num_prompt_tokens + used.num_generated_tokens,
     }

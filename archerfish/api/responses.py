@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 
 from archerfish.api.ask import Ask
-from archerfish.api.bodies.responses import LOGPROBS, ResponsesBody
-from archerfish.api.conversation import Conversation
+from archerfish.api.bodies.responses import LOGPROBS, ReasoningConfig, ResponsesBody
+from archerfish.api.conversation import Conversation, ThinkingWish
 from archerfish.api.model import ServedModel
 from archerfish.api.replies import new_id, seconds_now
 from archerfish.api.response_writer import ResponseWriter
@@ -37,16 +37,18 @@ class Turn:
         if body.top_logprobs is not None and not body.include:
             raise InvalidParameter("top_logprobs", body.top_logprobs, f'it needs include = ["{LOGPROBS}"]')
         instructions = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
+        effort = None if body.reasoning is None else body.reasoning.effort
         self._conversation = Conversation(
             model,
             [*instructions, *before, *body.messages],
             tools=body.chat_tools,
             tool_choice=body.chat_tool_choice,
             parallel=body.parallel_tool_calls is not False,
-            form=None if body.text is None else structured(body.text.response_format),
+            form=structured(body, None if body.text is None else body.text.response_format, field="text.format"),
+            thinking=ThinkingWish("reasoning.effort", effort, body.thinking_token_budget),
         )
-        if body.include and self._conversation.may_call:
-            raise InvalidParameter("include", LOGPROBS, "they are told of words only; leave out the tools")
+        if body.include and (self._conversation.may_call or self._conversation.may_think):
+            raise InvalidParameter("include", LOGPROBS, "they are told of words only, without tools and reasoning")
         params = self._conversation.params(
             body, max_tokens=body.max_output_tokens, logprobs=(body.top_logprobs or 0) if body.include else None
         )
@@ -61,7 +63,9 @@ class Turn:
 
     def writer(self) -> ResponseWriter:
         """For the response, before its first token."""
-        return ResponseWriter(self._head(), self._conversation.reader(), metrics=self._body.metrics)
+        conversation = self._conversation
+        reader = conversation.reader(self._body)
+        return ResponseWriter(self._head(), reader, measure=conversation.measure, metrics=self._body.metrics)
 
     def reply(self, written: Sequence[Writing]) -> dict[str, Any]:
         """The whole response at once: as if all of it had come in one piece."""
@@ -93,7 +97,7 @@ class Turn:
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
             "prompt_cache_key": body.prompt_cache_key,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": (body.reasoning or ReasoningConfig()).model_dump(include={"effort", "summary"}),
             "safety_identifier": body.safety_identifier,
             "service_tier": "default",
             "store": self._is_kept,

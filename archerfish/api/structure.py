@@ -1,20 +1,47 @@
-"""`response_format`, as the engine takes it."""
+"""The form of an answer, as the engine takes it, out of all fields that can say it."""
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from archerfish.api.bodies.common import (
     ChoiceFormat,
+    GenerationBody,
     GrammarFormat,
     JsonObjectFormat,
     JsonSchemaFormat,
     RegexFormat,
     ResponseFormat,
+    StructuredOutputs,
 )
+from archerfish.errors import InvalidParameter
 from archerfish.request import Structured
 
 
-def structured(wanted: ResponseFormat | None) -> Structured | None:
-    """What the answer must look like; None if it is free."""
+def structured(
+    body: GenerationBody, wanted: ResponseFormat | None = None, *, field: str = "response_format"
+) -> Structured | None:
+    """What the answer must look like; None if it is free. `wanted` is what the endpoint's own field says."""
+    forms: dict[str, Structured] = {}
+    if wanted is not None and (form := _of_format(wanted)) is not None:
+        forms[field] = form
+    if body.structured_outputs is not None:
+        forms["structured_outputs"] = _of_outputs(body.structured_outputs)
+    if body.guided_json is not None:
+        forms["guided_json"] = Structured(json_schema=_schema("guided_json", body.guided_json))
+    if body.guided_regex is not None:
+        forms["guided_regex"] = Structured(regex=body.guided_regex)
+    if body.guided_choice is not None:
+        forms["guided_choice"] = Structured(choice=tuple(body.guided_choice))
+    if body.guided_grammar is not None:
+        forms["guided_grammar"] = Structured(grammar=body.guided_grammar)
+    if len(forms) > 1:
+        first, second, *_ = forms
+        raise InvalidParameter(second, "...", f"{first} already says what the answer must be; give one of them")
+    return next(iter(forms.values()), None)
+
+
+def _of_format(wanted: ResponseFormat) -> Structured | None:
     match wanted:
         case JsonSchemaFormat():
             return Structured(json_schema=json.dumps(wanted.json_schema.schema_))
@@ -27,3 +54,30 @@ def structured(wanted: ResponseFormat | None) -> Structured | None:
         case GrammarFormat():
             return Structured(grammar=wanted.grammar)
     return None
+
+
+def _of_outputs(given: StructuredOutputs) -> Structured:
+    names = [name for name, value in given.model_dump(by_alias=True).items() if value not in (None, False)]
+    if len(names) != 1:
+        allowed = "give exactly one of json, regex, choice, grammar and json_object"
+        raise InvalidParameter("structured_outputs", ", ".join(names) or "{}", allowed)
+    return Structured(
+        json_schema=None if given.json_ is None else _schema("structured_outputs.json", given.json_),
+        json_object=bool(given.json_object),
+        regex=given.regex,
+        choice=tuple(given.choice or ()),
+        grammar=given.grammar,
+    )
+
+
+def _schema(field: str, schema: Mapping[str, Any] | str) -> str:
+    """A schema as text."""
+    if not isinstance(schema, str):
+        return json.dumps(schema)
+    try:
+        value = json.loads(schema)
+    except (ValueError, RecursionError) as error:
+        raise InvalidParameter(field, "...", f"it is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InvalidParameter(field, schema, 'it must be a JSON schema, as {"type": "object"}')
+    return schema

@@ -1,52 +1,27 @@
 """Tools in a conversation: what the model is shown of them, what it must write, and the calls in what it wrote."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from archerfish.api.deltas import CallArguments, CallStart, Delta
 from archerfish.api.model import ServedModel
-from archerfish.api.tools import (
-    Answer,
-    CallStart,
-    Content,
-    Delta,
-    ToolCallReader,
-    ToolFormat,
-    check_tools,
-    grammar_for,
-    read_answer,
-)
+from archerfish.api.reading import AnswerReader
+from archerfish.api.tools import ToolCallReader, ToolFormat, check_tools, grammar_for
 from archerfish.errors import InvalidParameter
-from archerfish.request import Structured
-
-
-class AnswerReader:
-    """One answer without tools: all of it is content."""
-
-    has_calls = False
-
-    def feed(self, text: str) -> list[Delta]:
-        """Read on; what is certain now."""
-        return [Content(text)] if text else []
-
-    def finish(self) -> list[Delta]:
-        """The answer is complete; what was held back."""
-        return []
-
-    def read(self, text: str) -> Answer:
-        """A whole answer at once."""
-        return Answer(text, [])
 
 
 class CallingReader(AnswerReader):
     """One answer that may hold calls."""
 
     def __init__(self, tool_format: ToolFormat, known: tuple[str, ...], *, parallel: bool) -> None:
-        self._format = tool_format
-        self._known = known
         self._parallel = parallel
         self._reader = ToolCallReader(tool_format, known=known)
+
+    @property
+    def has_calls(self) -> bool:
+        return self._reader.num_calls > 0
 
     def feed(self, text: str) -> list[Delta]:
         return self._kept(self._reader.feed(text))
@@ -54,17 +29,11 @@ class CallingReader(AnswerReader):
     def finish(self) -> list[Delta]:
         return self._kept(self._reader.finish())
 
-    def read(self, text: str) -> Answer:
-        content, calls = read_answer(text, self._format, known=self._known)
-        self.has_calls = bool(calls)
-        return Answer(content, calls if self._parallel else calls[:1])
-
     def _kept(self, deltas: list[Delta]) -> list[Delta]:
-        self.has_calls = self.has_calls or any(isinstance(delta, CallStart) for delta in deltas)
         if self._parallel:
             return deltas
         # One call was asked for; the model may go on all the same.
-        return [delta for delta in deltas if isinstance(delta, Content) or delta.index == 0]
+        return [one for one in deltas if not isinstance(one, (CallStart, CallArguments)) or one.index == 0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +42,14 @@ class ToolUse:
 
     shown: list[dict[str, Any]] | None = None
     """Tools that the template writes into the prompt."""
-    constraint: Structured | None = None
-    """What the answer must be, if a call is required."""
+    calls: str | None = None
+    """A grammar of calls and nothing else, where it is needed."""
+    is_required: bool = False
+    """Whether the answer must be calls."""
+    marker: int | None = None
+    """The token that every call begins with, if there is one."""
+    parallel: bool = True
+    """Whether there may be more than one call."""
     reads_special_tokens: bool = False
     """Whether calls are marked with tokens that are usually left out of the text."""
     names_function: bool = False
@@ -84,13 +59,19 @@ class ToolUse:
 
     def without_descriptions(self) -> "ToolUse":
         """What answers are read with, and no more of the tools."""
-        return replace(self, shown=None if self.shown is None else [], constraint=None)
+        return replace(self, shown=None if self.shown is None else [], calls=None)
 
     @classmethod
     def of(
-        cls, model: ServedModel, tools: list[dict[str, Any]] | None, tool_choice: object, parallel: bool
+        cls,
+        model: ServedModel,
+        tools: list[dict[str, Any]] | None,
+        tool_choice: object,
+        *,
+        parallel: bool,
+        has_form: bool,
     ) -> "ToolUse":
-        """`tools` and `tool_choice` in the words of the chat API."""
+        """`tools` and `tool_choice` in the words of the chat API. `has_form`: answers without calls have a form."""
         choice = check_tools(tools, tool_choice)
         if choice.mode == "none":
             return cls()
@@ -101,7 +82,21 @@ class ToolUse:
         is_hidden = not tokenizer.special_token_ids.isdisjoint(tokens.values())
         is_named = choice.mode == "function"
         parallel = parallel and not is_named
-        grammar = grammar_for(tool_format, tools or [], choice, parallel=parallel, token_ids=tokens)
-        constraint = None if grammar is None else Structured(grammar=grammar)
-        reader = partial(CallingReader, tool_format, choice.functions, parallel=parallel)
-        return cls(tools, constraint, is_hidden, is_named, reader)
+        is_required = choice.mode != "auto"
+        grammar = None
+        if is_required or has_form or _has_strict(tools or (), choice.functions):
+            grammar = grammar_for(tool_format, tools or (), choice, parallel=parallel, token_ids=tokens)
+        return cls(
+            shown=tools,
+            calls=grammar,
+            is_required=is_required,
+            marker=None if tool_format.may_be_bare else tokens.get(tool_format.start),
+            parallel=parallel,
+            reads_special_tokens=is_hidden,
+            names_function=is_named,
+            new_reader=partial(CallingReader, tool_format, choice.functions, parallel=parallel),
+        )
+
+
+def _has_strict(tools: Sequence[Mapping[str, Any]], names: Collection[str]) -> bool:
+    return any(tool["function"].get("strict") and tool["function"]["name"] in names for tool in tools)

@@ -1,5 +1,7 @@
 """One request's answers as they grow. Knows no engine: events are given to it."""
 
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterable
 
 from archerfish.engine.outputs import Collector, RequestOutput, StopSequence, StreamOutput
@@ -18,6 +20,10 @@ class Writing:
         self.gaps: list[float] = []
         """Seconds between arrivals of tokens."""
         self._last_arrival: float | None = None
+        self._counts = [array("l") for _ in range(request.params.n)]
+        """Of each answer: how many tokens it had after each piece."""
+        self._times = [array("d") for _ in range(request.params.n)]
+        """When each piece came."""
 
     @property
     def output(self) -> RequestOutput:
@@ -56,9 +62,19 @@ class Writing:
         one = self.output.outputs[index]
         return StreamOutput(index, one.text, one.token_ids, one.logprobs, one.finish_reason, one.stop_reason)
 
+    def time_behind(self, index: int, num_tokens: int) -> float | None:
+        """When an answer first had more than so many tokens; None if it never had."""
+        place = bisect_right(self._counts[index], num_tokens)
+        return self._times[index][place] if place < len(self._times[index]) else None
+
     def add(self, events: Iterable[TokenEvent], now: float) -> list[StreamOutput]:
         """Take in events that came together; what they add."""
-        pieces = [piece for event in events if (piece := self._collector.add(event, now)) is not None]
+        pieces = []
+        for event in events:
+            if (piece := self._collector.add(event, now)) is not None:
+                self._counts[piece.index].append(len(self.output.outputs[piece.index].token_ids))
+                self._times[piece.index].append(now)
+                pieces.append(piece)
         if pieces:
             if self._last_arrival is not None:
                 self.gaps.append(now - self._last_arrival)

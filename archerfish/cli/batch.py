@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from archerfish.api.model import ServedModel, usual_tool_format
+from archerfish.api.model import EmbeddingSizes, ServedModel, usual_reasoning_format, usual_tool_format
 from archerfish.box import DEFAULT_MODEL
 from archerfish.cli.engine_options import engine_options, open_model
 from archerfish.cli.field_options import NUMBERS_NOTE, SectionedCommand
@@ -156,7 +156,9 @@ def _answer(
     assembly, started = llm.assembly, time.monotonic()
     engine, intake = assembly.engine, assembly.intake
     tool_format = usual_tool_format(assembly.arch.family, intake.tokenizer)
-    served = ServedModel((model,), intake, assembly.recommended, tool_format)
+    reasoning_format = usual_reasoning_format(intake.tokenizer)
+    embedding = EmbeddingSizes(assembly.arch.hidden_size, assembly.embedding_sizes)
+    served = ServedModel((model,), intake, assembly.recommended, tool_format, reasoning_format, embedding)
     # Twice as many as run: a row that falls free finds the next request already there.
     offline = OfflineAnswers(engine, served, 2 * assembly.config.max_num_seqs)
     with ProgressBar("answering", len(missing)) as bar:

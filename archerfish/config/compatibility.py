@@ -135,7 +135,6 @@ FOREIGN: Mapping[str, Foreign] = {
     "reasoning_parser": Foreign("thinking is part of the text; use chat_template_kwargs to have none", ("",)),
     "enable_auto_tool_choice": _switch("", True, notice="enable_auto_tool_choice: tools may always be called"),
     "tool_call_parser": Foreign(_TOOLS),
-    "chat_template": Foreign("put a chat_template.jinja into the model's directory; LLM.chat takes chat_template"),
     "served_model_name": Foreign(
         "", takes_any=True, notice="served_model_name: only clients of archerfish serve name the model"
     ),

@@ -30,6 +30,8 @@ name such as Qwen/Qwen3-0.6B; by default perch."""
     """Where the tokenizer is, named like a model, if it is not the model's own."""
     skip_tokenizer_init: bool = False
     """Load no tokenizer: prompts and answers are token ids."""
+    chat_template: str | None = None
+    """How chats are laid out: a file with a Jinja template, or the template itself; by default the model's own."""
     load_format: LoadFormat = "auto"
     """auto reads safetensors; dummy makes random weights from config.json alone, and takes any JSON file of that form \
 as the model: speed can be measured without weights."""
@@ -153,6 +155,10 @@ size may so take --max-file-bytes divided by this."""
     """Directory of uploaded files and batches; without one there are no batches."""
     tool_call_format: str | None = None
     """How the model writes tool calls: hermes, llama3, mistral or perch; by default what its chat template says."""
+    reasoning_parser: str | None = None
+    """How the model marks its reasoning, which replies then tell apart from the answer: think, deepseek_r1, qwen3, \
+mistral, seed_oss or another name that vLLM has for one of these; none leaves it in the answer; by default what its \
+chat template says."""
     peak_flops: float | None = None
     """FLOP/s the device can do, for utilization; measured by default."""
     peak_bandwidth: float | None = None

@@ -66,6 +66,8 @@ class Assembly:
     """Sampling parameters that the model's makers recommend, by name."""
     start_token_id: int
     """What a text begins with."""
+    embedding_sizes: tuple[int, ...] | None
+    """What embeddings can be cut to, as config.json says of models trained for it; None is any size."""
     forms: CompiledForms | None
     """Of answers, for whoever compiles them ahead; None without a tokenizer."""
 
@@ -88,7 +90,7 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
     resolved = with_named_method(resolve(config, facts_of(checkpoint)))
     recommended = _recommended(checkpoint.generation, checkpoint.directory / "generation_config.json")
     tokenizer_directory = _tokenizer_directory(config, checkpoint)
-    tokenizer = None if tokenizer_directory is None else Tokenizer.load(tokenizer_directory)
+    tokenizer = None if tokenizer_directory is None else Tokenizer.load(tokenizer_directory, config.chat_template)
     eos_token_ids = _eos_token_ids(checkpoint, tokenizer)
     kernels = choose_kernels(checkpoint.arch, resolved)
     # Beside native threads torch's would only have to be woken for what little it still does.
@@ -144,6 +146,7 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
         config=resolved,
         cache_size=cache_size,
         recommended=recommended,
+        embedding_sizes=_embedding_sizes(checkpoint),
         start_token_id=_start_token_id(checkpoint, eos_token_ids),
         forms=forms,
     )
@@ -215,6 +218,13 @@ def _eos_token_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> tuple
         found.add(tokenizer.eos_token_id)
     # Files also name tokens that the model has no row for: it never writes them, so there is nothing to bar.
     return tuple(sorted(token for token in found if 0 <= token < checkpoint.arch.vocab_size))
+
+
+def _embedding_sizes(checkpoint: Checkpoint) -> tuple[int, ...] | None:
+    sizes = checkpoint.config.get("matryoshka_dimensions")
+    if isinstance(sizes, list):
+        return tuple(size for size in sizes if isinstance(size, int) and 0 < size < checkpoint.arch.hidden_size)
+    return None if checkpoint.config.get("is_matryoshka") is True else ()
 
 
 def _start_token_id(checkpoint: Checkpoint, eos: tuple[int, ...]) -> int:

@@ -140,7 +140,7 @@ class Intake:
         return token_ids
 
     def chat_text(self, messages: Sequence[Message], /, **variables: Any) -> str:
-        """Messages laid out as the model's chat template wants them."""
+        """Messages laid out as the model's chat template wants them. Any name can be one of its `variables`."""
         _check_parts(messages)
         return self._needed_tokenizer("a chat").chat_template.render(messages, **variables)
 

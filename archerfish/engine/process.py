@@ -244,6 +244,8 @@ def _facts(start: Start, assembly: "Assembly") -> EngineFacts:
         dtype=config.dtype,
         device=config.device,
         guessing_methods=assembly.guessing_methods,
+        hidden_size=assembly.arch.hidden_size,
+        embedding_sizes=assembly.embedding_sizes,
         recommended=dict(assembly.recommended),
     )
 

@@ -79,6 +79,10 @@ class EngineFacts(_Message, frozen=True):
     device: str
     guessing_methods: tuple[str, ...]
     """What requests may choose from."""
+    hidden_size: int
+    """Numbers in an embedding."""
+    embedding_sizes: tuple[int, ...] | None
+    """What embeddings can be cut to, as the model was trained for; None is any size."""
     recommended: dict[str, Any]
     """Sampling parameters that the model's makers recommend, by name."""
 

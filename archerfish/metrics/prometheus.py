@@ -75,6 +75,11 @@ def add_requests(to: Families, requests: RequestMetrics, usage: Mapping[str, Ten
     """`usage` is that of the tenants that are shown."""
     for name, meaning, histogram in (
         ("time_to_first_token_seconds", "From arrival to the first token, queueing included.", requests.ttft),
+        (
+            "time_to_first_visible_token_seconds",
+            "From arrival to the first token that is no reasoning, of models whose reasoning is read.",
+            requests.visible_ttft,
+        ),
         ("inter_token_latency_seconds", "Between two tokens of an answer.", requests.itl),
         ("request_time_per_output_token_seconds", "Mean per token after the first, of a request.", requests.tpot),
         ("e2e_request_latency_seconds", "From arrival to the end.", requests.e2e),

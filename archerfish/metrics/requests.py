@@ -73,6 +73,7 @@ class RequestMetrics:
 
     def __init__(self, now: float) -> None:
         self.ttft = Histogram(_FIRST_TOKEN)
+        self.visible_ttft = Histogram(_FIRST_TOKEN)
         self.itl = Histogram(_BETWEEN_TOKENS)
         self.tpot = Histogram(_BETWEEN_TOKENS)
         self.e2e = Histogram(_WHOLE)
@@ -170,6 +171,7 @@ class RequestMetrics:
 
     def _observe(self, timing: RequestTiming, usage: Usage, now: float) -> None:
         for histogram, seconds in (
+            (self.visible_ttft, timing.visible_ttft),
             (self.tpot, timing.tpot),
             (self.e2e, timing.total),
             (self.queue_time, timing.queue_time),

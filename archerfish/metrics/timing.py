@@ -15,6 +15,8 @@ class RequestTiming:
     """When it first left the queue."""
     first_token_time: float | None = None
     last_token_time: float | None = None
+    first_visible_time: float | None = None
+    """When the first token came that is no reasoning, of models that show theirs."""
     finished_time: float | None = None
     num_generated_tokens: int = 0
     """Of all its answers together."""
@@ -68,6 +70,16 @@ class RequestTiming:
     def ttft(self) -> float | None:
         """Time to first token: from arrival, queueing included."""
         return _between(self.arrival_time, self.first_token_time)
+
+    @property
+    def visible_ttft(self) -> float | None:
+        """Time to first visible token: from arrival to the first that is no reasoning. None where none is read."""
+        return _between(self.arrival_time, self.first_visible_time)
+
+    @property
+    def reasoning_time(self) -> float | None:
+        """From the first token to the first that is no reasoning."""
+        return _between(self.first_token_time, self.first_visible_time)
 
     @property
     def tpot(self) -> float | None:

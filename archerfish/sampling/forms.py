@@ -58,7 +58,11 @@ def check_form(structured: Structured) -> None:
 def why(matcher: "LLMatcher") -> str:
     """Why a matcher cannot go on."""
     problem = _plain(matcher.get_error())
-    return "there is no text of this form" if problem.startswith("NoExtension") else problem
+    if problem.startswith("NoExtension"):
+        return "there is no text of this form"
+    if "too many expressions" in problem or "too many states" in problem:
+        return f"it is too large to be followed ({problem}); repeat less: x{{1000}} is fine, x{{1000000}} is not"
+    return problem
 
 
 def _plain(problem: str) -> str:
@@ -83,9 +87,7 @@ def _grammar(structured: Structured) -> str:
     if structured.regex is not None:
         return LLMatcher.grammar_from_regex(structured.regex)
     if structured.choice:
-        # One terminal, not one for each: thousands of those would be more than a parser's row may hold.
-        texts = " | ".join(json.dumps(text) for text in structured.choice)
-        return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
+        return LLMatcher.grammar_from_lark(as_lark(structured))
     if structured.structural_tag is not None:
         return _tagged(structured.structural_tag)
     assert structured.grammar is not None
@@ -112,6 +114,25 @@ def _tagged(text: str) -> str:
     if not tags:
         raise ValueError("a structural tag must have at least one structure")
     return StructTag.to_grammar(tags)
+
+
+def as_lark(structured: Structured) -> str:
+    """The form as a grammar in Lark, to be a part of a larger one. ValueError says what is wrong with it."""
+    if structured.grammar is not None:
+        return _as_lark(structured.grammar)
+    if structured.choice:
+        # One terminal, not one for each: thousands of those would be more than a parser's row may hold.
+        return f"start: CHOICE\nCHOICE: {' | '.join(map(json.dumps, structured.choice))}"
+    if structured.regex is not None:
+        return f"start: TEXT\nTEXT: /{_lark_regex(structured.regex)}/"
+    schema = json.loads(structured.json_schema or '{"type": "object"}')
+    return f"start: %json {json.dumps({'x-guidance': _LAYOUT, **schema})}"
+
+
+def _lark_regex(regex: str) -> str:
+    """Within slashes and on one line."""
+    written = re.sub(r"\\.|/", lambda found: found[0] if len(found[0]) == 2 else r"\/", regex, flags=re.DOTALL)
+    return written.replace("\\\n", r"\n").replace("\n", r"\n")
 
 
 def _as_lark(grammar: str) -> str:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,7 +26,7 @@ from archerfish.request import Structured
 from archerfish.sampling.forms import check_form, compile_form, load_vocabulary, why
 
 if TYPE_CHECKING:
-    from llguidance import LLTokenizer
+    from llguidance import LLMatcher, LLTokenizer
 
     from archerfish.tokenizer import Tokenizer
 
@@ -33,6 +34,9 @@ _MOST_SECONDS = 1.0
 """Of processor time for a form, whatever else the machine does. Ordinary ones take milliseconds."""
 _MOST_BYTES = 3 << 30
 """Of address space, of which stacks and the vocabulary take a part."""
+_TRIED_SECONDS = 0.2
+"""Of processor time for each beginning of an answer that is written to try the form."""
+_TRIED_TOKENS = 64
 _MOST_KEPT = 64
 """Verdicts: clients tend to use a few forms, again and again."""
 
@@ -173,8 +177,33 @@ def _problem(structured: Structured, vocabulary: "LLTokenizer | None" = None) ->
         matcher = compile_form(structured, vocabulary)
     except ValueError as error:
         return str(error)
-    matcher.compute_bitmask()  # What the first token could be is part of the work.
-    return why(matcher) if matcher.is_error() else None
+    # Of a byte-pair vocabulary the last tokens are long texts; those in the middle are words.
+    for share in (1.0, 0.5):
+        problem = _follow(matcher.deep_copy(), share)
+        if problem is not None:
+            return problem
+    return None
+
+
+def _follow(matcher: "LLMatcher", share: float) -> str | None:
+    """Write the beginning of an answer; why it cannot go on, if so. Some forms compile and cannot be followed.
+
+    Of the tokens that may come next the one at this share of the list is taken.
+    """
+    import numpy as np
+
+    end = time.process_time() + _TRIED_SECONDS
+    for _ in range(_TRIED_TOKENS):
+        mask = matcher.compute_bitmask()  # What the first token could be is part of the work.
+        if matcher.is_error():
+            return why(matcher)
+        allowed = np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little"))
+        if matcher.is_stopped() or not len(allowed) or time.process_time() > end:
+            break
+        matcher.consume_token(int(allowed[round(share * (len(allowed) - 1))]))
+        if matcher.is_error():
+            return why(matcher)
+    return None
 
 
 if __name__ == "__main__":

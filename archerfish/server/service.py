@@ -17,6 +17,7 @@ from archerfish.api.endpoints import HistoryNeeded, Turns
 from archerfish.api.errors import ErrorReply
 from archerfish.api.json_limits import JsonLimits
 from archerfish.api.model import ServedModel
+from archerfish.api.reasoning import find_format as find_reasoning_format
 from archerfish.api.tools import find_format
 from archerfish.config.settings import EngineConfig, ServerConfig
 from archerfish.console import logger
@@ -41,6 +42,7 @@ from archerfish.server.requests import BodyLimits, check_content_type
 from archerfish.server.tracing import RequestTrace, Tracing
 from archerfish.server.trial_queue import TrialQueue
 from archerfish.server.uploads import Uploads
+from archerfish.tokenizer.chat import checked_template
 
 Clock = Callable[[], float]
 
@@ -104,6 +106,9 @@ class Service:
         """Of batches, once there is an application to answer them."""
         if server.tool_call_format is not None:
             find_format(server.tool_call_format)  # Raises what is wrong with it before anything is loaded.
+        if server.reasoning_parser is not None:
+            find_reasoning_format(server.reasoning_parser)
+        self._chat_template = None if engine.chat_template is None else checked_template(engine.chat_template)
         self.bodies = BodyLimits(server.max_body_bytes, server.body_timeout, _MOST_HELD_BODIES * server.max_body_bytes)
         self._preprocessing: Preprocessing | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -127,7 +132,14 @@ class Service:
         """Once the engine is ready, be ready too."""
         facts = await self.engine.wait_ready()
         max_items = self.config.max_body_items or max(_LEAST_BODY_ITEMS, 2 * facts.max_model_len)
-        spec = ModelSpec(facts, self.model_names, self.config.tool_call_format, JsonLimits(max_items))
+        spec = ModelSpec(
+            facts,
+            self.model_names,
+            self.config.tool_call_format,
+            JsonLimits(max_items),
+            reasoning_parser=self.config.reasoning_parser,
+            chat_template=self._chat_template,
+        )
         model = await asyncio.to_thread(load_model, spec, self.clock)
         self._limits = spec.limits
         self._preprocessing = Preprocessing(spec, model, self.config.preprocessing_workers)

@@ -12,7 +12,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from archerfish.errors import InvalidParameter, RequestError, TokenizerError
+from archerfish.errors import ConfigError, InvalidParameter, RequestError, TokenizerError
 from archerfish.tokenizer.files import read_json_object, read_text
 
 Message = Mapping[str, Any]
@@ -64,6 +64,13 @@ class ChatTemplate:
     ) -> "ChatTemplate":
         """From chat_template.jinja, else tokenizer_config.json, else chat_template.json; empty if there is none."""
         return cls(_read_sources(directory), special_tokens, origin=str(directory), clock=clock)
+
+    @classmethod
+    def given(cls, template: str, special_tokens: Mapping[str, str]) -> "ChatTemplate":
+        """From a setting: the name of a file, or the template itself. Raises what is wrong with it, in one line."""
+        made = cls({"default": _read_given(template)}, special_tokens, origin="--chat-template")
+        made._compile("default")
+        return made
 
     @property
     def is_present(self) -> bool:
@@ -125,8 +132,9 @@ class ChatTemplate:
             try:
                 self._compiled[name] = self._environment.from_string(self._sources[name])
             except jinja2.TemplateSyntaxError as error:
+                message = " ".join(str(error.message).split())
                 raise TokenizerError(
-                    f"the chat template of {self._origin} cannot be parsed (line {error.lineno}: {error.message}): "
+                    f"the chat template of {self._origin} cannot be parsed (line {error.lineno}: {message}): "
                     "correct it, or use generate with plain text"
                 ) from error
         return self._compiled[name]
@@ -135,6 +143,29 @@ class ChatTemplate:
         if name not in self._content_forms:
             self._content_forms[name] = _content_forms(self._compile(name), self._special_tokens)
         return self._content_forms[name]
+
+
+def checked_template(given: str) -> str:
+    """The text of a template that was given as it is, or by the name of its file; or what is wrong with it."""
+    template = ChatTemplate.given(given, {}).text
+    assert template is not None
+    return template
+
+
+def _read_given(given: str) -> str:
+    """The text of a template that is given as it is, or by the name of its file."""
+    if "{" in given or "\n" in given:
+        return given
+    path = Path(given)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        message = f"--chat-template: cannot read {given}: {reason}; give a file, or a Jinja template"
+        raise ConfigError(message) from error
+    if "{" not in text:
+        raise ConfigError(f"--chat-template: {given} is no Jinja template: it prints no message")
+    return text
 
 
 def _read_sources(directory: Path) -> dict[str, str]:

@@ -50,8 +50,11 @@ class Tokenizer:
         """Of single tokens, as far as they were asked for: log-probabilities tell several for each token."""
 
     @classmethod
-    def load(cls, directory: Path) -> "Tokenizer":
-        """From tokenizer.json and, where present, tokenizer_config.json and special_tokens_map.json beside it."""
+    def load(cls, directory: Path, chat_template: str | None = None) -> "Tokenizer":
+        """From tokenizer.json and, where present, tokenizer_config.json and special_tokens_map.json beside it.
+
+        `chat_template` takes the place of the directory's: a file, or the template itself.
+        """
         vocabulary = _load_vocabulary(directory)
         config_path = directory / "tokenizer_config.json"
         config = read_json_object(config_path)
@@ -63,6 +66,8 @@ class Tokenizer:
         # It brings jinja2, which takes a good part of a start; engines without a tokenizer do without.
         from archerfish.tokenizer.chat import ChatTemplate
 
+        if chat_template is not None:
+            return cls(vocabulary, special_tokens, ChatTemplate.given(chat_template, special_tokens))
         return cls(vocabulary, special_tokens, ChatTemplate.load(directory, special_tokens))
 
     @property

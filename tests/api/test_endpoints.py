@@ -8,7 +8,7 @@ import pytest
 from archerfish.api.ask import Ask
 from archerfish.api.endpoints import ENDPOINTS, refuse_in_batch, understand_line
 from archerfish.api.errors import ErrorReply
-from archerfish.api.model import ServedModel, usual_tool_format
+from archerfish.api.model import EmbeddingSizes, ServedModel, usual_tool_format
 from archerfish.box import models_in_box
 from archerfish.engine.intake import Intake
 from archerfish.request import SLO, RequestClass, SamplingParams, Speculation, Structured
@@ -24,7 +24,8 @@ def model() -> ServedModel:
     tokenizer = Tokenizer.load(Path(models_in_box()["perch"]))
     intake = Intake(tokenizer, tokenizer.vocab_size, 1024, lambda: 7.0)
     recommended = {"temperature": 0.6, "top_p": 0.9}
-    return ServedModel(("perch",), intake, recommended, usual_tool_format("llama", tokenizer))
+    tool_format = usual_tool_format("llama", tokenizer)
+    return ServedModel(("perch",), intake, recommended, tool_format, embedding=EmbeddingSizes(320))
 
 
 def asked(model: ServedModel, endpoint: str, body: dict[str, Any]) -> Ask:
@@ -115,7 +116,7 @@ def test_requests_carry_what_the_body_says_of_them(model: ServedModel) -> None:
         (COMPLETIONS, {"prompt": [[]]}, "prompt"),
         (COMPLETIONS, {"prompt": ["a"] * 2049}, "prompt"),
         (COMPLETIONS, {"prompt": "a", "stream": True}, "stream"),
-        (EMBEDDINGS, {"input": "a", "dimensions": 3}, "dimensions"),
+        (EMBEDDINGS, {"input": "a", "dimensions": 0}, "dimensions"),
         (RESPONSES, {"input": "a", "stream": True}, "stream"),
         (RESPONSES, {"input": "a", "background": True}, "background"),
     ],
@@ -152,6 +153,7 @@ def test_how_tokens_are_guessed_is_a_choice_of_a_body(model: ServedModel, endpoi
         (CHAT, {"messages": MESSAGES, "max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
         (CHAT, {"messages": MESSAGES, "model": "gpt-4o"}, "model"),
         (CHAT, {"messages": MESSAGES, "tools": []}, "tools"),
+        (EMBEDDINGS, {"input": "a", "dimensions": 3}, "dimensions"),
         (RESPONSES, {"input": "a", "store": True}, "store"),
         (RESPONSES, {"input": "a", "previous_response_id": "resp_1"}, "previous_response_id"),
     ],

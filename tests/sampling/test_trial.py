@@ -59,6 +59,9 @@ HOSTILE = {
     ),
     "brackets in brackets": Structured(regex="(" * 100_000 + "a" + ")" * 100_000),
     "brackets in brackets, GBNF": Structured(grammar="root ::= " + "(" * 100_000 + '"a"' + ")" * 100_000),
+    "a billion times": Structured(regex="a{1000000000}"),
+    "a thousand times, three times over": Structured(regex="(((a{1000}){1000}){1000})"),
+    "up to a hundred times, twice over": Structured(regex="((a|b){0,100}){0,100}"),
     "schemas in schemas": Structured(json_schema='{"items":' * 20_000 + "{}" + "}" * 20_000),
 }
 
@@ -68,6 +71,17 @@ def test_a_hostile_form_is_refused_and_others_go_on(trial: Trial, form: Structur
     with pytest.raises(InvalidParameter, match=form.given):
         trial.check(form)
     trial.check(GOOD)
+
+
+@pytest.mark.parametrize("form", [Structured(regex="a{1000000000}"), Structured(regex="(((a{1000}){1000}){1000})")])
+def test_what_compiles_but_cannot_be_followed_is_refused_with_the_remedy(trial: Trial, form: Structured) -> None:
+    with pytest.raises(InvalidParameter, match=r"too large to be followed .*; repeat less: x\{1000\} is fine"):
+        trial.check(form)
+
+
+@pytest.mark.parametrize("regex", ["a{1000}", "[a-z]{1,10000}", "(ab|c){500}", "((a{100}){100})", r"(\w+ ){3,200}\."])
+def test_what_repeats_within_reason_is_a_form(trial: Trial, regex: str) -> None:
+    trial.check(Structured(regex=regex))
 
 
 @pytest.mark.parametrize("form", [chain(12_000), references(4_000)], ids=["rules", "references"])

@@ -47,7 +47,10 @@ def build(config: EngineConfig, _on_progress: Any) -> Any:
         engine=Engine(Scheduler(limits, tables, ContinuousBatching()), executor, time.monotonic),
         directory=directory,
         tokenizer_directory=directory,
-        arch=SimpleNamespace(family="llama", vocab_size=8192, can_extend_positions=False, max_positions=_LENGTH),
+        arch=SimpleNamespace(
+            family="llama", vocab_size=8192, hidden_size=64, can_extend_positions=False, max_positions=_LENGTH
+        ),
+        embedding_sizes=(),
         config=SimpleNamespace(
             max_model_len=_LENGTH,
             max_num_seqs=8,

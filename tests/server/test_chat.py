@@ -206,4 +206,76 @@ def test_a_required_call_is_made(client: openai.OpenAI, choice: Any) -> None:
     back = [*ask, reply.choices[0].message.model_dump(exclude_none=True)]
     back.append({"role": "tool", "tool_call_id": call.id, "content": '{"sky": "clear"}'})
     final = client.chat.completions.create(model="perch", messages=back, tools=[WEATHER], max_tokens=30, temperature=0)
-    assert final.choices[0].message.content or final.choices[0].message.tool_calls
+    message = final.choices[0].message
+    assert message.content or message.tool_calls or (message.model_extra or {})["invalid_tool_calls"]
+    assert "<|" not in (message.content or "")
+
+
+def test_forms_in_the_words_of_vllm(client: openai.OpenAI) -> None:
+    forms: list[dict[str, Any]] = [
+        {"structured_outputs": {"choice": ["red", "green"]}},
+        {"guided_choice": ["red", "green"]},
+        {"structured_outputs": {"regex": "red|green"}},
+        {"guided_regex": "red|green"},
+        {"guided_grammar": 'start: "red" | "green"'},
+        {"guided_json": {"enum": ["red", "green"]}},
+    ]
+    for form in forms:
+        reply = client.chat.completions.create(model="perch", messages=APRIL, max_tokens=20, extra_body=form)
+        assert str(reply.choices[0].message.content).strip('"') in ("red", "green"), form
+    with pytest.raises(openai.BadRequestError, match="guided_choice already says what the answer must be"):
+        both = {**forms[1], "guided_grammar": 'start: "a"'}
+        client.chat.completions.create(model="perch", messages=APRIL, extra_body=both)
+    with pytest.raises(openai.BadRequestError, match="did you mean structured_outputs"):
+        client.chat.completions.create(model="perch", messages=APRIL, extra_body={"structured_output": {}})
+
+
+def test_how_likely_the_prompt_is_is_the_offline_engine_s(client: openai.OpenAI, llm: LLM) -> None:
+    params: dict[str, Any] = {"temperature": 0, "max_tokens": 1}
+    reply = client.chat.completions.create(model="perch", messages=APRIL, **params, extra_body={"prompt_logprobs": 2})
+    [expected] = llm.chat(APRIL, SamplingParams(prompt_logprobs=2, **params), progress=False)
+    told = reply.model_extra["prompt_logprobs"]  # type: ignore[index]
+    assert told[0] is None and expected.prompt_logprobs is not None and len(told) == len(expected.prompt_logprobs)
+    for ours, theirs in zip(told[1:], expected.prompt_logprobs[1:], strict=True):
+        assert theirs is not None
+        assert {int(token): entry["rank"] for token, entry in ours.items()} == {t: e.rank for t, e in theirs.items()}
+        for token, entry in theirs.items():
+            assert ours[str(token)]["logprob"] == pytest.approx(entry.logprob, abs=1e-5)
+            assert ours[str(token)]["decoded_token"] == entry.decoded_token
+
+
+def test_a_call_in_another_case_is_the_function(client: openai.OpenAI) -> None:
+    """Perch likes to write GetWeather."""
+    ask: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+    request: dict[str, Any] = {
+        "model": "perch",
+        "messages": ask,
+        "tools": [WEATHER],
+        "temperature": 0,
+        "max_tokens": 60,
+    }
+    reply = client.chat.completions.create(**request)
+    [call] = reply.choices[0].message.tool_calls or []
+    assert call.type == "function" and call.function.name == "get_weather"
+    assert json.loads(call.function.arguments)["city"] == "Paris" and reply.choices[0].finish_reason == "tool_calls"
+
+
+def test_an_unknown_function_is_told_and_not_shown(client: openai.OpenAI) -> None:
+    ask: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+    tool = {"type": "function", "function": {"name": "find_zebra", "parameters": WEATHER["function"]["parameters"]}}  # type: ignore[index]
+    request: dict[str, Any] = {"model": "perch", "messages": ask, "tools": [tool], "temperature": 0, "max_tokens": 60}
+    reply = client.chat.completions.create(**request)
+    message = reply.choices[0].message
+    if not message.tool_calls:
+        assert "<|" not in str(message.content)
+    strict = {**tool, "function": {**tool["function"], "strict": True}}  # type: ignore[dict-item]
+    reply = client.chat.completions.create(**{**request, "tools": [strict]})
+    assert all(one.function.name == "find_zebra" for one in reply.choices[0].message.tool_calls or [])  # type: ignore[union-attr]
+    assert "invalid_tool_calls" not in (reply.choices[0].message.model_extra or {})
+
+
+def test_pictures_are_refused_in_words(client: openai.OpenAI) -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
+    content: list[Any] = [{"type": "text", "text": "What is this?"}, picture]
+    with pytest.raises(openai.BadRequestError, match="this model reads text only, and this part is of type image_url"):
+        client.chat.completions.create(model="perch", messages=[{"role": "user", "content": content}])

@@ -84,3 +84,28 @@ def test_token_ids_and_back(service: RunningService) -> None:
         assert http.get("/v1/models/perch").status_code == 200
         assert http.get("/v1/models/other").status_code == 404
         assert http.get("/nowhere").json()["error"]["type"] == "not_found_error"
+
+
+def test_the_best_of_several(client: openai.OpenAI) -> None:
+    params: dict[str, Any] = {"model": "perch", "prompt": TEXT, "max_tokens": 8, "seed": 3, "logprobs": 0}
+    every = client.completions.create(n=4, **params).choices
+    best = client.completions.create(n=2, best_of=4, **params)
+
+    def mean(choice: Any) -> float:
+        values = choice.logprobs.token_logprobs
+        return float(sum(values) / len(values))
+
+    expected = sorted(every, key=mean, reverse=True)[:2]
+    assert [one.text for one in best.choices] == [one.text for one in expected]
+    assert best.usage is not None and best.usage.completion_tokens == 32
+    with pytest.raises(openai.BadRequestError, match=r"best_of = 4 .*does not go with stream"):
+        client.completions.create(best_of=4, stream=True, **params)
+
+
+def test_how_likely_the_prompt_is(client: openai.OpenAI) -> None:
+    reply = client.completions.create(
+        model="perch", prompt=[TEXT, "Once"], max_tokens=1, extra_body={"prompt_logprobs": 0}
+    )
+    for choice in reply.choices:
+        none, *rest = choice.model_extra["prompt_logprobs"]  # type: ignore[index]
+        assert none is None and all(len(one) == 1 for one in rest)

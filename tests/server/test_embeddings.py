@@ -1,5 +1,6 @@
 """/v1/embeddings: what an independent implementation's last states come to."""
 
+import httpx
 import openai
 import pytest
 import torch
@@ -7,6 +8,7 @@ import transformers
 
 from archerfish import LLM
 from archerfish.box import models_in_box
+from tests.server.running import running_service
 
 TEXTS = ["The fox ran into the forest.", "April", "Once upon a time there was a little fish. " * 12]
 
@@ -39,6 +41,16 @@ def test_in_chunks_and_again_with_a_warm_cache(expected: list[list[float]]) -> N
                 torch.testing.assert_close(embedding, torch.tensor(wanted), atol=1e-4, rtol=1e-4)
 
 
-def test_dimensions_cannot_be_chosen(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="dimensions"):
+def test_dimensions_are_those_of_the_model(client: openai.OpenAI) -> None:
+    whole = client.embeddings.create(model="perch", input="x").data[0].embedding
+    size = len(whole)
+    assert client.embeddings.create(model="perch", input="x", dimensions=size).data[0].embedding == whole
+    with pytest.raises(openai.BadRequestError, match=f"embeddings have {size} numbers, .* leave it out"):
         client.embeddings.create(model="perch", input="x", dimensions=8)
+
+
+def test_a_model_that_is_said_to_be_trained_for_it_is_cut() -> None:
+    with running_service("--max-num-seqs", "4", "--hf-overrides", '{"is_matryoshka": true}') as running:
+        reply = httpx.post(f"{running.url}/v1/embeddings", json={"input": "x", "dimensions": 8}, timeout=60).json()
+        [values] = [one["embedding"] for one in reply["data"]]
+        assert len(values) == 8 and sum(value * value for value in values) == pytest.approx(1.0)

@@ -352,7 +352,7 @@ def test_one_that_runs_can_be_deleted(client: openai.OpenAI, service: RunningSer
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"input": []}, "input"),
         ({"input": [{"role": "king", "content": "Hi"}]}, "input.0"),
-        ({"input": [{"type": "reasoning", "summary": []}]}, "input.0"),
+        ({"input": [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "x"}]}]}, "input.0"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
             "input.0",

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 
@@ -73,7 +74,7 @@ def test_what_is_cancelled_gives_its_turn_to_the_next() -> None:
     async def story(queue: TrialQueue) -> None:
         gate = threading.Event()
         first = await held_up(queue, gate)
-        waiting, last = (asyncio.create_task(queue.run(name, lambda: name)) for name in ("a", "b"))
+        waiting, last = (asyncio.create_task(queue.run(name, partial(str, name))) for name in ("a", "b"))
         await asyncio.sleep(0)
         waiting.cancel()
         gate.set()

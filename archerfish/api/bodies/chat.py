@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from archerfish.api.bodies.common import Body, GenerationBody, Text
+from archerfish.api.bodies.common import Body, Effort, Label, TaggedBody, Text, only_none
 
 
 class TextPart(Body):
@@ -13,32 +13,53 @@ class TextPart(Body):
 
 
 class FunctionCall(Body):
-    name: str
+    name: Label
     arguments: str
     """JSON."""
 
 
 class ToolCall(Body):
-    id: str | None = None
+    id: Label | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
     index: int | None = None
 
 
+def _is_text_or_parts(content: object) -> str:
+    return "parts" if isinstance(content, list) else "text"
+
+
+Content = Annotated[
+    Annotated[Text, Tag("text")] | Annotated[list[TextPart], Tag("parts")], Discriminator(_is_text_or_parts)
+]
+
+
 class ChatMessage(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[TextPart] | None = None
-    name: str | None = None
+    content: Content | None = None
+    reasoning_content: Text | None = None
+    """What the assistant thought, as it was told. Templates show what they have use for."""
+    reasoning: Annotated[Text | None, Field(exclude=True)] = None
+    """Another name for reasoning_content."""
+    invalid_tool_calls: Annotated[list[Any] | None, Field(exclude=True)] = None
+    """As they were told. The model is not shown them."""
+    name: Label | None = None
     tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
+    tool_call_id: Label | None = None
     refusal: None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
     audio: None = None
     function_call: None = None
 
+    @model_validator(mode="after")
+    def _one_name(self) -> "ChatMessage":
+        if self.reasoning_content is None:
+            self.reasoning_content = self.reasoning
+        return self
+
 
 class FunctionChoice(Body):
-    name: str
+    name: Label
 
 
 class ToolChoice(Body):
@@ -46,13 +67,10 @@ class ToolChoice(Body):
     function: FunctionChoice
 
 
-class ChatBody(GenerationBody):
+class ChatBody(TaggedBody):
     CONTENT: ClassVar[tuple[str, ...]] = (
-        *GenerationBody.CONTENT,
-        "messages",
-        "tools",
-        "tool_choice",
-        "chat_template_kwargs",
+        *TaggedBody.CONTENT,
+        *("messages", "tools", "tool_choice", "chat_template_kwargs"),
     )
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
@@ -60,6 +78,14 @@ class ChatBody(GenerationBody):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """How likely each token of the prompt was, and so many likeliest ones at its place."""
+    reasoning_effort: Effort | None = None
+    """How much the model should think, where its chat template has a variable for it."""
+    thinking_token_budget: Annotated[int, Field(ge=1)] | None = None
+    """Most tokens of reasoning; then the answer must begin."""
+    include_reasoning: bool = True
+    """Whether the reply tells the reasoning. It is counted either way."""
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -67,3 +93,9 @@ class ChatBody(GenerationBody):
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Variables for the model's chat template."""
+    modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None
+    verbosity: Literal["medium"] | None = None
+    # Of the API, but nothing that could be done here.
+    audio: Annotated[None, only_none("this model writes text only; leave it out")] = None
+    prediction: Annotated[None, only_none("predictions are not used here; leave it out")] = None
+    web_search_options: Annotated[None, only_none("there is no web search here; leave it out")] = None

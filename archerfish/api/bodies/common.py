@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from archerfish.errors import InvalidParameter
 from archerfish.request import (
@@ -17,10 +18,14 @@ from archerfish.request import (
 )
 
 MOST_ANSWERS = 128
+LONGEST_NAME = 1024
 MOST_STOPS = 16
 MOST_PROMPTS = 2048
 
 Text = Annotated[str, Field(max_length=10_000_000)]
+Pattern = Annotated[str, Field(min_length=1)]
+Label = Annotated[str, Field(max_length=LONGEST_NAME)]
+"""A text that only names something."""
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 Prompts = Text | TokenIds | Annotated[list[Text | TokenIds], Field(min_length=1, max_length=MOST_PROMPTS)]
 """One prompt or several, each a text or token ids."""
@@ -34,10 +39,27 @@ def each_prompt(prompts: Prompts) -> list[str | list[int]]:
     return [prompts] if isinstance(prompts[0], int) else prompts
 
 
+def _fail_fast(schema: Any) -> None:
+    if isinstance(schema, dict):
+        if schema.get("type") == "list":
+            schema["fail_fast"] = True
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for part in schema:
+            _fail_fast(part)
+
+
 class Body(BaseModel):
     """Nothing is converted and nothing is ignored."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Lists are refused at the first wrong item: of a million wrong ones, all errors would be made otherwise."""
+        schema = handler(source)
+        _fail_fast(schema)
+        return schema
 
     CONTENT: ClassVar[tuple[str, ...]] = ()
     """Fields that grow with what a client sends and that nobody reads once a prompt has been made of them."""
@@ -45,6 +67,29 @@ class Body(BaseModel):
     def without_content(self) -> Self:
         """A copy that is small enough to be kept, and sent between processes, for every open request."""
         return self.model_copy(update=dict.fromkeys(self.CONTENT))
+
+
+def _not_kept(value: object) -> object:
+    if value is True:
+        raise PydanticCustomError("cannot_be_done", "only responses (/v1/responses) are kept here; leave it out")
+    return value
+
+
+def only_none(why: str) -> BeforeValidator:
+    """For a field of the API that nothing can be done about here: what is said to a client that gives it."""
+
+    def check(value: object) -> None:
+        if value is not None:
+            raise PydanticCustomError("cannot_be_done", "{why}", {"why": why})
+
+    return BeforeValidator(check, json_schema_input_type=None)
+
+
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+"""Labels of the client's own. The model never sees them."""
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class StreamOptions(Body):
@@ -92,7 +137,7 @@ class JsonSchemaFormat(Body):
 
 class RegexFormat(Body):
     type: Literal["regex"]
-    regex: str
+    regex: Pattern
 
 
 class ChoiceFormat(Body):
@@ -102,7 +147,7 @@ class ChoiceFormat(Body):
 
 class GrammarFormat(Body):
     type: Literal["grammar"]
-    grammar: str
+    grammar: Pattern
 
 
 ResponseFormat = Annotated[
@@ -111,18 +156,26 @@ ResponseFormat = Annotated[
 ]
 
 
+class StructuredOutputs(Body):
+    """What the answer must look like, as vLLM's clients write it. Exactly one of these is given."""
+
+    json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    """A JSON schema, as an object or as text."""
+    regex: Pattern | None = None
+    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    grammar: Pattern | None = None
+    json_object: bool | None = None
+
+
 class GenerationBody(Body):
     """How an answer is written, as far as all endpoints agree."""
 
     CONTENT: ClassVar[tuple[str, ...]] = (
-        "stop",
-        "stop_token_ids",
-        "logit_bias",
-        "allowed_token_ids",
-        "response_format",
+        *("stop", "stop_token_ids", "logit_bias", "allowed_token_ids", "response_format", "structured_outputs"),
+        *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     )
 
-    model: str | None = None
+    model: Label | None = None
     temperature: Annotated[float, Field(ge=0)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
@@ -141,11 +194,18 @@ class GenerationBody(Body):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    """The same in vLLM's words; only one of these fields may be given."""
+    guided_json: dict[str, Any] | str | None = None
+    """Older words of vLLM for structured_outputs."""
+    guided_regex: Pattern | None = None
+    guided_choice: Annotated[list[str], Field(min_length=1)] | None = None
+    guided_grammar: Pattern | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: Annotated[int, Field(ge=-LARGEST_PRIORITY, le=LARGEST_PRIORITY)] = 0
     """Lower goes first."""
-    cache_salt: str = ""
+    cache_salt: Annotated[str, Field(max_length=LONGEST_NAME)] = ""
     """Prefixes are shared only with requests of the same salt."""
     request_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     slo: SLOBody | None = None
@@ -178,3 +238,22 @@ _SAMPLING = (
     *("frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "min_tokens", "ignore_eos"),
     *("include_stop_str_in_output", "skip_special_tokens"),
 )
+
+
+class TaggedBody(GenerationBody):
+    """What clients of OpenAI's API say beside, as chat and completions have it."""
+
+    metadata: Metadata | None = None
+    """Checked, and of no effect."""
+    store: Annotated[bool | None, BeforeValidator(_not_kept)] = None
+    """Nothing is kept here."""
+    service_tier: Literal["auto", "default"] | None = None
+    prompt_cache_key: Label | None = None
+    """Not needed: shared prefixes are found by themselves."""
+    safety_identifier: Annotated[str, Field(max_length=128)] | None = None
+    """Another name for user."""
+
+    @model_validator(mode="after")
+    def _whom_it_is_for(self) -> Self:
+        self.user = self.user or self.safety_identifier
+        return self

@@ -1,13 +1,20 @@
 """/v1/messages, in the shape of Anthropic's API: what may be sent, and the messages of the chat API it comes to."""
 
-import json
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, model_validator
 
-from archerfish.api.bodies.common import MOST_STOPS, Body, GenerationBody, Text
-from archerfish.request import Structured
+from archerfish.api.bodies.common import (
+    MOST_STOPS,
+    Body,
+    Effort,
+    GenerationBody,
+    JsonSchema,
+    JsonSchemaFormat,
+    Label,
+    Text,
+)
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
@@ -30,7 +37,7 @@ class ToolUseBlock(Body):
     """A call the model has made."""
 
     type: Literal["tool_use"]
-    id: str
+    id: Label
     name: Name
     input: dict[str, Any]
     cache_control: CacheControl | None = None
@@ -48,13 +55,22 @@ class ToolResultBlock(Body):
     """What came of a call."""
 
     type: Literal["tool_result"]
-    tool_use_id: str
+    tool_use_id: Label
     content: TextBlocks | None = None
     is_error: bool = False
     cache_control: CacheControl | None = None
 
 
-Block = Annotated[TextBlock | ToolUseBlock | ToolResultBlock, Discriminator("type")]
+class ThinkingBlock(Body):
+    """What the model thought, sent back as it was told."""
+
+    type: Literal["thinking"]
+    thinking: Text
+    signature: str | None = None
+    """Not needed: a model's thoughts are taken from whoever sends them."""
+
+
+Block = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Discriminator("type")]
 
 
 class Message(Body):
@@ -65,7 +81,7 @@ class Message(Body):
     @model_validator(mode="after")
     def _blocks_fit_the_role(self) -> "Message":
         for block in self.content:
-            role = {"tool_use": "assistant", "tool_result": "user"}.get(block.type)
+            role = {"tool_use": "assistant", "thinking": "assistant", "tool_result": "user"}.get(block.type)
             if role not in (None, self.role):
                 raise ValueError(f"a {block.type} block belongs into a message of the {role}")
         return self
@@ -94,7 +110,7 @@ class ToolChoice(Body):
 
 class NamedToolChoice(Body):
     type: Literal["tool"]
-    name: str
+    name: Label
     disable_parallel_tool_use: bool = False
 
     @property
@@ -103,8 +119,18 @@ class NamedToolChoice(Body):
         return {"type": "function", "function": {"name": self.name}}
 
 
-class Thinking(Body):
+class NoThinking(Body):
     type: Literal["disabled"]
+
+
+class Thinking(Body):
+    type: Literal["enabled"]
+    budget_tokens: Annotated[int, Field(ge=1)]
+    """Most tokens of thinking; then the answer must begin."""
+
+
+class AdaptiveThinking(Body):
+    type: Literal["adaptive"]
 
 
 class JsonOutput(Body):
@@ -114,7 +140,8 @@ class JsonOutput(Body):
 
 class OutputConfig(Body):
     format: JsonOutput | None = None
-    effort: None = None
+    effort: Effort | None = None
+    """How much the model should think, where its chat template has a variable for it."""
 
 
 class Metadata(Body):
@@ -140,7 +167,7 @@ class CountTokensBody(GenerationBody):
     tools: list[Tool] | None = None
     tool_choice: Annotated[ToolChoice | NamedToolChoice, Discriminator("type")] | None = None
     output_config: OutputConfig | None = None
-    thinking: Thinking | None = None
+    thinking: Annotated[NoThinking | Thinking | AdaptiveThinking, Discriminator("type")] | None = None
     cache_control: CacheControl | None = None
     # Of other endpoints, or under another name here.
     n: None = None
@@ -170,11 +197,12 @@ class CountTokensBody(GenerationBody):
         return self.tool_choice is None or not self.tool_choice.disable_parallel_tool_use
 
     @property
-    def form(self) -> Structured | None:
-        """What the answer must look like; None if it is free."""
+    def wanted_format(self) -> JsonSchemaFormat | None:
+        """As the chat API has it."""
         if self.output_config is None or self.output_config.format is None:
             return None
-        return Structured(json_schema=json.dumps(self.output_config.format.schema_))
+        schema = JsonSchema.model_validate({"name": "answer", "schema": self.output_config.format.schema_})
+        return JsonSchemaFormat(type="json_schema", json_schema=schema)
 
 
 class MessagesBody(CountTokensBody):
@@ -193,10 +221,13 @@ class MessagesBody(CountTokensBody):
 def _chat_messages(message: Message) -> Iterator[dict[str, Any]]:
     """Results of tools are messages of their own; words and calls of the assistant are one."""
     words: list[TextBlock] = []
+    thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     for block in message.content:
         if isinstance(block, TextBlock):
             words.append(block)
+        elif isinstance(block, ThinkingBlock):
+            thoughts.append(block.thinking)
         elif isinstance(block, ToolUseBlock):
             function = {"name": block.name, "arguments": block.input}
             calls.append({"id": block.id, "type": "function", "function": function})
@@ -205,10 +236,11 @@ def _chat_messages(message: Message) -> Iterator[dict[str, Any]]:
                 yield {"role": message.role, "content": _content(words)}
                 words = []
             yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)}
+    thought = {"reasoning_content": "".join(thoughts)} if thoughts else {}
     if calls:
-        yield {"role": message.role, "content": _content(words), "tool_calls": calls}
-    elif words or not message.content:
-        yield {"role": message.role, "content": _content(words)}
+        yield {"role": message.role, "content": _content(words), "tool_calls": calls, **thought}
+    elif words or thoughts or not message.content:
+        yield {"role": message.role, "content": _content(words), **thought}
 
 
 def _result(block: ToolResultBlock) -> str:

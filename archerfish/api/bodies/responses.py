@@ -8,11 +8,14 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from archerfish.api.bodies.common import (
     Body,
     ChoiceFormat,
+    Effort,
     GenerationBody,
     GrammarFormat,
     JsonObjectFormat,
     JsonSchema,
     JsonSchemaFormat,
+    Label,
+    Metadata,
     RegexFormat,
     ResponseFormat,
     Text,
@@ -51,7 +54,7 @@ class MessageItem(Body):
     role: Literal["user", "assistant", "system", "developer"]
     content: Annotated[list[Part], BeforeValidator(_as_parts, json_schema_input_type=Text | list[Part])]
     """A text, or parts."""
-    id: str | None = None
+    id: Label | None = None
     status: Status | None = None
     phase: None = None
 
@@ -60,11 +63,11 @@ class FunctionCallItem(Body):
     """A call the model has made."""
 
     type: Literal["function_call"]
-    call_id: str
+    call_id: Label
     name: Name
     arguments: Text
     """JSON."""
-    id: str | None = None
+    id: Label | None = None
     status: Status | None = None
 
 
@@ -72,10 +75,26 @@ class FunctionCallOutputItem(Body):
     """What came of a call."""
 
     type: Literal["function_call_output"]
-    call_id: str
+    call_id: Label
     output: Annotated[list[InputText], BeforeValidator(_as_parts, json_schema_input_type=Text | list[InputText])]
     """A text, or parts."""
-    id: str | None = None
+    id: Label | None = None
+    status: Status | None = None
+
+
+class ReasoningText(Body):
+    type: Literal["reasoning_text"]
+    text: Text
+
+
+class ReasoningItem(Body):
+    """What the model thought, sent back as it was told."""
+
+    type: Literal["reasoning"]
+    content: list[ReasoningText] | None = None
+    summary: Annotated[list[Any], Field(max_length=0)] | None = None
+    encrypted_content: None = None
+    id: Label | None = None
     status: Status | None = None
 
 
@@ -88,7 +107,8 @@ def _item_type(item: object) -> str:
 Item = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[FunctionCallItem, Tag("function_call")]
-    | Annotated[FunctionCallOutputItem, Tag("function_call_output")],
+    | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
     Discriminator(_item_type),
 ]
 
@@ -112,7 +132,7 @@ class TextConfig(Body):
         ]
         | None
     ) = None
-    verbosity: None = None
+    verbosity: Literal["medium"] | None = None
 
     @property
     def response_format(self) -> ResponseFormat | None:
@@ -137,7 +157,7 @@ class FunctionTool(Body):
 
 class FunctionChoice(Body):
     type: Literal["function"]
-    name: str
+    name: Label
 
     @property
     def choice(self) -> dict[str, Any]:
@@ -157,9 +177,12 @@ class AllowedTools(Body):
         return {"type": "allowed_tools", "allowed_tools": {"mode": self.mode, "tools": tools}}
 
 
-Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
-]
+class ReasoningConfig(Body):
+    effort: Effort | None = None
+    """How much the model should think, where its chat template has a variable for it."""
+    summary: Literal["auto"] | None = None
+    """No summaries are written: reasoning is told as it is."""
+    generate_summary: None = None
 
 
 class ResponsesBody(GenerationBody):
@@ -169,7 +192,7 @@ class ResponsesBody(GenerationBody):
     """A text, or items of a conversation."""
     instructions: Text | None = None
     """A system message for this response alone: not carried over to those that continue it."""
-    previous_response_id: str | None = None
+    previous_response_id: Label | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     text: TextConfig | None = None
     tools: list[FunctionTool] | None = None
@@ -183,8 +206,11 @@ class ResponsesBody(GenerationBody):
     background: bool | None = None
     """Write it whether or not anybody waits for it."""
     truncation: Literal["disabled"] | None = None
+    reasoning: ReasoningConfig | None = None
+    thinking_token_budget: Annotated[int, Field(ge=1)] | None = None
+    """Most tokens of reasoning; then the answer must begin."""
     service_tier: Literal["auto", "default"] | None = None
-    prompt_cache_key: str | None = None
+    prompt_cache_key: Label | None = None
     """Not needed: shared prefixes are found by themselves."""
     safety_identifier: Annotated[str, Field(max_length=128)] | None = None
     """Another name for user."""
@@ -192,7 +218,6 @@ class ResponsesBody(GenerationBody):
     conversation: None = None
     max_tool_calls: None = None
     prompt: None = None
-    reasoning: None = None
     # Of other endpoints.
     n: None = None
     response_format: None = None
@@ -219,14 +244,27 @@ class ResponsesBody(GenerationBody):
 
     @property
     def messages(self) -> list[dict[str, Any]]:
+        """As the chat API has them."""
         return chat_messages(item.model_dump(exclude_none=True) for item in self.input)
 
 
 def chat_messages(items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Items as messages of the chat API. Calls join the words before them: to a template they are one turn."""
+    """Items as messages of the chat API.
+
+    Reasoning joins the words and calls behind it, and calls the words before them: to a template they are one turn.
+    """
     messages: list[dict[str, Any]] = []
+    is_thinking = False
+    """Whether the last message is the assistant's, with only its reasoning as yet."""
     for item in items:
-        if item["type"] == "message":
+        if item["type"] == "reasoning":
+            text = "".join(part["text"] for part in item.get("content") or ())
+            messages.append({"role": "assistant", "content": "", "reasoning_content": text})
+            is_thinking = True
+            continue
+        if item["type"] == "message" and is_thinking and item["role"] == "assistant":
+            messages[-1]["content"] = _content(item["content"])
+        elif item["type"] == "message":
             messages.append({"role": item["role"], "content": _content(item["content"])})
         elif item["type"] == "function_call":
             if not messages or messages[-1]["role"] != "assistant":
@@ -237,6 +275,7 @@ def chat_messages(items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         else:
             content = _content(item["output"])
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
+        is_thinking = False
     return messages
 
 

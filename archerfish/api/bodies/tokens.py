@@ -3,13 +3,13 @@
 from pydantic import model_validator
 
 from archerfish.api.bodies.chat import ChatMessage
-from archerfish.api.bodies.common import Body, Text, TokenIds
+from archerfish.api.bodies.common import Body, Label, Text, TokenIds
 
 
 class TokenizeBody(Body):
     """A prompt, or the messages of a chat."""
 
-    model: str | None = None
+    model: Label | None = None
     prompt: Text | None = None
     messages: list[ChatMessage] | None = None
     add_special_tokens: bool = False
@@ -24,5 +24,5 @@ class TokenizeBody(Body):
 
 
 class DetokenizeBody(Body):
-    model: str | None = None
+    model: Label | None = None
     tokens: TokenIds

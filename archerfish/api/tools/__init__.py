@@ -4,25 +4,10 @@ from archerfish.api.tools.checks import ToolChoice, check_tools
 from archerfish.api.tools.formats import FORMATS, ToolFormat, choose_format, find_format
 from archerfish.api.tools.grammar import grammar_for
 from archerfish.api.tools.messages import template_messages
-from archerfish.api.tools.reader import (
-    Answer,
-    CallArguments,
-    CallStart,
-    Content,
-    Delta,
-    ToolCall,
-    ToolCallReader,
-    read_answer,
-)
+from archerfish.api.tools.reader import ToolCallReader, read_answer
 
 __all__ = [
     "FORMATS",
-    "Answer",
-    "CallArguments",
-    "CallStart",
-    "Content",
-    "Delta",
-    "ToolCall",
     "ToolCallReader",
     "ToolChoice",
     "ToolFormat",

@@ -1,4 +1,4 @@
-"""What a model must write where a call is demanded: a grammar of its own format, for llguidance. Compiles nothing."""
+"""What a model must write to make a call: a grammar of its own format, for llguidance. Compiles nothing."""
 
 import json
 import re
@@ -24,7 +24,7 @@ def grammar_for(
     parallel: bool,
     token_ids: Mapping[str, int],
 ) -> str | None:
-    """A grammar (llguidance's Lark) of an answer that is calls and nothing else; None where the choice is the model's.
+    """A grammar (llguidance's Lark) of an answer that is calls and nothing else; None where nothing may be called.
 
     `tools` and `choice` have passed `check_tools`. `token_ids` are the tokens that the tokenizer has for markers of the
     format, special or not; the others are written as text. A marker that is a token can only be asked for by its id:
@@ -33,7 +33,7 @@ def grammar_for(
     Arguments match the function's schema. A function that is `strict` has every word of its schema enforced, and the
     grammar does not compile where that cannot be done; of others, words that llguidance does not know are left out.
     """
-    if choice.mode in ("none", "auto"):
+    if choice.mode == "none":
         return None
     functions = [tool["function"] for tool in tools if tool["function"]["name"] in choice.functions]
     assert functions, "a choice always has functions"
@@ -43,7 +43,7 @@ def grammar_for(
 
     opening = " | ".join(text(opening) for opening in tool_format.openings)
     # Naming one function asks for one call of it.
-    more = f" ({text(tool_format.between)} call)*" if parallel and choice.mode == "required" else ""
+    more = f" ({text(tool_format.between)} call)*" if parallel and choice.mode != "function" else ""
     lines = [
         "%llguidance {}",
         f"start: ({opening}) call{more} {text(tool_format.ending)}",

@@ -3,9 +3,8 @@
 import json
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
 
+from archerfish.api.deltas import Answer, CallArguments, CallStart, Content, Delta, InvalidCall, joined
 from archerfish.api.tools.checks import is_function_name
 from archerfish.api.tools.formats import ToolFormat
 from archerfish.api.tools.scanner import SPACE, Scanner, Steps, Unexpected
@@ -13,50 +12,6 @@ from archerfish.api.tools.scanner import SPACE, Scanner, Steps, Unexpected
 _ARGUMENTS = ("arguments", "parameters")
 _IGNORED = ("id", "type")
 _NAME = re.compile(r"[\w-]*", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """Words to the user."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallStart:
-    """A call begins."""
-
-    index: int
-    """0 for the first call of the answer."""
-    id: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallArguments:
-    """The next piece of a call's arguments, which are the text of a JSON object."""
-
-    index: int
-    text: str
-
-
-Delta: TypeAlias = Content | CallStart | CallArguments
-
-
-class ToolCall(NamedTuple):
-    """A whole call."""
-
-    id: str
-    name: str
-    arguments: str
-    """JSON, as the model wrote it."""
-
-
-class Answer(NamedTuple):
-    """A whole answer."""
-
-    content: str
-    calls: list[ToolCall]
 
 
 class ToolCallReader:
@@ -72,6 +27,9 @@ class ToolCallReader:
     comes then is content.
 
     Space next to a call belongs to it, and what closes a call may be missing.
+
+    Names are forgiven their case, underscores and hyphens where only one function can be meant. A call that a marker
+    announced, and that names no function that may be called, is an `InvalidCall`: none of it is content.
     """
 
     def __init__(
@@ -84,17 +42,26 @@ class ToolCallReader:
         """`known` are the functions that may be called; without it, whatever could be the name of one is."""
         self._format = tool_format
         self._known = known
+        self._by_plain_name = None if known is None else _by_plain_name(known)
         self._new_id = new_id or tool_format.new_id
         self._scanner = Scanner()
         self._steps = self._answer()
         self._deltas: list[Delta] = []
         self._num_calls = 0
+        self._num_invalid = 0
+        self._unknown: str | None = None
+        """The function that the call being read names, where there is no such function."""
         self._is_behind_call = False
 
     @property
     def num_calls(self) -> int:
         """How many calls have begun."""
         return self._num_calls
+
+    @property
+    def _num_read(self) -> int:
+        """Calls of any kind."""
+        return self._num_calls + self._num_invalid
 
     def feed(self, text: str) -> list[Delta]:
         """Read on; what is certain now."""
@@ -150,7 +117,7 @@ class ToolCallReader:
 
     def _calls(self, *, are_announced: bool) -> Steps[bool]:
         """Calls up to the first text that is none, which is left to be read again; whether there were any."""
-        scanner, num_before = self._scanner, self._num_calls
+        scanner, num_before = self._scanner, self._num_read
         try:
             yield from scanner.skip_space()
             first = yield from scanner.peek()
@@ -161,9 +128,10 @@ class ToolCallReader:
             elif self._format.names_come_first:
                 yield from self._name_and_arguments()
         except Unexpected:
-            pass
+            if self._unknown is not None:
+                self._give_invalid_call(self._unknown, "")
         scanner.rewind()
-        if self._num_calls == num_before:
+        if self._num_read == num_before:
             return False
         yield from self._closers()
         return True
@@ -213,10 +181,10 @@ class ToolCallReader:
             if self._num_calls > num_before or key in _IGNORED:
                 yield from scanner.value()
             elif key == "name":
-                name = self._check_name((yield from scanner.string()))
+                name = self._check_name((yield from scanner.string()), is_announced)
             elif key not in _ARGUMENTS:
                 raise Unexpected
-            elif name is not None and (yield from scanner.peek()) == "{":
+            elif name is not None and self._unknown is None and (yield from scanner.peek()) == "{":
                 yield from self._streamed_arguments(name)
             else:
                 arguments = _object_text((yield from scanner.value()))
@@ -224,7 +192,9 @@ class ToolCallReader:
             if not (yield from scanner.skip(",")):
                 break
         yield from scanner.expect("}")
-        if self._num_calls == num_before:
+        if self._unknown is not None:
+            self._give_invalid_call(self._unknown, arguments or "{}")
+        elif self._num_calls == num_before:
             # Where no marker announced it, an object with but a name is more likely an answer in JSON.
             if name is None or (arguments is None and not is_announced):
                 raise Unexpected
@@ -245,12 +215,18 @@ class ToolCallReader:
     def _name_and_arguments(self) -> Steps[None]:
         """name[ARGS]{...}, in some models with an id before the arguments."""
         scanner = self._scanner
-        name = self._check_name((yield from scanner.run(_NAME)))
+        name = yield from scanner.run(_NAME)
         if (yield from scanner.skip_one_of(("[CALL_ID]",))):
             yield from scanner.run(_NAME)
         yield from scanner.skip_one_of(("[ARGS]",))
         yield from scanner.skip_space()
-        yield from self._streamed_arguments(name)
+        if (yield from scanner.peek()) != "{":
+            raise Unexpected
+        name = self._check_name(name, is_announced=True)
+        if self._unknown is None:
+            yield from self._streamed_arguments(name)
+        else:
+            self._give_invalid_call(self._unknown, _object_text((yield from scanner.value())))
 
     def _streamed_arguments(self, name: str) -> Steps[None]:
         """An object, given out while it is read."""
@@ -264,15 +240,32 @@ class ToolCallReader:
         self._begin_call(name)
         yield from scanner.nested(self._give_arguments)
 
-    def _check_name(self, name: str) -> str:
-        if not is_function_name(name) or (self._known is not None and name not in self._known):
+    def _check_name(self, written: str, is_announced: bool) -> str:
+        """The function that is meant. Where a marker announced the call, it may be one that there is not."""
+        if is_function_name(written):
+            if self._known is None or self._by_plain_name is None or written in self._known:
+                return written
+            meant = self._by_plain_name.get(_plain_name(written))
+            if meant is not None:
+                return meant
+        if not is_announced or self._known is None:
             raise Unexpected
-        return name
+        self._unknown = written
+        return written
 
     def _begin_call(self, name: str) -> None:
         self._scanner.take()
         self._deltas.append(CallStart(self._num_calls, self._new_id(), name))
         self._num_calls += 1
+        self._is_behind_call = True
+
+    def _give_invalid_call(self, name: str, arguments: str) -> None:
+        """Drop what was read of it from the text."""
+        self._scanner.take()
+        known = ", ".join(self._known or ())
+        self._deltas.append(InvalidCall(name, arguments, f"there is no function {name!r}; there are {known}"))
+        self._unknown = None
+        self._num_invalid += 1
         self._is_behind_call = True
 
     def _give_arguments(self) -> None:
@@ -303,20 +296,17 @@ def read_answer(
 ) -> Answer:
     """A whole answer at once. The same calls and words as when it is streamed."""
     reader = ToolCallReader(tool_format, known=known, new_id=new_id)
-    content: list[str] = []
-    starts: list[CallStart] = []
-    arguments: list[list[str]] = []
-    for delta in [*reader.feed(text), *reader.finish()]:
-        match delta:
-            case Content(piece):
-                content.append(piece)
-            case CallStart():
-                starts.append(delta)
-                arguments.append([])
-            case CallArguments(index, piece):
-                arguments[index].append(piece)
-    calls = [ToolCall(start.id, start.name, "".join(pieces)) for start, pieces in zip(starts, arguments, strict=True)]
-    return Answer("".join(content), calls)
+    return joined([*reader.feed(text), *reader.finish()])
+
+
+def _plain_name(name: str) -> str:
+    return name.replace("_", "").replace("-", "").casefold()
+
+
+def _by_plain_name(names: Collection[str]) -> dict[str, str]:
+    """Names by their plain form, where no other has the same."""
+    plain = [_plain_name(name) for name in names]
+    return {short: name for short, name in zip(plain, names, strict=True) if plain.count(short) == 1}
 
 
 def _num_open(text: str, marker: str) -> int:

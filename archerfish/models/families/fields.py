@@ -24,7 +24,7 @@ _WITHOUT_EFFECT = frozenset(
     "temperature top_k top_p do_sample num_beams repetition_penalty unsloth_version unsloth_fixed "
     "max_window_layers summary_type summary_use_proj summary_activation summary_proj_to_labels "
     "summary_first_dropout reorder_and_upcast_attn n_ctx n_special predict_special_tokens output_past _num_labels "
-    "max_sequence_length is_llama_config transformers.js_config".split()
+    "max_sequence_length is_llama_config transformers.js_config is_matryoshka matryoshka_dimensions".split()
 )
 
 # Each says that the weights are packed, whatever else the config says. The last is what MLX writes.

@@ -57,6 +57,9 @@ class ModelSpec:
     names: tuple[str, ...]
     tool_call_format: str | None
     limits: JsonLimits
+    reasoning_parser: str | None = None
+    chat_template: str | None = None
+    """The text of a template that takes the place of the model's own."""
 
     @property
     def max_growth(self) -> int:

@@ -205,9 +205,14 @@ def test_some_of_the_functions() -> None:
     assert not takes(written, write(FORMATS["perch"], ("get_weather", '{"city": "Bergen"}')))
 
 
-@pytest.mark.parametrize("mode", ["none", "auto"])
-def test_no_grammar_where_the_model_may_choose(mode: Any) -> None:
-    assert grammar_for(FORMATS["perch"], TOOLS, ToolChoice(mode, ("now",)), True, PERCH.token_ids) is None
+def test_no_grammar_where_nothing_may_be_called() -> None:
+    assert grammar_for(FORMATS["perch"], TOOLS, ToolChoice("none", ("now",)), True, PERCH.token_ids) is None
+
+
+def test_calls_that_are_not_required_look_the_same() -> None:
+    choices = [ToolChoice(mode, ("now",)) for mode in ("auto", "required")]
+    auto, required = (grammar_for(FORMATS["perch"], TOOLS, choice, True, PERCH.token_ids) for choice in choices)
+    assert auto == required is not None
 
 
 def one_function(parameters: object, **more: object) -> list[dict[str, Any]]:

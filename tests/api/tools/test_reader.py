@@ -9,16 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from archerfish.api.tools import (
-    FORMATS,
-    CallArguments,
-    CallStart,
-    Content,
-    Delta,
-    ToolCallReader,
-    ToolFormat,
-    read_answer,
-)
+from archerfish.api.deltas import CallArguments, CallStart, Content, Delta, InvalidCall, joined
+from archerfish.api.tools import FORMATS, ToolCallReader, ToolFormat, read_answer
 
 WEATHER = '{"city": "Bergen", "days": [1, 2, {"unit": "°C"}]}'
 TRICKY = (
@@ -137,16 +129,61 @@ def test_arguments_that_do_not_begin_as_an_object_are_content(name: str, argumen
     assert content_and_calls(name, text) == (text, [])
 
 
+def invalid_calls(name: str, text: str, known: tuple[str, ...]) -> tuple[str, list[tuple[str, str]]]:
+    """Content, and names and arguments of invalid calls: the same however the text is cut."""
+    told = []
+    for pieces in ([text], text, *([text[:cut], text[cut:]] for cut in range(len(text)))):
+        reader = ToolCallReader(FORMATS[name], known=known)
+        answer = joined([*(delta for piece in pieces for delta in reader.feed(piece)), *reader.finish()])
+        told.append((answer.content, [(one.name, one.arguments) for one in answer.invalid_calls]))
+        assert all(one.error == f"there is no function {one.name!r}; there are get_weather, now" for one in answer[3])
+    assert all(one == told[0] for one in told)
+    return told[0]
+
+
+def announced(name: str, *calls: tuple[str, str]) -> str:
+    """Calls behind a marker, also in formats that can do without."""
+    text = write(FORMATS[name], *calls)
+    return text if FORMATS[name].start in text else FORMATS[name].start + text
+
+
 @every_format
-def test_unknown_functions_are_content(name: str) -> None:
+def test_an_announced_call_of_an_unknown_function_is_no_content(name: str) -> None:
     known = ("get_weather", "now")
-    text = write(FORMATS[name], ("delete_all", WEATHER))
-    assert content_and_calls(name, text, known) == (text, [])
+    text = announced(name, ("delete_all", WEATHER))
+    assert invalid_calls(name, f"Let me see. {text}", known) == ("Let me see.", [("delete_all", WEATHER)])
     assert content_and_calls(name, text) == ("", [("delete_all", WEATHER)])
-    text = write(FORMATS[name], ("now", EMPTY), ("delete_all", EMPTY))
-    content, calls = content_and_calls(name, text, known)
-    assert calls == [("now", EMPTY)]
-    assert "delete_all" in content
+    text = announced(name, ("now", EMPTY), ("delete_all", EMPTY))
+    assert content_and_calls(name, text, known) == ("", [("now", EMPTY)])
+    assert invalid_calls(name, text, known) == ("", [("delete_all", EMPTY)])
+
+
+@every_format
+def test_a_call_of_an_unknown_function_that_breaks_off_is_no_content(name: str) -> None:
+    text = announced(name, ("delete_all", WEATHER))
+    cut = text[: text.index("Bergen")]
+    assert invalid_calls(name, cut, ("get_weather", "now")) == ("", [("delete_all", "")])
+
+
+def test_an_unannounced_call_of_an_unknown_function_is_content() -> None:
+    """It may be an answer in JSON."""
+    text = write(FORMATS["llama3"], ("delete_all", WEATHER))
+    assert content_and_calls("llama3", text, ("get_weather",)) == (text, [])
+
+
+@every_format
+@pytest.mark.parametrize("written", ["GetWeather", "getWeather", "get-weather", "GET_WEATHER", "get_weather"])
+def test_a_name_may_differ_in_case_and_hyphens(name: str, written: str) -> None:
+    text = write(FORMATS[name], (written, WEATHER))
+    assert content_and_calls(name, text, ("get_weather", "now")) == ("", [("get_weather", WEATHER)])
+
+
+@every_format
+def test_a_name_that_could_be_two_functions_is_neither(name: str) -> None:
+    known = ("getweather", "get_weather")
+    text = announced(name, ("GetWeather", WEATHER))
+    assert content_and_calls(name, text, known) == ("", [])
+    assert content_and_calls(name, announced(name, ("getweather", EMPTY)), known) == ("", [("getweather", EMPTY)])
 
 
 @every_format
@@ -224,10 +261,11 @@ def test_arguments_may_come_before_the_name_and_be_quoted_or_left_out() -> None:
 
 def test_no_arguments_are_given_out_before_the_name_is_known() -> None:
     reader = ToolCallReader(FORMATS["perch"], known=("f",))
-    assert reader.feed('<|tool_call|>{"arguments": {"a": 1}, "name": "g"') == [
-        Content('<|tool_call|>{"arguments": {"a": 1}, "name": "g"')
-    ]
-    assert reader.feed("}") == [Content("}")]
+    assert reader.feed('<|tool_call|>{"arguments": {"a": 1}, "name": "g"') == []
+    assert reader.feed("}") == [InvalidCall("g", '{"a": 1}', "there is no function 'g'; there are f")]
+    reader = ToolCallReader(FORMATS["perch"], known=("f",), new_id=lambda: "id")
+    assert reader.feed('<|tool_call|>{"arguments": {"a": 1}, "name": "f"') == []
+    assert reader.feed("}") == [CallStart(0, "id", "f"), CallArguments(0, '{"a": 1}')]
 
 
 @pytest.mark.parametrize(

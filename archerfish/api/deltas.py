@@ -1,0 +1,97 @@
+"""What an answer is made of: words, reasoning and calls, in pieces and as a whole. Knows no model and no format."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Words to the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """What the model thought before it answered."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """A call begins."""
+
+    index: int
+    """0 for the first call of the answer."""
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """The next piece of a call's arguments, which are the text of a JSON object."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidCall:
+    """A whole call of a function that the request does not have."""
+
+    name: str
+    arguments: str
+    """As the model wrote them; empty where they broke off."""
+    error: str
+
+
+Delta: TypeAlias = Content | Reasoning | CallStart | CallArguments | InvalidCall
+
+
+class ToolCall(NamedTuple):
+    """A whole call."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON, as the model wrote it."""
+
+
+class Answer(NamedTuple):
+    """A whole answer."""
+
+    content: str
+    calls: list[ToolCall]
+    reasoning: str = ""
+    invalid_calls: tuple[InvalidCall, ...] = ()
+
+
+def joined(deltas: Iterable[Delta]) -> Answer:
+    """The whole answer that the deltas come to."""
+    content: list[str] = []
+    reasoning: list[str] = []
+    invalid: list[InvalidCall] = []
+    starts: dict[int, CallStart] = {}
+    arguments: dict[int, list[str]] = {}
+    for delta in deltas:
+        match delta:
+            case Content(text):
+                content.append(text)
+            case Reasoning(text):
+                reasoning.append(text)
+            case InvalidCall():
+                invalid.append(delta)
+            case CallStart(index):
+                starts[index], arguments[index] = delta, []
+            case CallArguments(index, text):
+                arguments[index].append(text)
+    calls = [ToolCall(start.id, start.name, "".join(arguments[index])) for index, start in starts.items()]
+    return Answer("".join(content), calls, "".join(reasoning), tuple(invalid))
+
+
+def as_field(calls: Iterable[InvalidCall]) -> dict[str, list[dict[str, str]]]:
+    """For the endpoints' replies: the field `invalid_tool_calls`, or nothing where all calls were valid."""
+    told = [{"name": call.name, "arguments": call.arguments, "error": call.error} for call in calls]
+    return {"invalid_tool_calls": told} if told else {}

@@ -1,0 +1,99 @@
+"""Reads a model's answer while it is being written. This is the reader of plain answers; others build on it."""
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+from archerfish.api.deltas import Answer, Content, Delta, Reasoning, joined
+from archerfish.tokenizer import Tokenizer
+
+
+class AnswerReader:
+    """One answer in which everything is content."""
+
+    @property
+    def has_calls(self) -> bool:
+        return False
+
+    def feed(self, text: str) -> list[Delta]:
+        """Read on; what is certain now."""
+        return [Content(text)] if text else []
+
+    def finish(self) -> list[Delta]:
+        """The answer is complete; what was held back."""
+        return []
+
+    def read(self, text: str) -> Answer:
+        """A whole answer at once: the same as when it comes in pieces."""
+        return joined([*self.feed(text), *self.finish()])
+
+
+class SpecialTexts:
+    """The texts of a tokenizer's special tokens. They steer the model, and are nothing to show."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        # The longest first: one may be the beginning of another.
+        ordered = sorted(filter(None, texts), key=len, reverse=True)
+        self._any = re.compile("|".join(map(re.escape, ordered)) if ordered else r"(?!)")
+        self._beginnings = {text[:length] for text in ordered for length in range(1, len(text))}
+        self._longest = max(map(len, ordered), default=1) - 1
+
+    @classmethod
+    @lru_cache(8)
+    def of(cls, tokenizer: Tokenizer) -> "SpecialTexts":
+        return cls([tokenizer.token_text(token) for token in tokenizer.special_token_ids])
+
+    def split(self, text: str) -> tuple[str, str]:
+        """The text without them, and the end of it that may still become one."""
+        kept: list[str] = []
+        while True:
+            num_sure = len(text) - self._num_open(text)
+            found = self._any.search(text)
+            if found is None or found.start() >= num_sure:
+                return "".join((*kept, text[:num_sure])), text[num_sure:]
+            kept.append(text[: found.start()])
+            text = text[found.end() :]
+
+    def without(self, text: str) -> str:
+        return self._any.sub("", text)
+
+    def _num_open(self, text: str) -> int:
+        """How many characters at the end of the text may be the beginning of one."""
+        lengths = range(min(self._longest, len(text)), 0, -1)
+        return next((length for length in lengths if text[-length:] in self._beginnings), 0)
+
+
+class ReaderWithoutSpecialTexts(AnswerReader):
+    """What another reader reads, without special tokens in its words.
+
+    Calls and reasoning may be marked with special tokens, and are then read from a text that shows all of them.
+    """
+
+    def __init__(self, reader: AnswerReader, special: SpecialTexts) -> None:
+        self._reader = reader
+        self._special = special
+        self._kind: type[Content] | type[Reasoning] = Content
+        self._held = ""
+        """The end of the words so far, which may become a special token. Of the kind."""
+
+    @property
+    def has_calls(self) -> bool:
+        return self._reader.has_calls
+
+    def feed(self, text: str) -> list[Delta]:
+        return [told for delta in self._reader.feed(text) for told in self._cleaned(delta)]
+
+    def finish(self) -> list[Delta]:
+        return [told for delta in self._reader.finish() for told in self._cleaned(delta)] + self._rest()
+
+    def _cleaned(self, delta: Delta) -> list[Delta]:
+        if not isinstance(delta, (Content, Reasoning)):
+            return [*self._rest(), delta]
+        before = [] if isinstance(delta, self._kind) else self._rest()
+        self._kind = type(delta)
+        text, self._held = self._special.split(self._held + delta.text)
+        return [*before, self._kind(text)] if text else before
+
+    def _rest(self) -> list[Delta]:
+        held, self._held = self._special.without(self._held), ""
+        return [self._kind(held)] if held else []

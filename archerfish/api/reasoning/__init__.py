@@ -1,0 +1,7 @@
+"""Reasoning as text: how models mark what they think before they answer. Knows no HTTP."""
+
+from archerfish.api.reasoning.formats import FORMATS, ReasoningFormat, choose_format, find_format
+from archerfish.api.reasoning.reader import ReasoningReader
+from archerfish.api.reasoning.thinking import Thinking
+
+__all__ = ["FORMATS", "ReasoningFormat", "ReasoningReader", "Thinking", "choose_format", "find_format"]

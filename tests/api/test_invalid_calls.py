@@ -1,0 +1,147 @@
+"""Calls that the model got wrong: never shown as text with markers, and told by a field in every endpoint."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from archerfish.api.bodies.chat import ChatBody
+from archerfish.api.bodies.messages import MessagesBody
+from archerfish.api.bodies.responses import ResponsesBody
+from archerfish.api.chat import Chat
+from archerfish.api.messages import Message
+from archerfish.api.model import ServedModel, usual_tool_format
+from archerfish.api.responses import Turn
+from archerfish.box import models_in_box
+from archerfish.engine.intake import Intake
+from archerfish.tokenizer import Tokenizer
+from tests.api.writings import begun, grown
+
+HI = {"role": "user", "content": "Hi"}
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
+WEATHER = {"name": "get_weather", "parameters": PARAMETERS}
+CHAT_TOOLS = [{"type": "function", "function": WEATHER}]
+RIGHT = '<|tool_call|>{"name": "GetWeather", "arguments": {"city": "Paris"}}'
+UNKNOWN = 'I see. <|tool_call|>{"name": "FlyToMoon", "arguments": {"speed": 7}}'
+TOLD = [
+    {
+        "name": "FlyToMoon",
+        "arguments": '{"speed": 7}',
+        "error": "there is no function 'FlyToMoon'; there are get_weather",
+    }
+]
+SIZES = [(), (1,) * 60, (3, 1, 4, 1, 5)]
+every_size = pytest.mark.parametrize("sizes", SIZES)
+
+
+@pytest.fixture(scope="module")
+def model() -> ServedModel:
+    tokenizer = Tokenizer.load(Path(models_in_box()["perch"]))
+    intake = Intake(tokenizer, tokenizer.vocab_size, 1024, lambda: 0.0)
+    return ServedModel(("perch",), intake, {}, usual_tool_format("llama", tokenizer))
+
+
+def encode(model: ServedModel, text: str) -> list[int]:
+    assert model.intake.tokenizer is not None
+    return model.intake.tokenizer.encode(text, add_special_tokens=False)
+
+
+def chats(model: ServedModel, text: str, sizes: tuple[int, ...], **fields: Any) -> list[tuple[dict[str, Any], str]]:
+    """The message and the reason for its end: of the whole reply, and put together from events."""
+    body = ChatBody.model_validate({"messages": [HI], "tools": CHAT_TOOLS, **fields})
+    whole = Chat(model, body)
+    writing = begun(model, whole.ask)
+    grown(writing, encode(model, text), sizes)
+    [choice] = whole.reply([writing])["choices"]
+    streamed = Chat(model, body.model_copy(update={"stream": True}))
+    writing = begun(model, streamed.ask)
+    message: dict[str, Any] = {"role": "assistant", "content": ""}
+    reason = ""
+    for chunk in (one for piece in grown(writing, encode(model, text), sizes) for one in streamed.add(piece)):
+        delta = chunk["choices"][0]["delta"]
+        message["content"] += delta.pop("content", "")
+        for call in delta.pop("tool_calls", ()):
+            calls = message.setdefault("tool_calls", [])
+            if "id" in call:
+                calls.append({**call, "function": dict(call["function"])})
+            else:
+                calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+        message |= delta
+        reason = chunk["choices"][0]["finish_reason"] or reason
+    return [(choice["message"], choice["finish_reason"]), (message, reason)]
+
+
+@every_size
+def test_a_name_in_another_case_is_the_function(model: ServedModel, sizes: tuple[int, ...]) -> None:
+    for message, reason in chats(model, RIGHT, sizes):
+        [call] = message["tool_calls"]
+        assert call["function"] == {"name": "get_weather", "arguments": '{"city": "Paris"}'}
+        assert reason == "tool_calls" and not message["content"]
+
+
+@every_size
+def test_an_unknown_function_in_a_chat(model: ServedModel, sizes: tuple[int, ...]) -> None:
+    for message, reason in chats(model, UNKNOWN, sizes):
+        assert message == {"role": "assistant", "content": "I see.", "invalid_tool_calls": TOLD}
+        assert reason == "stop"
+
+
+@every_size
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("<|tool_call|>Oh!<|tool_result|>", "Oh!"),
+        ("<|tool_call|><|tool_call|>{", "{"),
+        ("A <|system|>b<|tool_call|>", "A b"),
+    ],
+)
+def test_what_is_no_call_has_no_markers(model: ServedModel, sizes: tuple[int, ...], text: str, content: str) -> None:
+    for message, reason in chats(model, text, sizes):
+        assert (message, reason) == ({"role": "assistant", "content": content}, "stop")
+    for message, _ in chats(model, text, sizes, skip_special_tokens=False):
+        assert message["content"] == text
+
+
+def test_a_told_invalid_call_can_be_sent_back(model: ServedModel) -> None:
+    said = {"role": "assistant", "content": "I see.", "invalid_tool_calls": TOLD}
+    chat = Chat(model, ChatBody.model_validate({"messages": [HI, said, HI]}))
+    assert "I see.<|end|>" in str(chat.ask.prompts[0]) and "Moon" not in str(chat.ask.prompts[0])
+
+
+@every_size
+def test_an_unknown_function_in_a_response(model: ServedModel, sizes: tuple[int, ...]) -> None:
+    body = ResponsesBody.model_validate({"input": "Hi", "tools": [{"type": "function", **WEATHER}]})
+    for text, invalid in ((RIGHT, None), (UNKNOWN, TOLD)):
+        turn = Turn(model, body, is_kept=False)
+        writing = begun(model, turn.ask)
+        pieces = grown(writing, encode(model, text), sizes)
+        for response in (turn.reply([writing]), streamed_response(turn, pieces, writing)):
+            assert response.get("invalid_tool_calls") == invalid and response["status"] == "completed"
+            [item] = response["output"]
+            told = item["content"][0]["text"] if invalid else item["name"]
+            assert told == ("I see." if invalid else "get_weather")
+
+
+def streamed_response(turn: Turn, pieces: Any, writing: Any) -> dict[str, Any]:
+    writer = turn.writer()
+    events = [dict(one) for piece in pieces for one in writer.add(piece)] + list(writer.end(writing))
+    assert not any("<|" in str(event) for event in events)
+    return writer.response
+
+
+@every_size
+def test_an_unknown_function_in_a_message(model: ServedModel, sizes: tuple[int, ...]) -> None:
+    tools = [{"name": "get_weather", "input_schema": PARAMETERS}]
+    body = MessagesBody.model_validate({"messages": [HI], "max_tokens": 99, "tools": tools})
+    for text, invalid in ((RIGHT, None), (UNKNOWN, TOLD)):
+        message = Message(model, body)
+        writing = begun(model, message.ask)
+        pieces = grown(writing, encode(model, text), sizes)
+        writer = message.writer(writing)
+        events = [dict(one) for piece in pieces for one in writer.add(piece)]
+        assert not any("<|" in str(event) for event in events)
+        for told in (message.reply([writing]), writer.message):
+            [block] = told["content"]
+            assert told.get("invalid_tool_calls") == invalid
+            assert told["stop_reason"] == ("end_turn" if invalid else "tool_use")
+            assert (block.get("text"), block.get("name")) == (("I see.", None) if invalid else (None, "get_weather"))

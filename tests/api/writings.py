@@ -1,0 +1,30 @@
+"""Answers that come from a script instead of an engine."""
+
+from collections.abc import Iterable, Sequence
+
+from archerfish.api.ask import Ask
+from archerfish.api.model import ServedModel
+from archerfish.api.writing import Writing
+from archerfish.engine.outputs import StreamOutput
+from archerfish.request import FinishReason, TokenEvent
+
+
+def begun(model: ServedModel, ask: Ask) -> Writing:
+    """Before its first token."""
+    [request] = ask.requests(model.intake)
+    return Writing(request, None, model.intake.tokenizer, lambda _request_id, _index: None)
+
+
+def grown(
+    writing: Writing, token_ids: Sequence[int], sizes: Iterable[int] = (), reason: FinishReason = FinishReason.STOP
+) -> list[StreamOutput]:
+    """The pieces of its first answer. Each second so many tokens come; the rest together, and then the end."""
+    pieces, start, now = [], 0, 0.0
+    for size in (*sizes, len(token_ids)):
+        if start < len(token_ids):
+            now += 1.0
+            part = list(token_ids[start : start + size])
+            pieces += writing.add([TokenEvent(writing.request.request_id, 0, part)], now)
+            start += size
+    end = [1] if reason is FinishReason.STOP else []
+    return pieces + writing.add([TokenEvent(writing.request.request_id, 0, end, finish_reason=reason)], now + 1.0)
