@@ -15,7 +15,10 @@ from archerfish.request import SamplingParams
 
 EXIT = "/exit"
 
-PARAMS_LEFT_OUT = ("n", "logprobs", "prompt_logprobs", "prompt_embedding", "structured", "speculation")
+PARAMS_LEFT_OUT = (
+    *("n", "best_of", "logprobs", "prompt_logprobs", "prompt_embedding", "prompt_states", "output_kind"),
+    *("structured", "structured_outputs", "guided_decoding", "detokenize", "truncate_prompt_tokens", "speculation"),
+)
 """What a conversation cannot show, or what has no short form."""
 
 _PARAMS = tuple(field.name for field in fields(SamplingParams) if field.name not in PARAMS_LEFT_OUT)

@@ -1,7 +1,6 @@
 """Pages in a browser on this machine, against a service without keys: they can neither read it nor write to it."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -78,7 +77,7 @@ def test_origins_and_hosts_that_were_named_are_served_and_no_others(named: Runni
         assert client.get("/v1/models", headers={"Host": "evil.example"}).status_code == 403
 
 
-def test_a_file_s_name_is_only_a_name(keyless: RunningService, tmp_path: Path) -> None:
+def test_a_file_s_name_is_only_a_name(keyless: RunningService) -> None:
     with httpx.Client(base_url=keyless.url, timeout=60) as client:
         for name in ("../../../etc/evil", "/etc/passwd", "..\\evil", "a" * 300, "a\r\nX: b", "\u202egnp.exe", " "):
             upload = {"file": (name, b"{}"), "purpose": (None, "user_data")}

@@ -66,7 +66,7 @@ def test_unknown_options_are_answered_by_those_that_are_nearly_the_same_or_by_no
 
 
 def test_a_value_is_a_value_whatever_it_looks_like() -> None:
-    assert_refused(archerfish("generate", "Once", "--stop", "--swap-space", "--n", "0"), "n = 0")
+    assert_refused(archerfish("generate", "Once", "--stop", "--swap-space", "--n", "0"), "--n 0 is not valid")
     # Behind -- all are prompts.
     result = archerfish("generate", *MODEL, *ONE, "--", "--ctx-size")
     assert result.exit_code == 0, result.stderr
