@@ -55,7 +55,9 @@ BIG_BODIES: dict[str, Body] = {
     ),
     "200k choices": (
         "/v1/completions",
-        lambda: _json({"prompt": "a", "response_format": {"type": "choice", "choice": [f"c{i}" for i in range(200_000)]}}),
+        lambda: _json(
+            {"prompt": "a", "response_format": {"type": "choice", "choice": [f"c{i}" for i in range(200_000)]}}
+        ),
     ),
     "16M brackets": ("/v1/completions", lambda: b'{"prompt":' + b"[" * 16 * _M + b"]" * 15 * _M + b"}"),
     "3000 lists 60 deep": ("/v1/completions", lambda: b'{"x":[' + (b"[" * 60 + b"]" * 60 + b",") * 3000 + b"0]}"),
@@ -78,7 +80,9 @@ BIG_BODIES: dict[str, Body] = {
     ),
     "a tool's description": (
         "/v1/chat/completions",
-        lambda: _json(_user("a", tools=[{"type": "function", "function": {"name": "a", "description": "y" * 30 * _M}}])),
+        lambda: _json(
+            _user("a", tools=[{"type": "function", "function": {"name": "a", "description": "y" * 30 * _M}}])
+        ),
     ),
     # What is wrong comes at the end, or is itself long.
     "a wrong bracket at the end": ("/v1/completions", lambda: _json({"prompt": "a " * 4_990_000})[:-1] + b"]"),

@@ -116,7 +116,9 @@ def test_every_request_that_costs_work_counts(private: RunningService) -> None:
 
 def test_files_batches_and_responses_of_one_key_are_not_there_for_another(private: RunningService) -> None:
     with httpx.Client(base_url=private.url, timeout=60) as client:
-        line = '{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "A", "max_tokens": 1}}'
+        line = (
+            '{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "A", "max_tokens": 1}}'
+        )
         upload = {"file": ("a.jsonl", line.encode()), "purpose": (None, "batch")}
         file_id = client.post("/v1/files", files=upload, headers=by("alice")).json()["id"]
         asked = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}

@@ -34,7 +34,9 @@ def hostile(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     config = json.loads((perch / "tokenizer_config.json").read_text())
     template = {**config, "chat_template": TEMPLATES[request.param]}
     (copy / "tokenizer_config.json").write_text(json.dumps(template))
-    with running_service("--model", str(copy), "--served-model-name", "perch", "--tool-call-format", "perch") as running:
+    with running_service(
+        "--model", str(copy), "--served-model-name", "perch", "--tool-call-format", "perch"
+    ) as running:
         yield running
 
 
