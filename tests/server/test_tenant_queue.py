@@ -1,5 +1,7 @@
 """Tenants take turns, each of them in its own order, and what was taken out is gone."""
 
+import itertools
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,4 +29,4 @@ def test_no_tenant_waits_for_more_than_one_item_of_each_other(tenants: list[str]
     for tenant in set(tenants):
         places = [place for place, (owner, _) in enumerate(popped) if owner == tenant]
         assert [popped[place][1] for place in places] == sorted(popped[place][1] for place in places)
-        assert all(after - before <= len(set(tenants)) for before, after in zip(places, places[1:], strict=False))
+        assert all(after - before <= len(set(tenants)) for before, after in itertools.pairwise(places))

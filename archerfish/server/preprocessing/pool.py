@@ -25,7 +25,7 @@ _BUSY_FACTOR = 10
 
 
 class Preprocessing:
-    """Two workers: one for short jobs alone, one for all. A long job never holds up short ones, and tenants take turns."""
+    """Two workers: one for short jobs alone, one for all. Long jobs never delay short ones, and tenants take turns."""
 
     def __init__(self, spec: ModelSpec, model: ServedModel) -> None:
         """`model` is what the workers make of `spec` themselves. Workers start with their first job, or `warm_up`."""

@@ -1,7 +1,8 @@
-"""python -m tests.attack.soak: progress while it runs, a table at the end, and an exit code that says whether all held."""
+"""python -m tests.attack.soak: progress while it runs, a verdict at the end, and an exit code that says the same."""
 
 import asyncio
 import os
+import signal
 import sys
 
 from rich.console import Console, Group
@@ -9,9 +10,9 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from tests.attack.soak.expected import compute
+from tests.attack.soak.expected import Expected, compute
 from tests.attack.soak.ledger import Ledger
-from tests.attack.soak.soak import soak
+from tests.attack.soak.soak import OnProgress, soak
 
 _SECONDS = 600.0
 
@@ -23,12 +24,18 @@ def main() -> int:
     expected = compute()
     with Live(console=console, refresh_per_second=4, transient=True) as live:
         ledger = asyncio.run(
-            soak(
-                seconds, expected, on_progress=lambda elapsed, so_far: live.update(_progress(elapsed, seconds, so_far))
-            )
+            _soak(seconds, expected, lambda elapsed, so_far: live.update(_progress(elapsed, seconds, so_far)))
         )
     _print_verdict(console, ledger)
     return 0 if ledger.is_good else 1
+
+
+async def _soak(seconds: float, expected: Expected, on_progress: OnProgress) -> Ledger:
+    """Asked to stop, it ends what it has started."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await soak(seconds, expected, on_progress=on_progress)
 
 
 def _seconds() -> float:

@@ -19,6 +19,8 @@ WARM_UP = 0.1
 """Share of the time after which memory is watched."""
 CALM = 0.5
 """Share of the time in which nothing is killed: processes that are killed have no memory to be watched."""
+LONGEST_END = 300.0
+"""Seconds that starting, the last batches and stopping may take together."""
 _NUM_SAMPLES = 100
 _NUM_KILLS_A_MINUTE = 4
 _SHORTEST_PAUSE = 2.0
@@ -32,9 +34,12 @@ async def soak(seconds: float, expected: Expected, seed: int = 0, on_progress: O
     with tempfile.TemporaryDirectory(prefix="soak-") as directory:
         victim = Victim(Path(directory), ledger)
         try:
-            await victim.start()
-            await _play(victim, seconds, expected, seed, on_progress)
-            await victim.stop()
+            async with asyncio.timeout(seconds + LONGEST_END):
+                await victim.start()
+                await _play(victim, seconds, expected, seed, on_progress)
+                await victim.stop()
+        except TimeoutError:
+            ledger.lost.append(f"it had not ended {LONGEST_END:.0f} seconds after its time")
         finally:
             victim.kill()
     return ledger

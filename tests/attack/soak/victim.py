@@ -38,6 +38,7 @@ class Victim:
         self._service: RunningService | None = None
         self._engine_deaths: deque[float] = deque()
         self._descendants: set[int] = set()
+        self._is_over = False
         self.epoch = 0
         """Counts every time that anything was killed: what was under way at that moment may have no answer."""
         self.is_whole = asyncio.Event()
@@ -58,7 +59,10 @@ class Victim:
         keys.write_text(KEYS)
         keys.chmod(0o600)
         options = ("--key-file", str(keys), "--data-dir", str(self._directory / "jobs"), *_OPTIONS)
-        return self._running.enter_context(running_service(*options, wait=False))
+        service = self._running.enter_context(running_service(*options, wait=False))
+        if self._is_over:  # It was given up while a thread was starting this one.
+            self._running.close()
+        return service
 
     def memory(self) -> dict[str, float]:
         """Megabytes of each process now."""
@@ -112,6 +116,7 @@ class Victim:
 
     def kill(self) -> None:
         """Whatever happens, nothing goes on."""
+        self._is_over = True
         self._running.close()
 
     def _begin(self, what: str) -> RunningService:
