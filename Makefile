@@ -8,13 +8,17 @@ INSTALLED := $(VENV)/.installed
 # A directory or hub name; without one, the default model in the box.
 MODEL ?=
 
-.PHONY: run test test-gpu check bench bench-gpu sanitize clean
+.PHONY: run test test-gpu soak check bench bench-gpu sanitize clean
 
 run: $(INSTALLED)
 	$(BIN)/archerfish serve $(MODEL)
 
 test: check
 	$(BIN)/python -m pytest -n auto
+
+# A service under everything at once, kills included, with every answer known beforehand. SOAK_SECONDS=600 is the default.
+soak: $(INSTALLED)
+	$(BIN)/python -m tests.attack.soak
 
 check: $(INSTALLED)
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check

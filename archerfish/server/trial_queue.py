@@ -1,7 +1,7 @@
-"""Requests whose response format is new wait here until it was tried: tenants take turns. Knows no HTTP and no formats.
+"""Requests whose response format is new wait here until it was tried: tenants take turns. Knows no formats.
 
 A trial takes up to a second of processor time, and trials run one after the other. They have a thread of their own, so
-that files and batches never wait for them; and what one tenant sends keeps another waiting for one trial at most.
+that files and batches never wait for them; and the formats of one tenant delay those of another by one trial at most.
 """
 
 import asyncio

@@ -13,10 +13,10 @@ from tests.server.running import RunningService
 NUM_SLOW = 24
 
 
-def slow(number: int) -> dict[str, Any]:
-    """Takes most of the second that a trial may take, and is unlike all others."""
+def slow(number: int, size: int = 1200) -> dict[str, Any]:
+    """With the usual size it takes most of the second that a trial may take; no number's format is another's."""
     pattern = {"type": "string", "pattern": "[a-z]{1,40}"}
-    schema = {"type": "object", "properties": {f"p{number}_{i}": pattern for i in range(1200)}}
+    schema = {"type": "object", "properties": {f"p{number}_{i}": pattern for i in range(size)}}
     return {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
 
 
@@ -36,7 +36,7 @@ def test_slow_formats_of_one_tenant_delay_nothing_else(service: RunningService) 
             await asyncio.wait(slow_ones, return_when=asyncio.FIRST_COMPLETED)
             for number in range(3):
                 form = {"type": "regex", "regex": f"[a-z]{{{number + 2}}}"}
-                upload = {"file": ("a.jsonl", b"{}"), "purpose": (None, "user_data")}
+                upload = {"file": ("a.jsonl", b"{}"), "purpose": (None, "batch")}
                 for reply in await asyncio.gather(
                     client.post("/v1/completions", json=ask(form), headers=by("bob")),
                     client.post("/v1/completions", json=ask(), headers=by("bob")),
@@ -59,7 +59,10 @@ def test_too_many_new_formats_are_refused_until_there_is_capacity(service: Runni
         limits = httpx.Limits(max_connections=100)
         async with httpx.AsyncClient(base_url=service.url, timeout=300, limits=limits) as client:
             replies = await asyncio.gather(
-                *(client.post("/v1/completions", json=ask(slow(1000 + i)), headers=by("alice")) for i in range(48))
+                *(
+                    client.post("/v1/completions", json=ask(slow(1000 + i, size=400)), headers=by("alice"))
+                    for i in range(48)
+                )
             )
             refused = [reply for reply in replies if reply.status_code == 429]
             assert refused and len(refused) < 48

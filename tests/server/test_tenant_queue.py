@@ -1,6 +1,6 @@
 """Tenants take turns, each of them in its own order, and what was taken out is gone."""
 
-from itertools import pairwise
+import itertools
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,4 +29,4 @@ def test_no_tenant_waits_for_more_than_one_item_of_each_other(tenants: list[str]
     for tenant in set(tenants):
         places = [place for place, (owner, _) in enumerate(popped) if owner == tenant]
         assert [popped[place][1] for place in places] == sorted(popped[place][1] for place in places)
-        assert all(after - before <= len(set(tenants)) for before, after in pairwise(places))
+        assert all(after - before <= len(set(tenants)) for before, after in itertools.pairwise(places))
