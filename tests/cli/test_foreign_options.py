@@ -24,10 +24,10 @@ def test_options_that_ask_for_nothing_change_nothing() -> None:
     [
         (("--tensor-parallel-size", "2"), "--tensor-parallel-size 2: Archerfish runs a model on one device"),
         (("--tensor-parallel-size=2",), "use a smaller quantization, such as --quantization int8"),
-        (("--enable-lora",), "--enable-lora True: LoRA adapters are not supported"),
+        (("--enable-lora",), "error: --enable-lora: LoRA adapters are not supported"),
         (
             ("--no-enable-chunked-prefill",),
-            "error: --no-enable-chunked-prefill False: prompts longer than a step are always cut; set --max-num-batched-tokens as high as --max-model-len",
+            "error: --no-enable-chunked-prefill: prompts longer than a step are always cut; set --max-num-",
         ),
         (("--ctx-size", "4096"), "--ctx-size 4096: use --max-model-len"),
         (("-c", "4096"), "error: -c 4096: use --max-model-len"),
