@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -16,23 +16,32 @@ def without_foreign_options(options: Sequence[click.Option], arguments: Sequence
 
     Options of the command itself always come first, so no name is taken from them.
     """
-    foreign, kept = _parted(options, arguments)
-    translated = translate(foreign, flag_name)
+    foreign, spellings, kept = _parted(options, arguments)
+    translated = translate(foreign, lambda name: spellings.get(name) or flag_name(name))
     for notice in translated.notices:
         click.echo(notice, err=True)
     for name, value in translated.settings.items():
         if any(argument.partition("=")[0] == flag_name(name) for argument in kept):
-            flags = " and ".join(map(flag_name, foreign))
-            raise ConfigError(f"{flags} asks for {flag_name(name)} {value}: leave one of them out")
+            raise ConfigError(
+                f"{' and '.join(spellings.values())} asks for {flag_name(name)} {value}: leave one of them out"
+            )
         kept = [flag_name(name), value, *kept]
     return kept
 
 
-def _parted(options: Sequence[click.Option], arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Options of other engines by name, and all other arguments."""
+class _Parted(NamedTuple):
+    foreign: dict[str, Any]
+    """Values of options of other engines, by name."""
+    spellings: dict[str, str]
+    """How each was written."""
+    kept: list[str]
+    """All other arguments."""
+
+
+def _parted(options: Sequence[click.Option], arguments: Sequence[str]) -> _Parted:
     own = {spelling: option for option in options for spelling in (*option.opts, *option.secondary_opts)}
-    foreign: dict[str, Any] = {}
-    kept: list[str] = []
+    parted = _Parted({}, {}, [])
+    foreign, spellings, kept = parted
     rest = iter(arguments)
     for argument in rest:
         spelling, has_value, value = argument.partition("=")
@@ -46,12 +55,15 @@ def _parted(options: Sequence[click.Option], arguments: Sequence[str]) -> tuple[
                 kept += _taken(rest, own[spelling].nargs)
         elif name is None:
             kept.append(argument)
-        elif FOREIGN[name].is_switch:
-            is_negated = spelling.lstrip("-").replace("-", "_") != name
-            foreign[name] = value if has_value else not is_negated
         else:
-            foreign[name] = value if has_value else next(rest, "")
-    return foreign, kept
+            spellings[name] = spelling
+            if has_value:
+                foreign[name] = value
+            elif FOREIGN[name].is_switch:
+                foreign[name] = spelling.lstrip("-").replace("-", "_") == name
+            else:
+                foreign[name] = next(rest, "")
+    return parted
 
 
 def _foreign_name(spelling: str) -> str | None:

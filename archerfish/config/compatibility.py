@@ -268,7 +268,10 @@ def translate(settings: Mapping[str, Any], spell: Spell) -> Translated:
     for name, value in settings.items():
         foreign = FOREIGN[name]
         if not foreign.accepts(value):
-            raise ConfigError(f"{spell(name)} {_shown(value)}: {hint(name, spell)}")
+            written = spell(name)
+            # A flag says its value by itself.
+            what = written if foreign.is_switch and written.startswith("-") else f"{written} {_shown(value)}"
+            raise ConfigError(f"{what}: {hint(name, spell)}")
         is_asked = value is not None and (foreign.takes_any or _is_same(value, True))
         if is_asked and foreign.notice:
             notices.append(foreign.notice)

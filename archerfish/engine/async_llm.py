@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from archerfish.config.engine_args import EngineArgs
 from archerfish.console import enable_logging
 from archerfish.engine.async_engine import DEFAULT_BUILDER, AsyncEngine, EngineStatus, EventStream
+from archerfish.engine.elsewhere import NOT_IN_ASYNC_LLM, refuse_unsupported
 from archerfish.engine.intake import Intake
 from archerfish.engine.outputs import Collector, CompletionOutput, RequestOutput, StreamOutput
 from archerfish.engine.pooling import (
@@ -25,7 +26,7 @@ from archerfish.engine.pooling import (
     pooled,
     settle_task,
 )
-from archerfish.engine.prompts import PromptType, as_prompt, one_of, refuse_unsupported
+from archerfish.engine.prompts import PromptType, as_prompt, one_of
 from archerfish.engine.wire import EngineFacts
 from archerfish.errors import (
     ArcherfishError,
@@ -84,7 +85,7 @@ class AsyncLLM:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            raise AttributeError(_ELSEWHERE.get(name, f"AsyncLLM has no attribute {name!r}"))
+            raise AttributeError(NOT_IN_ASYNC_LLM.get(name, f"AsyncLLM has no attribute {name!r}"))
 
     # -- answers --------------------------------------------------------------------------------------------------
 
@@ -342,16 +343,3 @@ def _added(output: RequestOutput, pieces: Sequence[StreamOutput]) -> RequestOutp
         answer.cumulative_logprob = whole.cumulative_logprob
         answer.finish_reason, answer.stop_reason = piece.finish_reason, piece.stop_reason
     return replace(output, outputs=[answers[index] for index in sorted(answers)])
-
-
-_ELSEWHERE = {
-    "model_config": "AsyncLLM.model_config: the settings are those that were given to AsyncEngineArgs",
-    "get_model_config": "AsyncLLM.get_model_config: the settings are those that were given to AsyncEngineArgs",
-    "engine": "AsyncLLM.engine: the engine is a process of its own, and is not reached from here",
-    "sleep": "AsyncLLM.sleep: shutdown() frees all memory; make another AsyncLLM when it is needed again",
-    "wake_up": "AsyncLLM.wake_up: there is no sleep; make another AsyncLLM after shutdown()",
-    "add_lora": "AsyncLLM.add_lora: LoRA adapters are not supported; merge the adapter into the checkpoint",
-    "start_profile": "AsyncLLM.start_profile: use archerfish bench, which says where time goes",
-    "reset_prefix_cache": "AsyncLLM.reset_prefix_cache: give requests a cache_salt of their own",
-}
-"""What vLLM's class has and this one has not, and what takes its place."""

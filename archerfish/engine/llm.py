@@ -11,6 +11,7 @@ from archerfish.config.engine_args import EngineArgs
 from archerfish.config.load import check_settings
 from archerfish.console import enable_logging, progress_bar
 from archerfish.engine.beam_search import BeamSearch, BeamSearchOutput
+from archerfish.engine.elsewhere import NOT_IN_LLM, refuse_unsupported
 from archerfish.engine.intake import Message, Prompt
 from archerfish.engine.interrupts import uninterrupted
 from archerfish.engine.outputs import Collector, RequestOutput, StreamOutput
@@ -36,7 +37,6 @@ from archerfish.engine.prompts import (
     as_prompts,
     naming,
     one_of,
-    refuse_unsupported,
 )
 from archerfish.errors import InvalidParameter, StepFailed, TokenizerError, UnsupportedModel
 from archerfish.garbage import out_of_the_collectors_sight
@@ -89,7 +89,7 @@ class LLM:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            raise AttributeError(_ELSEWHERE.get(name, f"LLM has no attribute {name!r}"))
+            raise AttributeError(NOT_IN_LLM.get(name, f"LLM has no attribute {name!r}"))
 
     # -- answers --------------------------------------------------------------------------------------------------
 
@@ -427,21 +427,3 @@ class _Open(NamedTuple):
 def _shown(progress: Progress | None, use_tqdm: Progress | None) -> Progress:
     given: Progress | None = one_of(progress, use_tqdm, ("progress", "use_tqdm"))
     return True if given is None else given
-
-
-_ELSEWHERE = {
-    "llm_engine": "LLM.llm_engine: the engine and its parts are in LLM.assembly",
-    "model_config": "LLM.model_config: the settings that run are in LLM.assembly.config, the model's sizes in "
-    "LLM.assembly.arch",
-    "get_metrics": "LLM.get_metrics: each output has metrics; their sums are in LLM.assembly.engine.counts",
-    "sleep": "LLM.sleep: close() frees all memory; make another LLM when it is needed again",
-    "wake_up": "LLM.wake_up: there is no sleep; make another LLM after close()",
-    "start_profile": "LLM.start_profile: use archerfish bench, which says where time goes",
-    "stop_profile": "LLM.stop_profile: use archerfish bench, which says where time goes",
-    "collective_rpc": "LLM.collective_rpc: there are no workers; the executor is LLM.assembly.executor",
-    "apply_model": "LLM.apply_model: there are no workers; the executor is LLM.assembly.executor",
-    "reward": "LLM.reward: no model here has a reward head; the states that one would read are encode's token_embed",
-    "enqueue": "LLM.enqueue: give generate all prompts at once, or use AsyncLLM",
-    "set_tokenizer": "LLM.set_tokenizer: give LLM(tokenizer=...) when it is made",
-}
-"""What vLLM's class has and this one has not, and what takes its place."""

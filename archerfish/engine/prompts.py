@@ -92,28 +92,6 @@ def one_of(first: Any, second: Any, names: tuple[str, str]) -> Any:
     return second if first is None else first
 
 
-_UNSUPPORTED = {
-    "lora_request": "LoRA adapters are not supported; merge the adapter into the checkpoint",
-    "prompt_adapter_request": "prompt adapters are not supported",
-    "mm_processor_kwargs": "only text is read",
-    "tokenization_kwargs": "give token ids as the prompt, or truncate_prompt_tokens among the sampling parameters",
-    "guided_options_request": "use structured_outputs among the sampling parameters",
-    "prompt_token_ids": 'give {"prompt_token_ids": ids}, or the token ids themselves, as the prompt',
-    "trace_headers": "traces are made by archerfish serve",
-    "data_parallel_rank": "there is one engine",
-    "prompt_text": 'give {"prompt_token_ids": ids, "prompt": text} as the prompt',
-}
-
-
-def refuse_unsupported(method: str, given: Mapping[str, Any]) -> None:
-    """Arguments that vLLM's method has and this one has not: fine where they ask for nothing."""
-    for name, value in given.items():
-        if name not in _UNSUPPORTED:
-            raise TypeError(f"{method}() got an unexpected keyword argument {name!r}")
-        if value is not None and value != {} and value != []:
-            raise InvalidParameter(name, value, _UNSUPPORTED[name])
-
-
 @contextmanager
 def naming(number: int | None) -> Iterator[None]:
     """Say which of several prompts an error is about."""

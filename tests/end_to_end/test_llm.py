@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from archerfish import LLM, RequestOutput, SamplingParams
+from archerfish import LLM, BeamSearchParams, PoolingParams, RequestOutput, SamplingParams
 from archerfish.errors import (
     ConfigError,
     EngineStopped,
@@ -18,6 +18,8 @@ from archerfish.errors import (
     PromptTooLong,
     RequestError,
     StepFailed,
+    TokenizerError,
+    UnsupportedModel,
 )
 from tests.checkpoints import write_checkpoint
 
@@ -352,3 +354,132 @@ def test_time_per_token_is_that_of_one_answer(llm: LLM) -> None:
     assert timing.num_generated_tokens == 40 and timing.tpot is not None
     assert timing.first_token_time is not None and timing.last_token_time is not None
     assert timing.tpot == pytest.approx((timing.last_token_time - timing.first_token_time) / 9)
+
+
+def test_arguments_have_the_names_of_vllm_too_but_not_both_at_once(llm: LLM) -> None:
+    expected = tokens(llm.generate(TEXT, GREEDY)[0])
+    assert tokens(llm.generate(TEXT, sampling_params=GREEDY, use_tqdm=False)[0]) == expected
+    messages = [{"role": "user", "content": "Hello"}]
+    assert tokens(llm.chat(messages, sampling_params=GREEDY)[0]) == tokens(llm.chat(messages, GREEDY, False)[0])
+    for call, named in (
+        (lambda: llm.generate(TEXT, GREEDY, sampling_params=GREEDY), "sampling_params"),
+        (lambda: llm.generate(TEXT, GREEDY, progress=False, use_tqdm=False), "use_tqdm"),
+        (lambda: llm.chat(messages, GREEDY, sampling_params=GREEDY), "sampling_params"),
+        (lambda: llm.chat(messages, template_variables={}, chat_template_kwargs={}), "chat_template_kwargs"),
+        (lambda: llm.chat(messages, chat_template_content_format="openai"), "chat_template_content_format"),
+        (lambda: llm.chat(messages, chat_template=5), "chat_template"),  # type: ignore[arg-type]
+        (lambda: llm.generate(TEXT, lora_request="x"), "lora_request"),
+        (lambda: llm.stream(TEXT, SamplingParams(best_of=2)).__next__(), "best_of"),
+    ):
+        with pytest.raises(InvalidParameter) as caught:
+            call()
+        assert caught.value.name == named
+    with pytest.raises(TypeError, match=r"generate.* 'nonsense'"):
+        llm.generate(TEXT, nonsense=1)
+    # What asks for nothing is fine.
+    assert tokens(llm.generate(TEXT, GREEDY, lora_request=None, tokenization_kwargs={}, priority=None)[0]) == expected
+
+
+def test_prompts_may_bring_their_text_and_their_salt(llm: LLM) -> None:
+    ids = llm.generate(TEXT, GREEDY)[0].prompt_token_ids
+    [output] = llm.generate({"prompt_token_ids": ids, "prompt": "as it was"}, GREEDY)
+    assert output.prompt == "as it was" and output.prompt_token_ids == ids and output.num_cached_tokens > 0
+    [salted] = llm.generate({"prompt_token_ids": ids, "cache_salt": "other"}, GREEDY)
+    assert salted.num_cached_tokens == 0 and tokens(salted) == tokens(output)
+
+
+def test_the_best_of_several_answers_are_those_with_the_largest_log_probability(llm: LLM) -> None:
+    sampled: dict[str, Any] = {"temperature": 1.5, "seed": 3, "max_tokens": 6, "ignore_eos": True}
+    [all_of_them] = llm.generate(TEXT, SamplingParams(n=6, logprobs=0, **sampled))
+    ranked = sorted(all_of_them.outputs, key=lambda one: -(one.cumulative_logprob or 0.0))
+    [best] = llm.generate(TEXT, SamplingParams(n=2, best_of=6, **sampled))
+    assert tokens(best) == [one.token_ids for one in ranked[:2]] and [one.index for one in best.outputs] == [0, 1]
+    assert best.outputs[0].logprobs is best.outputs[0].cumulative_logprob is None
+    assert best.metrics.num_generated_tokens == 36
+
+
+def test_bad_words_are_not_written(llm: LLM) -> None:
+    free = llm.generate(TEXT, SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True))[0].outputs[0]
+    tokenizer = llm.assembly.intake.tokenizer
+    assert tokenizer is not None
+    pair = free.token_ids[2:4]
+    barred = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, bad_words_token_ids=[pair])
+    answer = llm.generate(TEXT, barred)[0].outputs[0].token_ids
+    assert answer[:3] == free.token_ids[:3] and answer[3] != pair[1]
+    assert all(answer[index : index + 2] != pair for index in range(len(answer)))
+    # The prompt may hold what the answer may not, and only what the answer itself completes is forbidden.
+    words = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, bad_words=["e", "o"])
+    forbidden = {tuple(tokenizer.encode(text, add_special_tokens=False)) for text in ("e", " e", "o", " o")}
+    written = llm.generate(TEXT, words)[0].outputs[0].token_ids
+    assert not any(
+        tuple(written[index : index + len(one)]) == one for one in forbidden for index in range(len(written))
+    )
+
+
+def test_states_of_prompts_do_not_depend_on_how_they_are_computed(directory: Path, llm: LLM) -> None:
+    prompts = [TEXT * 3, "fox", TEXT * 2]
+    whole = [one.outputs.data for one in llm.encode(prompts, pooling_task="token_embed")]
+    again = [one.outputs.data for one in llm.encode(prompts, pooling_task="token_embed")]
+    chunked = make(directory, max_num_batched_tokens=13)
+    for one, two, three, prompt in zip(
+        whole, again, chunked.encode(prompts, pooling_task="token_embed"), prompts, strict=True
+    ):
+        assert one.shape == (len(three.prompt_token_ids), 32) and three.num_cached_tokens == 0
+        torch.testing.assert_close(one, two)
+        torch.testing.assert_close(one, three.outputs.data, atol=1e-5, rtol=1e-4)
+        [mean] = llm.embed(prompt)
+        torch.testing.assert_close(one.mean(0), torch.tensor(mean.outputs.embedding), atol=1e-5, rtol=1e-4)
+    [short] = llm.encode(TEXT * 3, PoolingParams(task="token_embed", truncate_prompt_tokens=5))
+    assert short.outputs.data.shape == (5, 32) and len(short.prompt_token_ids) == 5
+
+
+def test_texts_are_compared_one_with_all_or_pair_by_pair(llm: LLM) -> None:
+    first, second = [TEXT, "fox", "dog"], ["fox", TEXT, "dog"]
+    vectors = {text: torch.tensor(llm.embed(text)[0].outputs.embedding) for text in first}
+
+    def wanted(pairs: Any) -> Any:
+        cosine = torch.nn.functional.cosine_similarity
+        return pytest.approx([float(cosine(vectors[a], vectors[b], dim=0)) for a, b in pairs], abs=1e-5)
+
+    assert [one.outputs.score for one in llm.score(first, second)] == wanted(zip(first, second, strict=True))
+    assert [one.outputs.score for one in llm.score(TEXT, second)] == wanted((TEXT, one) for one in second)
+    for data in ((["a", "b"], ["c"]), ([], ["c"]), (["a"], []), (["a", "b"], ["c", "d", "e"])):
+        with pytest.raises(InvalidParameter, match=r"data_[12]"):
+            llm.score(*data)
+
+
+def test_what_no_model_here_can_do_is_refused_with_what_to_use(llm: LLM) -> None:
+    with pytest.raises(UnsupportedModel, match=r"no model here has a classification head; .*choice"):
+        llm.classify(TEXT)
+    for bad in (None, "classify", "reward"):
+        with pytest.raises(InvalidParameter, match="pooling_task"):
+            llm.encode(TEXT, pooling_task=bad)
+    for params, named in (
+        ({"dimensions": 8}, "dimensions"),
+        ({"task": "rank"}, "task"),
+        ({"normalize": 1}, "normalize"),
+    ):
+        with pytest.raises(InvalidParameter) as caught:
+            PoolingParams(**params)  # type: ignore[arg-type]
+        assert caught.value.name == named
+    with pytest.raises(AttributeError, match="close"):
+        _ = llm.sleep
+    assert not hasattr(llm, "nonsense")
+
+
+def test_the_prefix_cache_can_be_forgotten(llm: LLM) -> None:
+    llm.generate(TEXT * 3, GREEDY)
+    stream = llm.stream("dog" + TEXT * 3, GREEDY)
+    next(stream)
+    assert not llm.reset_prefix_cache(), "the running request keeps its own"
+    stream.close()  # type: ignore[attr-defined]
+    assert llm.reset_prefix_cache()
+    assert llm.generate(TEXT * 3, GREEDY)[0].num_cached_tokens == 0
+
+
+def test_without_a_tokenizer_there_is_none_to_get(directory: Path) -> None:
+    llm = make(directory, skip_tokenizer_init=True)
+    with pytest.raises(TokenizerError, match="no tokenizer was loaded"):
+        llm.get_tokenizer()
+    [output] = llm.beam_search([[5, 6]], BeamSearchParams(2, 3))
+    assert output.sequences[0].text is None and len(output.sequences[0].tokens) == 5

@@ -23,6 +23,9 @@ PARAMS = {
     "penalties and probabilities": SamplingParams(
         seed=4, max_tokens=8, presence_penalty=1.0, repetition_penalty=1.2, logprobs=2, prompt_logprobs=1
     ),
+    "bad words": SamplingParams(
+        seed=7, max_tokens=20, ignore_eos=True, bad_words_token_ids=[[one, two] for one in range(20) for two in (4, 5)]
+    ),
     "a form": SamplingParams(seed=5, max_tokens=12, structured=Structured(regex="[a-f]{4,9}")),
     "any end": SamplingParams(seed=6, max_tokens=20, stop=("e", "a"), stop_token_ids=tuple(range(0, 300, 17))),
 }

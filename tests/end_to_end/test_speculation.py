@@ -38,6 +38,7 @@ PARAMS = {
         temperature=0.0, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.3, max_tokens=40
     ),
     "edits": SamplingParams(temperature=0.0, logit_bias={5: 4.0, 100: -8.0}, min_tokens=12, max_tokens=30),
+    "bad words": SamplingParams(temperature=0.0, bad_words_token_ids=[[265], [546, 312], [18, 546]], max_tokens=40),
     "a form": SamplingParams(temperature=0.7, seed=3, max_tokens=40, structured=Structured(regex="(ab|cde|f g){3,12}")),
     "stop texts": SamplingParams(temperature=0.0, stop=("the", "ed "), max_tokens=40),
     "ends": SamplingParams(temperature=0.8, seed=2, stop_token_ids=tuple(range(0, 8000, 37)), max_tokens=40),
