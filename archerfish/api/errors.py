@@ -67,13 +67,12 @@ class ErrorReply(NamedTuple):
 
     @property
     def body(self) -> dict[str, Any]:
-        message = _cut(self.message, _LONGEST_MESSAGE)
         kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {
             "error": {
-                "message": message,
+                "message": _cut(self.message, _LONGEST_MESSAGE),
                 "type": kind,
-                "param": None if self.param is None else _cut(self.param, _LONGEST_PARAM),
+                "param": self.param,
                 "code": self.code,
             }
         }
@@ -81,6 +80,13 @@ class ErrorReply(NamedTuple):
 
 def _cut(text: str, length: int) -> str:
     return text if len(text) <= length else text[:length] + "..."
+
+
+def _short_reply(status: int, message: str, param: str | None = None, code: str | None = None) -> ErrorReply:
+    """Of what a client sent as much as it needs to find the place: it travels between processes and into logs."""
+    return ErrorReply(
+        status, _cut(message, _LONGEST_MESSAGE), None if param is None else _cut(param, _LONGEST_PARAM), code
+    )
 
 
 MISTAKE = ErrorReply(500, "the service made a mistake; its log has the details", code="internal_error")
@@ -100,12 +106,12 @@ def error_reply(error: UserError | ValidationError, body: object = None, known: 
         case ValidationError():
             return validation_reply(error.errors(include_url=False), body, known)
         case InvalidParameter():
-            return ErrorReply(400, str(error), error.name)
+            return _short_reply(400, str(error), error.name)
         case PromptTooLong():
-            return ErrorReply(400, str(error), code="context_length_exceeded")
+            return _short_reply(400, str(error), code="context_length_exceeded")
         case UnknownModel():
-            return ErrorReply(404, str(error), "model", "model_not_found")
-    return ErrorReply(_STATUSES.get(type(error), 400), str(error), code=_CODES.get(type(error)))
+            return _short_reply(404, str(error), "model", "model_not_found")
+    return _short_reply(_STATUSES.get(type(error), 400), str(error), code=_CODES.get(type(error)))
 
 
 def validation_reply(errors: Sequence[Mapping[str, Any]], body: object, known: Collection[str] = ()) -> ErrorReply:
@@ -113,10 +119,12 @@ def validation_reply(errors: Sequence[Mapping[str, Any]], body: object, known: C
     first = errors[0]
     param = _field(first["loc"], body, is_missing=first["type"] == "missing")
     if first["type"] == "extra_forbidden":
-        remedy = "leave it out" if len(first["loc"]) > 1 else remedy_for(str(first["loc"][0]), known)
-        return ErrorReply(400, f"{param} is not a field that is known here; {remedy}", param, "unknown_field")
+        remedy = (
+            "leave it out" if len(first["loc"]) > 1 else remedy_for(_cut(str(first["loc"][0]), _LONGEST_PARAM), known)
+        )
+        return _short_reply(400, f"{param} is not a field that is known here; {remedy}", param, "unknown_field")
     message = _not_text(first) or first["msg"].removeprefix("Value error, ")
-    return ErrorReply(400, f"{param}: {message}" if param else message, param)
+    return _short_reply(400, f"{param}: {message}" if param else message, param)
 
 
 def _not_text(error: Mapping[str, Any]) -> str | None:

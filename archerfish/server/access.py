@@ -46,12 +46,23 @@ class Access:
         if trace is not None:
             told["trace_id"] = trace.trace_id
         started, status = self._service.clock(), 0
+        has_unread_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+
+        async def receive_body() -> Message:
+            nonlocal has_unread_body
+            message = await receive()
+            has_unread_body = has_unread_body and bool(message.get("more_body"))
+            return message
 
         async def note(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+                shown = MutableHeaders(scope=message)
+                shown["X-Request-Id"] = request_id
+                if has_unread_body:
+                    # What follows would be read for nothing, for as long as it comes.
+                    shown["Connection"] = "close"
             await send(message)
 
         try:
@@ -61,14 +72,14 @@ class Access:
                 refusal = ApiError(
                     401, "this service needs a key: send Authorization: Bearer KEY", code="invalid_api_key"
                 )
-                await error_response(refusal, scope["path"])(scope, receive, note)
+                await error_response(refusal, scope["path"])(scope, receive_body, note)
             else:
                 state["caller"] = caller
-                await self._app(scope, receive, note)
+                await self._app(scope, receive_body, note)
         except Exception as error:
             if status:
                 raise  # It is too late to say anything else.
-            await error_response(as_api_error(error), scope["path"])(scope, receive, note)
+            await error_response(as_api_error(error), scope["path"])(scope, receive_body, note)
         finally:
             # Never the path itself: clients can make up as many as they like.
             route = getattr(scope.get("route"), "path", None)

@@ -138,7 +138,7 @@ class _Server(uvicorn.Server):
 
 
 def _protocol(header_timeout: float) -> type[HttpToolsProtocol]:
-    """uvicorn's HTTP that closes connections: without all their headers in time, with too many, with unread bodies."""
+    """uvicorn's HTTP, and a connection that does not send its headers, or too many of them, is closed."""
 
     class TimedProtocol(HttpToolsProtocol):
         _timer: asyncio.TimerHandle | None = None
@@ -168,12 +168,6 @@ def _protocol(header_timeout: float) -> type[HttpToolsProtocol]:
             self._header_bytes = 0
             if self._timer is None:
                 self._timer = self.loop.call_later(header_timeout, self.transport.close)
-
-        def on_response_complete(self) -> None:
-            # The body was refused before its end: what follows would be read for nothing, for as long as it comes.
-            if self.cycle is not None and self.cycle.response_complete and self.cycle.more_body:
-                self.transport.close()
-            super().on_response_complete()
 
         def send_400_response(self, msg: str) -> None:
             if self._header_bytes <= _MAX_HEADER_BYTES:

@@ -92,7 +92,6 @@ def test_keys_of_a_group_share_prefixes_and_a_name_like_a_group_does_not(private
     assert num_cached(private, "impostor", "Group. " + SECRET) == 0
 
 
-@pytest.mark.xfail(strict=True, reason="/metrics does not look at the caller yet")
 def test_metrics_name_a_key_only_to_itself_and_to_an_admin(private: RunningService) -> None:
     for name in ("alice", "bob"):
         num_cached(private, name, "Hello")
