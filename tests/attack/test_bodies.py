@@ -1,6 +1,7 @@
 """Large bodies within the limits: meanwhile other clients are served, and the service does not grow."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -107,9 +108,10 @@ def test_unfinished_uploads_of_one_tenant_shut_out_no_other(service: RunningServ
         writers = []
         for _ in range(8):
             _, writer = await asyncio.open_connection(host, int(port))
-            writer.write(head.encode() + b" " * (size - 1))
-            await writer.drain()
             writers.append(writer)
+            with contextlib.suppress(ConnectionError):  # Refused: the tenant has its share already.
+                writer.write(head.encode() + b" " * (size - 1))
+                await writer.drain()
         async with httpx.AsyncClient(base_url=service.url, headers=by("bob"), timeout=60) as client:
             replies = [await client.post("/v1/completions", json=SMALL) for _ in range(20)]
         for writer in writers:
