@@ -1,4 +1,4 @@
-"""Whether a model fits a device's memory, and what fits beside it: worked out from its config, without its weights."""
+"""Whether a model fits a device's memory, and how large a cache that leaves: from its config, without its weights."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +22,7 @@ _WEIGHTS = (".safetensors", ".bin", ".pt")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """What a device holds beside weights and activations."""
+    """The KV cache that weights and activations leave memory for."""
 
     num_blocks: int
     num_bytes: int
@@ -85,9 +85,9 @@ def estimate(config: EngineConfig, available: int | None = None) -> Estimate:
     kernels = planned_kernels(checkpoint.arch, resolved)
     try:
         drafts = choose_drafts(config, resolved, checkpoint, kernels, _find_drafter)
-        beside = None if drafts is None else drafts.memory
+        drafter = None if drafts is None else drafts.memory
         available = free_memory(resolved.device) if available is None else available
-        memory = footprint(checkpoint.arch, resolved, kernels, beside, available)
+        memory = footprint(checkpoint.arch, resolved, kernels, drafter, available)
     finally:
         if kernels.native is not None:
             kernels.native.team.close()
