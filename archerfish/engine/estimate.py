@@ -14,7 +14,7 @@ from archerfish.engine.kernels import planned_kernels
 from archerfish.engine.models import Checkpoint, facts_of, read_checkpoint
 from archerfish.errors import ConfigError
 from archerfish.execution.memory import CacheSize, Memory
-from archerfish.weights.locate import locate_config
+from archerfish.weights.locate import locate, locate_config
 
 _WEIGHTS = (".safetensors", ".bin", ".pt")
 """How files of weights end."""
@@ -97,6 +97,8 @@ def estimate(config: EngineConfig, available: int | None = None) -> Estimate:
 def _find_drafter(model: str | None, revision: str | None = None) -> Path:
     """A draft model's config says how large it is; of a head only its files do."""
     found = locate_config(model, revision, alone=True)
+    if found.is_file():
+        return locate(model, revision)  # Which says that a drafter is no file.
     is_here = any(path.suffix in _WEIGHTS for path in found.iterdir())
     if not is_here and drafter_kind(found) != "draft_model":
         raise ConfigError(
