@@ -5,7 +5,7 @@
 
 namespace archerfish {
 
-// Runs pass after pass until everybody has the guesses that they wanted, or one is refused.
+// Runs pass after pass until every chunk has its draft tokens, or one pass is refused.
 void draft(Team& team, const KernelTable& kernels, const Drafting& drafting, Refusal& refusal);
 
 }  // namespace archerfish

@@ -88,7 +88,7 @@ def _title(found: "Estimate") -> str:
 
 
 def _rows(found: "Estimate") -> Iterator[tuple[str, float]]:
-    """Names with bytes; a row without a name parts others."""
+    """Names with bytes; a row without a name ends a section."""
     yield "weights", found.weights
     if found.draft_method is not None:
         yield f"weights of the drafter ({found.draft_method})", found.draft_weights

@@ -97,8 +97,8 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
     torch.set_num_threads(resolved.threads if kernels.native is None else 1)
     layout = kv_layout(checkpoint.arch)
     drafts = choose_drafts(config, resolved, checkpoint, kernels)
-    beside = None if drafts is None else drafts.memory
-    memory = footprint(checkpoint.arch, resolved, kernels, beside, free_memory(resolved.device))
+    drafter = None if drafts is None else drafts.memory
+    memory = footprint(checkpoint.arch, resolved, kernels, drafter, free_memory(resolved.device))
     cache_size = memory.size_cache(resolved)
     texts = calibration_texts(config, resolved, build)
     before = _allocated(resolved.device)

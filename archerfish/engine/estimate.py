@@ -1,4 +1,4 @@
-"""Whether a model fits a device's memory, and what fits beside it: worked out from its config, without its weights."""
+"""Whether a model fits a device's memory, and how large a cache that leaves: from its config, without its weights."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +14,7 @@ from archerfish.engine.kernels import planned_kernels
 from archerfish.engine.models import Checkpoint, facts_of, read_checkpoint
 from archerfish.errors import ConfigError
 from archerfish.execution.memory import CacheSize, Memory
-from archerfish.weights.locate import locate_config
+from archerfish.weights.locate import locate, locate_config
 
 _WEIGHTS = (".safetensors", ".bin", ".pt")
 """How files of weights end."""
@@ -22,7 +22,7 @@ _WEIGHTS = (".safetensors", ".bin", ".pt")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """What a device holds beside weights and activations."""
+    """The KV cache that weights and activations leave memory for."""
 
     num_blocks: int
     num_bytes: int
@@ -85,9 +85,9 @@ def estimate(config: EngineConfig, available: int | None = None) -> Estimate:
     kernels = planned_kernels(checkpoint.arch, resolved)
     try:
         drafts = choose_drafts(config, resolved, checkpoint, kernels, _find_drafter)
-        beside = None if drafts is None else drafts.memory
+        drafter = None if drafts is None else drafts.memory
         available = free_memory(resolved.device) if available is None else available
-        memory = footprint(checkpoint.arch, resolved, kernels, beside, available)
+        memory = footprint(checkpoint.arch, resolved, kernels, drafter, available)
     finally:
         if kernels.native is not None:
             kernels.native.team.close()
@@ -97,6 +97,8 @@ def estimate(config: EngineConfig, available: int | None = None) -> Estimate:
 def _find_drafter(model: str | None, revision: str | None = None) -> Path:
     """A draft model's config says how large it is; of a head only its files do."""
     found = locate_config(model, revision, alone=True)
+    if found.is_file():
+        return locate(model, revision)  # Which says that a drafter is no file.
     is_here = any(path.suffix in _WEIGHTS for path in found.iterdir())
     if not is_here and drafter_kind(found) != "draft_model":
         raise ConfigError(

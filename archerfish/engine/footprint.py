@@ -1,4 +1,4 @@
-"""The memory that a model takes with its settings, told before any of it is loaded: what starts and estimates share."""
+"""The memory that a model takes with its settings, before any of it is loaded: what starts and estimates share."""
 
 import torch
 
@@ -23,8 +23,8 @@ def bytes_per_weight(arch: Arch, config: ResolvedConfig) -> float:
     return mean_weight_bytes(arch, weight_format(config), torch_dtype(config.dtype).itemsize)
 
 
-def footprint(arch: Arch, config: ResolvedConfig, kernels: Kernels, beside: Beside | None, available: int) -> Memory:
-    """`beside` is what drafts for it, if anything; `available` are the bytes free before anything is loaded."""
+def footprint(arch: Arch, config: ResolvedConfig, kernels: Kernels, drafter: Beside | None, available: int) -> Memory:
+    """`drafter` is what a network takes that drafts for it; `available` are the bytes free before all is loaded."""
     full = torch_dtype(config.dtype).itemsize
     return Memory(
         arch,
@@ -34,7 +34,7 @@ def footprint(arch: Arch, config: ResolvedConfig, kernels: Kernels, beside: Besi
         bytes_per_kv_value=bytes_per_kv_value(arch, config),
         bytes_per_weight=bytes_per_weight(arch, config),
         bytes_per_activation=full if kernels.native is None else 4,  # Native operations compute in float32.
-        beside=Beside() if beside is None else beside,
+        beside=Beside() if drafter is None else drafter,
     )
 
 

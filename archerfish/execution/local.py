@@ -80,7 +80,7 @@ class LocalExecutor:
         """Before the first plan: see how long steps with guesses take, so that nobody has to find out by losing time.
 
         Steps are single chunks whose tokens are all drawn after, as far as the model was built for them. What they
-        leave behind in the cache is overwritten by whoever gets the block.
+        leave behind in the cache is overwritten by the sequence that gets the block.
         """
         speculator = self.speculator
         if speculator is None:

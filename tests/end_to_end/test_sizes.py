@@ -81,7 +81,7 @@ def test_it_is_refused_by_name_or_writes_the_same_tokens(
     if drafts["method"] == "draft_model":
         drafts["model"] = str(model(num_draft_layers))
     if spare_blocks is not None:
-        # Room for a request or a little more: sequences make way for each other.
+        # Memory for a request or a little more: sequences are preempted.
         layers = 2 + (num_draft_layers if drafts["method"] == "draft_model" else 0)
         num_blocks = -(-length // sizes["block_size"]) + spare_blocks
         sizes = {**sizes, "kv_cache_memory_bytes": num_blocks * sizes["block_size"] * BYTES_PER_TOKEN * layers // 2}

@@ -100,6 +100,8 @@ def test_a_head_that_is_not_here_is_not_guessed_at(tmp_path: Path) -> None:
     shutil.copy(PERCH / "eagle" / "config.json", tmp_path)
     with pytest.raises(ConfigError, match="a head is as large as its files, which are not here"):
         of(speculative_config={"method": "eagle", "model": str(tmp_path)})
+    with pytest.raises(ModelNotFound, match=r"config\.json is a file; give the directory"):
+        of(speculative_config={"method": "draft_model", "model": str(tmp_path / "config.json")})
 
 
 def test_a_gpu_that_is_not_here_can_be_planned_for() -> None:

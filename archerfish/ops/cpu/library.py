@@ -9,7 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from archerfish.errors import NoKernel, OutOfBounds
-from archerfish.ops.cpu.program import LIMITS, STRUCTURES, Assembly, Drafting, Instructions, Limit, Refusal, Step
+from archerfish.ops.cpu.limits import LIMITS, Limit
+from archerfish.ops.cpu.program import STRUCTURES, Assembly, Drafting, Instructions, Refusal, Step
 from archerfish.ops.signatures import DRAW_ROW
 
 _MODULE = "archerfish.ops.cpu._kernels"
@@ -75,7 +76,7 @@ class Team:
             raise NoKernel(f"the system cannot start {num_threads} threads; use fewer --threads")
 
     def run(self, instructions: Instructions, step: Step) -> None:
-        """Returns when all is done. Others may run Python meanwhile.
+        """Return when all is done. Other threads may run Python meanwhile.
 
         This and the functions below raise OutOfBounds, and compute nothing, where a call exceeds what its instructions
         were built for.

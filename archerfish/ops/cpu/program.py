@@ -268,14 +268,14 @@ class Instructions(Structure):
         )
 
     def followed_by(self, lines: Iterable[Line], *, max_picked: int) -> "Instructions":
-        """These, then others about picked rows, which have memory for so many of them."""
+        """These, then instructions about picked rows, which have memory for so many of them."""
         added = Instructions.of(lines, max_rows=self.capacity.rows, max_picked=max_picked)
         capacity = Capacity.from_buffer_copy(self.capacity)
         capacity.picked = min(capacity.picked, max_picked)
         return self._made([*self, *added], capacity)
 
     def __iter__(self) -> Iterator[Instruction]:
-        return (self.first[place] for place in range(self.count))
+        return (self.first[index] for index in range(self.count))
 
     @classmethod
     def _made(cls, instructions: list[Instruction], capacity: Capacity) -> Self:
@@ -359,52 +359,6 @@ class Refusal(Structure):
     _fields_ = (("limit", c_int32), ("given", c_int64), ("least", c_int64), ("most", c_int64))
 
 
-class Limit(IntEnum):
-    """What a call can exceed."""
-
-    NONE = 0
-    CHUNKS = 1
-    ROWS = 2
-    PICKED = 3
-    ROW = 4
-    START = 5
-    LENGTH = 6
-    CHUNK_PICKED = 7
-    END = 8
-    TOKEN = 9
-    POSITION = 10
-    GROUPS = 11
-    BLOCK_SIZE = 12
-    BLOCK = 13
-    SLOT = 14
-    TREE = 15
-    DEPTH = 16
-    LINE = 17
-    COUNT = 18
-
-
-LIMITS: dict[Limit, str] = {
-    Limit.CHUNKS: "the number of chunks",
-    Limit.ROWS: "the number of tokens in a step",
-    Limit.PICKED: "the number of tokens whose logits are computed",
-    Limit.ROW: "the row of a chunk",
-    Limit.START: "the first position of a chunk",
-    Limit.LENGTH: "the length of a chunk",
-    Limit.CHUNK_PICKED: "the number of a chunk's tokens whose logits are computed",
-    Limit.END: "the position after a chunk",
-    Limit.TOKEN: "a token id",
-    Limit.POSITION: "a position",
-    Limit.GROUPS: "the number of KV groups",
-    Limit.BLOCK_SIZE: "the block size",
-    Limit.BLOCK: "the id of a block",
-    Limit.SLOT: "a slot of the KV cache",
-    Limit.TREE: "the number of tokens with a depth",
-    Limit.DEPTH: "the depth of a draft token",
-    Limit.LINE: "a token in the line of a draft token",
-    Limit.COUNT: "the number of draft tokens",
-}
-"""What each is called in an error message."""
-
 OPERANDS: dict[Operation, type[Structure]] = {
     Operation.EMBED: Embed,
     Operation.ADD: Add,
@@ -427,50 +381,6 @@ OPERANDS: dict[Operation, type[Structure]] = {
     Operation.SELECT: Select,
     Operation.SPREAD: Spread,
 }
-
-# For each operation, the operands that it reads rows from and those that it writes rows to.
-READS: dict[Operation, tuple[str, ...]] = {
-    Operation.EMBED: (),
-    Operation.ADD: ("left", "right"),
-    Operation.SCALE: ("input",),
-    Operation.SOFTCAP: ("input",),
-    Operation.RMS_NORM: ("input", "added"),
-    Operation.LAYER_NORM: ("input", "added"),
-    Operation.ROTATE: ("input", "angles"),
-    Operation.ACTIVATE: ("input",),
-    Operation.PACK: ("input",),
-    Operation.LINEAR: ("input",),
-    Operation.WRITE_KV: ("keys", "values", "angles"),
-    Operation.ATTEND: ("queries", "angles"),
-    Operation.ROUTE: ("logits",),
-    Operation.GROUP: ("routes",),
-    Operation.GATHER: ("input", "routes", "groups"),
-    Operation.EXPERT_LINEAR: ("input", "groups"),
-    Operation.COMBINE: ("input", "routes", "groups"),
-    Operation.SELECT: ("input",),
-}
-WRITES: dict[Operation, tuple[str, ...]] = {
-    Operation.RMS_NORM: ("out", "sum", "packed"),
-    Operation.LAYER_NORM: ("out", "sum", "packed"),
-    Operation.ACTIVATE: ("out", "packed"),
-    Operation.PACK: ("packed",),
-    Operation.WRITE_KV: (),
-    **{
-        operation: ("out",)
-        for operation in Operation
-        if operation
-        not in (Operation.RMS_NORM, Operation.LAYER_NORM, Operation.ACTIVATE, Operation.PACK, Operation.WRITE_KV)
-    },
-}
-
-
-POINTERS: dict[type[Structure], tuple[str, ...]] = {
-    Rows: ("data",),
-    Packed: ("data", "scales", "sums"),
-    Routes: ("chosen", "weights"),
-    Groups: ("places", "blocks", "num_blocks"),
-}
-"""The fields of an operand that point to numbers which change from step to step."""
 
 STRUCTURES: tuple[type[Structure], ...] = (
     *dict.fromkeys(OPERANDS.values()),

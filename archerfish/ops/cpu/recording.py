@@ -15,12 +15,56 @@ import torch
 from torch import Tensor
 
 from archerfish.ops.cpu import program
-from archerfish.ops.cpu.program import POINTERS, READS, WRITES, Index, Operation
+from archerfish.ops.cpu.program import Groups, Index, Operation, Packed, Routes, Rows
 from archerfish.ops.packed import PackedWeight
 
 RECORDED_ROWS = 2
 """Two, so that the stride from one row to the next can be seen."""
 _ALIGNMENT = 64
+
+# For each operation, the operands that it reads rows from and those that it writes rows to.
+READS: dict[Operation, tuple[str, ...]] = {
+    Operation.EMBED: (),
+    Operation.ADD: ("left", "right"),
+    Operation.SCALE: ("input",),
+    Operation.SOFTCAP: ("input",),
+    Operation.RMS_NORM: ("input", "added"),
+    Operation.LAYER_NORM: ("input", "added"),
+    Operation.ROTATE: ("input", "angles"),
+    Operation.ACTIVATE: ("input",),
+    Operation.PACK: ("input",),
+    Operation.LINEAR: ("input",),
+    Operation.WRITE_KV: ("keys", "values", "angles"),
+    Operation.ATTEND: ("queries", "angles"),
+    Operation.ROUTE: ("logits",),
+    Operation.GROUP: ("routes",),
+    Operation.GATHER: ("input", "routes", "groups"),
+    Operation.EXPERT_LINEAR: ("input", "groups"),
+    Operation.COMBINE: ("input", "routes", "groups"),
+    Operation.SELECT: ("input",),
+}
+WRITES: dict[Operation, tuple[str, ...]] = {
+    Operation.RMS_NORM: ("out", "sum", "packed"),
+    Operation.LAYER_NORM: ("out", "sum", "packed"),
+    Operation.ACTIVATE: ("out", "packed"),
+    Operation.PACK: ("packed",),
+    Operation.WRITE_KV: (),
+    **{
+        operation: ("out",)
+        for operation in Operation
+        if operation
+        not in (Operation.RMS_NORM, Operation.LAYER_NORM, Operation.ACTIVATE, Operation.PACK, Operation.WRITE_KV)
+    },
+}
+
+
+POINTERS: dict[type[Structure], tuple[str, ...]] = {
+    Rows: ("data",),
+    Packed: ("data", "scales", "sums"),
+    Routes: ("chosen", "weights"),
+    Groups: ("places", "blocks", "num_blocks"),
+}
+"""The fields of an operand that point to numbers which change from step to step."""
 
 
 @dataclass(slots=True)

@@ -12,8 +12,8 @@ from archerfish.errors import OutOfBounds
 from archerfish.ops.arrays import LongTable
 from archerfish.ops.cpu.assembly import StepRoom
 from archerfish.ops.cpu.drafting import DraftPass, DraftRoom
+from archerfish.ops.cpu.limits import LIMITS, Limit
 from archerfish.ops.cpu.native import NativeOps, make_step
-from archerfish.ops.cpu.program import LIMITS, Limit
 from archerfish.ops.cpu.recording import RECORDED_ROWS, Program, Recording
 from archerfish.ops.signatures import DRAW_ROW, MOST_TREE_TOKENS, Chunks, LayerCache
 from tests.ops.cpu.native import KERNELS, native, needs_native
