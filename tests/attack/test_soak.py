@@ -14,7 +14,7 @@ def test_a_short_soak_finds_nothing() -> None:
     # Twenty seconds on a machine that does other things say nothing of memory.
     bad = [finding for finding in ledger.findings() if not finding.is_good and not finding.what.startswith("memory")]
     assert not bad, (bad, ledger)
-    assert sum(ledger.killed.values()) >= 2, ledger.killed
+    assert sum(ledger.killed.values()) >= 1, ledger.killed
 
 
 def test_each_failure_alone_makes_the_verdict_bad() -> None:

@@ -43,7 +43,8 @@ def compute(seed: int = 0) -> Expected:
     with LLM(threads=1, max_num_seqs=16) as llm:
         questions = [*_texts(llm, rng), *_chats(llm, rng), *_forms(llm)]
         texts = [f"{opening} {number}" for number, opening in enumerate(_OPENINGS)]
-        embeddings = tuple(zip(texts, llm.embed(texts, progress=False), strict=True))
+        vectors = [one.outputs.embedding for one in llm.embed(texts, progress=False)]
+        embeddings = tuple(zip(texts, vectors, strict=True))
     return Expected(tuple(questions), embeddings)
 
 

@@ -40,6 +40,8 @@ def spec_of(directory: Path) -> ModelSpec:
         family="llama",
         tokenizer_directory=str(directory),
         vocab_size=8192,
+        hidden_size=64,
+        embedding_sizes=(),
         max_model_len=1024,
         max_positions=1024,
         max_num_seqs=8,
