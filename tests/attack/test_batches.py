@@ -178,10 +178,10 @@ def test_lines_wait_while_the_queue_is_full(tmp_path: Path) -> None:
             service.runner.start()
             enter = service._admission.enter
 
-            def note(*arguments: Any) -> bool:
+            def note(*arguments: Any, **shares: Any) -> bool:
                 nonlocal most
-                entered = enter(*arguments)
-                most = max(most, service._admission.num_requests)
+                entered = enter(*arguments, **shares)
+                most = max(most, service._admission.num_sequences)
                 return entered
 
             service._admission.enter = note  # type: ignore[method-assign]
