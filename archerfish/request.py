@@ -50,7 +50,7 @@ class SLO:
 
 
 class Best(NamedTuple):
-    """Of a request's answers, those with the largest cumulative log-probability."""
+    """Of a request's answers, those with the highest mean log-probability of a token."""
 
     num_answers: int
     shows_logprobs: bool

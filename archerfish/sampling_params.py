@@ -103,7 +103,7 @@ class SamplingParams:
     n: int = 1
     """Number of answers to write for the prompt."""
     best_of: int | None = None
-    """Number of answers to write, of which the n with the largest cumulative log-probability are returned."""
+    """Number of answers to write, of which the n with the highest mean log-probability of a token are returned."""
     max_tokens: int | None = 16
     """Most tokens to write; without a limit (None) it writes until the context is full."""
     min_tokens: int = 0

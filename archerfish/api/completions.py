@@ -29,7 +29,9 @@ class Completion:
         self._shows_answer = body.max_tokens != 0
         if not self._shows_answer and not body.echo:
             raise InvalidParameter("max_tokens", 0, "with nothing to write there must be an echo")
-        self._num_candidates = _num_candidates(body)
+        if body.stream and (body.best_of or 1) > (body.n or 1):
+            allowed = "the best is known at the end, so it does not go with stream"
+            raise InvalidParameter("best_of", body.best_of, allowed)
         if body.prompt_logprobs is not None and body.stream:
             raise InvalidParameter("prompt_logprobs", body.prompt_logprobs, "they do not go with stream")
         self.ask = Ask(
@@ -49,7 +51,7 @@ class Completion:
         return bool(self._body.stream)
 
     def reply(self, written: Sequence[Writing]) -> dict[str, Any]:
-        answers = [(one.output, answer) for one in written for answer in self._chosen(one.output.outputs)]
+        answers = [(one.output, answer) for one in written for answer in one.output.outputs]
         choices = [self._choice(index, output, answer) for index, (output, answer) in enumerate(answers)]
         counted = usage(written)
         if not self._shows_answer:
@@ -84,23 +86,15 @@ class Completion:
 
     def _params(self, body: CompletionBody) -> SamplingParams:
         of_prompt = [body.prompt_logprobs, body.logprobs if body.echo else None]
-        # Candidates are compared by how likely their tokens were.
-        is_compared = self._num_candidates is not None
         params = body.sampling_params(
             {"max_tokens": 16, **self._model.recommended},
-            n=self._num_candidates,
+            best_of=body.best_of,
             max_tokens=max(1, body.max_tokens) if body.max_tokens is not None else None,
-            logprobs=0 if is_compared and body.logprobs is None else body.logprobs,
+            logprobs=body.logprobs,
             prompt_logprobs=max((one for one in of_prompt if one is not None), default=None),
             structured=structured(body, body.response_format),
         )
         return params if self._shows_answer else replace(params, min_tokens=0)
-
-    def _chosen(self, outputs: list[CompletionOutput]) -> list[CompletionOutput]:
-        """All answers to a prompt, or the best of several candidates."""
-        if self._num_candidates is None:
-            return outputs
-        return sorted(outputs, key=_mean_logprob, reverse=True)[: self._body.n or 1]
 
     def _choice(self, index: int, output: RequestOutput, one: CompletionOutput) -> dict[str, Any]:
         text, logprobs = one.text if self._shows_answer else "", None
@@ -133,22 +127,6 @@ class Completion:
 
     def _head(self) -> dict[str, Any]:
         return {"id": self._id, "object": "text_completion", "created": self._created, "model": self._model.name}
-
-
-def _num_candidates(body: CompletionBody) -> int | None:
-    """Answers to each prompt out of which the best are chosen; None where all are told."""
-    num_told = body.n or 1
-    if body.best_of is None:
-        return None
-    if body.best_of < num_told:
-        raise InvalidParameter("best_of", body.best_of, f"it must be at least n = {num_told}")
-    if body.best_of > num_told and body.stream:
-        raise InvalidParameter("best_of", body.best_of, "the best is known at the end, so it does not go with stream")
-    return None if body.best_of == num_told else body.best_of
-
-
-def _mean_logprob(answer: CompletionOutput) -> float:
-    return (answer.cumulative_logprob or 0.0) / max(1, len(answer.token_ids))
 
 
 class _Told:

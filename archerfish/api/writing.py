@@ -46,8 +46,8 @@ class Writing:
     @property
     def usage(self) -> Usage:
         output = self.output
-        num_written = sum(len(answer.token_ids) for answer in output.outputs)
-        return Usage(len(output.prompt_token_ids), num_written, output.num_cached_tokens)
+        num_generated = output.metrics.num_generated_tokens  # With those of answers that best_of left out.
+        return Usage(len(output.prompt_token_ids), num_generated, output.num_cached_tokens)
 
     @property
     def size(self) -> int:

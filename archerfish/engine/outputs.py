@@ -75,9 +75,9 @@ class StreamOutput:
     error: str | None = None
 
 
-def _cumulative_logprob(answer: CompletionOutput) -> float:
+def _mean_logprob(answer: CompletionOutput) -> float:
     assert answer.cumulative_logprob is not None, "answers are compared by log-probabilities that were asked for"
-    return answer.cumulative_logprob
+    return answer.cumulative_logprob / max(1, len(answer.token_ids))
 
 
 StopSequence = Callable[[str, int], None]
@@ -205,7 +205,7 @@ class Collector:
     def _choose(self, best: Best) -> None:
         """Keep the likeliest answers, the likeliest first. One that failed is no answer, unless all failed."""
         whole = [answer for answer in self.output.outputs if answer.finish_reason != FinishReason.ERROR.value]
-        ranked = sorted(whole or self.output.outputs, key=_cumulative_logprob, reverse=True)
+        ranked = sorted(whole or self.output.outputs, key=_mean_logprob, reverse=True)
         self.output.outputs = [replace(answer, index=index) for index, answer in enumerate(ranked[: best.num_answers])]
         if not best.shows_logprobs:
             for answer in self.output.outputs:

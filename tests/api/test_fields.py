@@ -191,7 +191,7 @@ def test_what_is_harmless_in_a_chat(model: ServedModel) -> None:
         (RESPONSES, {"reasoning": {"summary": "detailed"}}, "reasoning.summary: "),
         (MESSAGES, {"output_config": {"effort": "high"}}, "output_config.effort = 'high' .*leave it out"),
         (COMPLETIONS, {"suffix": "x"}, "suffix: .*only continues the prompt; leave the suffix out"),
-        (COMPLETIONS, {"best_of": 2, "n": 3}, "best_of = 2 .* at least n = 3"),
+        (COMPLETIONS, {"best_of": 2, "n": 3}, "best_of = 2.*n = 3"),
         (COMPLETIONS, {"best_of": 2, "stream": True}, "best_of = 2 .* does not go with stream"),
         (COMPLETIONS, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs = 1 .* do not go with stream"),
         (CHAT, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs = 1 .* do not go with stream"),
@@ -261,11 +261,11 @@ def completed(model: ServedModel, answers: list[tuple[list[int], float]], **fiel
     """The reply where these answers, with this log-probability of each of their tokens, are written."""
     call = understand_line(model, COMPLETIONS, {"prompt": [20, 21, 22], **fields})
     assert isinstance(call, Completion), call
-    assert call.ask.params.n == len(answers)
     writing = begun(model, call.ask)
+    assert writing.request.params.n == len(answers)
     of_prompt = candidates([21, 22], -2.0) if call.ask.params.prompt_logprobs is not None else None
     for index, (token_ids, logprob) in enumerate(answers):
-        told = candidates(token_ids, logprob) if call.ask.params.logprobs is not None else None
+        told = candidates(token_ids, logprob) if writing.request.params.logprobs is not None else None
         writing.add([TokenEvent(writing.request.request_id, index, token_ids, told, of_prompt)], 1.0)
     for index in range(len(answers)):
         writing.add([TokenEvent(writing.request.request_id, index, [], finish_reason=FinishReason.LENGTH)], 2.0)

@@ -388,10 +388,10 @@ def test_prompts_may_bring_their_text_and_their_salt(llm: LLM) -> None:
     assert salted.num_cached_tokens == 0 and tokens(salted) == tokens(output)
 
 
-def test_the_best_of_several_answers_are_those_with_the_largest_log_probability(llm: LLM) -> None:
+def test_the_best_of_several_answers_are_those_with_the_highest_mean_log_probability(llm: LLM) -> None:
     sampled: dict[str, Any] = {"temperature": 1.5, "seed": 3, "max_tokens": 6, "ignore_eos": True}
     [all_of_them] = llm.generate(TEXT, SamplingParams(n=6, logprobs=0, **sampled))
-    ranked = sorted(all_of_them.outputs, key=lambda one: -(one.cumulative_logprob or 0.0))
+    ranked = sorted(all_of_them.outputs, key=lambda one: -(one.cumulative_logprob or 0.0) / len(one.token_ids))
     [best] = llm.generate(TEXT, SamplingParams(n=2, best_of=6, **sampled))
     assert tokens(best) == [one.token_ids for one in ranked[:2]] and [one.index for one in best.outputs] == [0, 1]
     assert best.outputs[0].logprobs is best.outputs[0].cumulative_logprob is None
