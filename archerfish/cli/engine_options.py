@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _RECORDS: dict[str, tuple[type, str]] = {"config": (EngineConfig, ENGINE_SECTION), "server": (ServerConfig, "Server")}
 """What a command can be called with, and the heading of its options."""
-_TAKE_MANY = ("served_model_name",)
+_TAKE_MANY = ("served_model_name", "api_key")
 """Fields whose option takes all values up to the next option."""
 
 
@@ -52,7 +52,7 @@ def _settings_options(command: CommandFunction, *names: str) -> CommandFunction:
     def with_settings(config_file: Path | None, **parameters: Any) -> None:
         for name in names:
             given = take_given(parameters, f"{name}_")
-            parameters[name] = load_config(_RECORDS[name][0], given, config_file, os.environ)
+            parameters[name] = load_config(_RECORDS[name][0], given, config_file, os.environ, _notify)
         command(**parameters)
 
     wrapped: CommandFunction = with_settings
@@ -60,6 +60,10 @@ def _settings_options(command: CommandFunction, *names: str) -> CommandFunction:
         record, section = _RECORDS[name]
         wrapped = field_options(record, section=section, prefix=f"{name}_", take_many=_TAKE_MANY)(wrapped)
     return wrapped
+
+
+def _notify(notice: str) -> None:
+    click.echo(notice, err=True)
 
 
 def open_model(config: EngineConfig) -> "LLM":

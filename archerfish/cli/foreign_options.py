@@ -1,32 +1,43 @@
-"""Options of other engines on the command line: accepted where they ask for nothing, else refused with what to use."""
+"""Options of other engines on the command line: accepted where they change nothing, else refused with what to use."""
 
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections import deque
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import click
 
-from archerfish.config.compatibility import FOREIGN, translate
+from archerfish.config.compatibility import Origin, shown_value, translate
+from archerfish.config.foreign_settings import FOREIGN
 from archerfish.config.settings import flag_name
-from archerfish.errors import ConfigError
 
 
 def without_foreign_options(options: Sequence[click.Option], arguments: Sequence[str]) -> list[str]:
-    """The arguments without options of other engines that ask for nothing, and with our own in place of others.
+    """The arguments without options of other engines that request nothing, and with our own in place of others.
 
     Options of the command itself always come first, so no name is taken from them.
     """
     foreign, spellings, kept = _parted(options, arguments)
-    translated = translate(foreign, lambda name: spellings.get(name) or flag_name(name))
+
+    def write(name: str, value: object) -> str:
+        # A flag says its value by itself.
+        return spellings[name] if isinstance(value, bool) else f"{spellings[name]} {shown_value(value)}"
+
+    given = {_setting(argument.partition("=")[0]) for argument in kept if argument.startswith("-")}
+    translated = translate(foreign, Origin(own_settings(options), flag_name, write), given)
     for notice in translated.notices:
         click.echo(notice, err=True)
     for name, value in translated.settings.items():
-        if any(argument.partition("=")[0] == flag_name(name) for argument in kept):
-            raise ConfigError(
-                f"{' and '.join(spellings.values())} asks for {flag_name(name)} {value}: leave one of them out"
-            )
         kept = [flag_name(name), value, *kept]
     return kept
+
+
+def own_settings(options: Sequence[click.Option]) -> set[str]:
+    """Names of the settings that a command has flags for."""
+    return {_setting(flag) for option in options for flag in option.opts if flag.startswith("--")}
+
+
+def _setting(flag: str) -> str:
+    return flag.lstrip("-").replace("-", "_")
 
 
 class _Parted(NamedTuple):
@@ -42,40 +53,42 @@ def _parted(options: Sequence[click.Option], arguments: Sequence[str]) -> _Parte
     own = {spelling: option for option in options for spelling in (*option.opts, *option.secondary_opts)}
     parted = _Parted({}, {}, [])
     foreign, spellings, kept = parted
-    rest = iter(arguments)
-    for argument in rest:
+    rest = deque(arguments)
+    while rest:
+        argument = rest.popleft()
         spelling, has_value, value = argument.partition("=")
         name = _foreign_name(spelling)
         if argument == "--":
             kept += [argument, *rest]
-        elif spelling in own:
+            break
+        if spelling in own:
             kept.append(argument)
             # What follows is its value, whatever it looks like.
             if not has_value and not own[spelling].is_flag:
-                kept += _taken(rest, own[spelling].nargs)
+                kept += [rest.popleft() for _ in range(min(own[spelling].nargs, len(rest)))]
         elif name is None:
             kept.append(argument)
         else:
             spellings[name] = spelling
-            if has_value:
-                foreign[name] = value
-            elif FOREIGN[name].is_switch:
-                foreign[name] = spelling.lstrip("-").replace("-", "_") == name
-            else:
-                foreign[name] = next(rest, "")
+            if not has_value:
+                value = _value(name, spelling, rest)
+            foreign[name] = value
     return parted
+
+
+def _value(name: str, spelling: str, rest: deque[str]) -> Any:
+    """The value of an option, taken from the arguments behind it if it stands there."""
+    if not FOREIGN[name].is_switch or (rest and rest[0] in FOREIGN[name].words):
+        return rest.popleft() if rest else ""
+    return _setting(spelling) == name
 
 
 def _foreign_name(spelling: str) -> str | None:
     """The name in the table of an option's spelling, be it negated; None if it is not there."""
     if not spelling.startswith("-"):
         return None
-    name = spelling.lstrip("-").replace("-", "_")
+    name = _setting(spelling)
     if name in FOREIGN:
         return name
     positive = name.removeprefix("no_")
     return positive if positive in FOREIGN and FOREIGN[positive].is_switch else None
-
-
-def _taken(rest: Iterator[str], count: int) -> list[str]:
-    return list(islice(rest, count))

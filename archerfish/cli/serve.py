@@ -26,16 +26,21 @@ def command(model: str | None, server: ServerConfig, config: EngineConfig) -> No
             raise ConfigError("the model was given twice: leave out MODEL or --model")
         config = replace(config, model=model)
     if config.model is None:
-        _check_names(server.served_model_name)
+        _check_last("--served-model-name", server.served_model_name)
+        _check_last("--api-key", server.api_key, shown="the last value")
     from archerfish.server.serve import serve
 
     serve(config, server)
 
 
-def _check_names(names: tuple[str, ...]) -> None:
-    """Refuse a model that stands where the option takes it for one more name."""
-    last = names[-1] if len(names) > 1 else ""
+def _check_last(flag: str, values: tuple[str, ...], shown: str | None = None) -> None:
+    """Refuse a model that stands where an option of several values takes it for one more.
+
+    `shown` is what the message calls it, where the values are secrets.
+    """
+    last = values[-1] if len(values) > 1 else ""
     if "/" in last or last in models_in_box() or (last and Path(last).is_dir()):
         raise ConfigError(
-            f"--served-model-name takes all that follows, {last!r} too: if that is the model, put it before the option"
+            f"{flag} takes all that follows, {shown or repr(last)} too, which looks like a model: put the model before "
+            "the option"
         )

@@ -1,38 +1,55 @@
-"""Settings of vLLM, SGLang and llama.cpp that are not ours: which values ask for nothing, and what to use instead.
+"""Accepts what programs for other engines set and what changes nothing here; refuses the rest with what to use.
 
-One table for Python, the command line and files. A value that is listed says what is so anyway, and is accepted; any
-other is refused with what takes its place. A setting of ours by the same name always comes first.
+Python, the command line, files and the environment share one table. Knows none of them: each says what it can take.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
+from archerfish.config.foreign_settings import FOREIGN
+from archerfish.config.settings import EngineConfig, ServerConfig
 from archerfish.errors import ConfigError
+
+_OF_ENGINE, _OF_SERVICE = (frozenset(field.name for field in fields(kind)) for kind in (EngineConfig, ServerConfig))
+_OF_REQUESTS = {"grammar": "structured_outputs"}
+"""Flags whose sampling parameter has another name."""
+_MOST_SHOWN = 100
+"""Characters of a value that a message repeats."""
+_SETTING = re.compile(r"\{(no_)?(\w+)\}")
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
-    """A setting of another engine."""
+class Origin:
+    """Where settings are given: a command, a class of Python, a file, the environment."""
 
-    instead: str
-    """What to use, as the end of a sentence."""
-    accepted: tuple[object, ...] = ()
-    """Values that ask for what is so anyway."""
-    means: tuple[str, str] | None = None
-    """A setting of ours and its value: what true asks for."""
-    notice: str = ""
-    """What is said where true, or any value, is accepted."""
-    takes_any: bool = False
-    is_switch: bool = False
-    """True or false: a flag without a value on the command line."""
+    own: Collection[str]
+    """Names of the settings that can be given there."""
+    spell: Callable[[str], str] = lambda name: name
+    """Writes the name of a setting as users do there."""
+    write: Callable[[str, object], str] = lambda name, value: f"{name} {shown_value(value)}"
+    """Writes a setting with its value."""
 
-    def accepts(self, value: object) -> bool:
-        return value is None or self.takes_any or any(_is_same(value, one) for one in self.accepted)
+    def hint(self, name: str) -> str:
+        """Return what takes the place of a setting of another engine, in words that fit here."""
+        return self._spelled(FOREIGN[name].instead) or "leave it out"
 
+    def notice(self, name: str) -> str:
+        """Return what a user should know of a setting of another engine that was accepted."""
+        return self._spelled(FOREIGN[name].notice)
 
-Spell = Callable[[str], str]
-"""Writes the name of one of our settings as users do here."""
+    def _spelled(self, text: str) -> str:
+        """Write our settings that a text names; where one of them cannot be given, say what to do about it."""
+        named = [found[2] for found in _SETTING.finditer(text)]
+        missing = next((name for name in named if name not in self.own), None)
+        return _SETTING.sub(self._written, text) if missing is None else _elsewhere(missing)
+
+    def _written(self, found: re.Match[str]) -> str:
+        written = self.spell(found[2])
+        if not found[1]:
+            return written
+        return f"--no-{written[2:]}" if written.startswith("--") else f"{written}=False"
 
 
 class Translated(NamedTuple):
@@ -40,185 +57,8 @@ class Translated(NamedTuple):
 
     settings: dict[str, Any]
     notices: list[str]
-    """What to say of those that were accepted."""
+    """What users should know of those that were accepted."""
 
-
-def _switch(instead: str, *accepted: object, **more: Any) -> Foreign:
-    return Foreign(instead, accepted or (False,), is_switch=True, **more)
-
-
-_ONE_DEVICE = "Archerfish runs a model on one device; use a smaller quantization, such as {quantization} int8 or int4"
-_REPLICAS = "start several services, each with a device of its own"
-_TEXT_ONLY = "only text is read; leave it out"
-_LENGTH, _STEP, _SEQUENCES = "use {max_model_len}", "use {max_num_batched_tokens}", "use {max_num_seqs}"
-_SPECULATION = "use {speculative_config}"
-_ON_ITS_OWN = (
-    "programs and CUDA graphs are recorded for the sizes that steps have; leave it out, or use {kernels} reference"
-)
-_LORA = "LoRA adapters are not supported; merge the adapter into the checkpoint"
-_TOOLS = "tools are called in the format that the chat template says; use {tool_call_format} for another"
-
-FOREIGN: Mapping[str, Foreign] = {
-    # vLLM: one device, no workers.
-    "tensor_parallel_size": Foreign(_ONE_DEVICE, (1,)),
-    "pipeline_parallel_size": Foreign(_ONE_DEVICE, (1,)),
-    "data_parallel_size": Foreign(_REPLICAS, (1,)),
-    "prefill_context_parallel_size": Foreign(_ONE_DEVICE, (1,)),
-    "decode_context_parallel_size": Foreign(_ONE_DEVICE, (1,)),
-    "enable_expert_parallel": _switch(_ONE_DEVICE),
-    "api_server_count": Foreign("bodies are read by as many processes as there are cores; leave it out", (1,)),
-    "distributed_executor_backend": Foreign(_ONE_DEVICE, ("mp", "uni")),
-    "disable_custom_all_reduce": _switch("there is nothing to reduce on one device; leave it out", True, False),
-    "worker_cls": Foreign("there are no workers; leave it out", ("auto",)),
-    # vLLM: models and weights.
-    "trust_remote_code": _switch(
-        "",
-        True,
-        False,
-        notice="trust_remote_code: no code of a checkpoint is ever run; model families are part of Archerfish",
-    ),
-    "tokenizer_mode": Foreign("tokenizer.json is what is read; leave it out", ("auto", "hf", "fast")),
-    "tokenizer_revision": Foreign("give {tokenizer} a directory that holds this revision"),
-    "code_revision": Foreign("no code of a checkpoint is ever run; leave it out"),
-    "config_format": Foreign("config.json is what is read; leave it out", ("auto", "hf")),
-    "hf_config_path": Foreign("use {hf_overrides}"),
-    "hf_token": Foreign("set the environment variable HF_TOKEN", (True, False)),
-    "download_dir": Foreign("set the environment variable HF_HUB_CACHE"),
-    "ignore_patterns": Foreign("weights in other formats than safetensors are not fetched; leave it out", ([],)),
-    "model_loader_extra_config": Foreign("safetensors are read in one way; leave it out", ({},)),
-    "model_impl": Foreign("model families are part of Archerfish; leave it out", ("auto",)),
-    "runner": Foreign("one model gives answers and embeddings; leave it out", ("auto", "generate", "pooling")),
-    "convert": Foreign("no model here has a head for classes or rewards; leave it out", ("auto", "none", "embed")),
-    "task": Foreign("one model gives answers and embeddings; leave it out", ("auto", "generate", "embed", "embedding")),
-    "pooler_config": Foreign("an embedding is the mean of the last layer's states; use PoolingParams to normalize it"),
-    "generation_config": Foreign("what generation_config.json recommends is a default: give parameters", ("auto",)),
-    "override_generation_config": Foreign("give sampling parameters with each request", ({},)),
-    "quantization_param_path": Foreign("scales of the KV cache are computed as it is written; leave it out"),
-    "max_logprobs": Foreign("as many may be asked for as the vocabulary has tokens; leave it out", (-1, 5, 20)),
-    "logprobs_mode": Foreign("log-probabilities are the model's own, before penalties", ("raw_logprobs",)),
-    # vLLM: memory, steps, recording.
-    "swap_space": Foreign("what makes way is computed again, or found in the prefix cache; leave it out", (0, 4)),
-    "cpu_offload_gb": Foreign("weights are not offloaded; use a smaller {quantization}", (0,)),
-    "num_gpu_blocks_override": Foreign("use {kv_cache_memory_bytes}"),
-    "enforce_eager": _switch("", True, False, means=("kernels", "reference")),
-    "compilation_config": Foreign(_ON_ITS_OWN, ({},)),
-    "optimization_level": Foreign(_ON_ITS_OWN),
-    "max_seq_len_to_capture": Foreign("graphs serve contexts of any length; leave it out", (8192,)),
-    "cuda_graph_sizes": Foreign(_ON_ITS_OWN, ([],)),
-    "enable_chunked_prefill": _switch(
-        "prompts longer than a step are always cut; set {max_num_batched_tokens} as high as {max_model_len} to have "
-        "each computed in one step",
-        True,
-    ),
-    "max_num_partial_prefills": Foreign("prompts fill what running answers leave of a step; leave it out", (1,)),
-    "long_prefill_token_threshold": Foreign("use {max_num_batched_tokens}", (0,)),
-    "num_scheduler_steps": Foreign("steps overlap where a device computes next to the host; leave it out", (1,)),
-    "async_scheduling": _switch("steps overlap where a device computes next to the host; leave it out", True),
-    "scheduling_policy": Foreign("priorities of requests are always obeyed; leave it out", ("fcfs", "priority")),
-    "preemption_mode": Foreign("what makes way is computed again; leave it out", ("recompute",)),
-    "use_v2_block_manager": _switch("there is one; leave it out", True),
-    "disable_sliding_window": _switch("windows are part of a model; set sliding_window in {hf_overrides} to null"),
-    "prefix_caching_hash_algo": Foreign(
-        "names of blocks are always BLAKE2 hashes; leave it out", ("sha256", "builtin")
-    ),
-    "attention_backend": Foreign("use {kernels}", ("auto",)),
-    "enable_sleep_mode": _switch("free the memory by closing the engine"),
-    "kv_transfer_config": Foreign("there is one engine, which keeps its own cache"),
-    # vLLM: LoRA, media, reasoning.
-    "enable_lora": _switch(_LORA),
-    "max_loras": Foreign(_LORA, (1,)),
-    "max_lora_rank": Foreign(_LORA, (16,)),
-    "lora_modules": Foreign(_LORA),
-    "limit_mm_per_prompt": Foreign(_TEXT_ONLY, ({},)),
-    "mm_processor_kwargs": Foreign(_TEXT_ONLY, ({},)),
-    "allowed_local_media_path": Foreign(_TEXT_ONLY, ("",)),
-    "reasoning_parser": Foreign("thinking is part of the text; use chat_template_kwargs to have none", ("",)),
-    "enable_auto_tool_choice": _switch("", True, notice="enable_auto_tool_choice: tools may always be called"),
-    "tool_call_parser": Foreign(_TOOLS),
-    "served_model_name": Foreign(
-        "", takes_any=True, notice="served_model_name: only clients of archerfish serve name the model"
-    ),
-    "response_role": Foreign("the role is always assistant; leave it out", ("assistant",)),
-    # vLLM: structured outputs, speculation, logging.
-    "guided_decoding_backend": Foreign("llguidance compiles every form; leave it out", ("auto", "guidance")),
-    "structured_outputs_config": Foreign("llguidance compiles every form; leave it out", ({},)),
-    "logits_processors": Foreign("use logit_bias, allowed_token_ids, bad_words or structured_outputs", ([],)),
-    "speculative_model": Foreign(_SPECULATION),
-    "num_speculative_tokens": Foreign(_SPECULATION),
-    "ngram_prompt_lookup_max": Foreign(_SPECULATION),
-    "ngram_prompt_lookup_min": Foreign(_SPECULATION),
-    "spec_method": Foreign(_SPECULATION),
-    "spec_model": Foreign(_SPECULATION),
-    "spec_tokens": Foreign(_SPECULATION),
-    "disable_log_stats": _switch("", True, False),  # Nothing is logged in intervals; /metrics always has the numbers.
-    "disable_log_requests": _switch("", True, False),  # No prompt is ever logged; the service logs a line per request.
-    "enable_log_requests": _switch("", True, False),
-    "use_tqdm_on_load": _switch("set the standard error to something that is no terminal", True),
-    "ssl_keyfile": Foreign("use {tls_key}"),
-    "ssl_certfile": Foreign("use {tls_certificate}"),
-    "allowed_origins": Foreign("use {cors_origins}"),
-    "uvicorn_log_level": Foreign("use {log_json} for lines that programs read; leave it out"),
-    "root_path": Foreign("have the proxy take the prefix away"),
-    # SGLang.
-    "model_path": Foreign("use {model}"),
-    "tokenizer_path": Foreign("use {tokenizer}"),
-    "context_length": Foreign(_LENGTH),
-    "tp": Foreign(_ONE_DEVICE, (1,)),
-    "tp_size": Foreign(_ONE_DEVICE, (1,)),
-    "dp": Foreign(_REPLICAS, (1,)),
-    "dp_size": Foreign(_REPLICAS, (1,)),
-    "mem_fraction_static": Foreign("use {gpu_memory_utilization}"),
-    "max_running_requests": Foreign(_SEQUENCES),
-    "max_total_tokens": Foreign("use {kv_cache_memory_bytes}"),
-    "chunked_prefill_size": Foreign(_STEP),
-    "max_prefill_tokens": Foreign(_STEP),
-    "schedule_policy": Foreign("priorities of requests are always obeyed; leave it out", ("fcfs", "lpm")),
-    "page_size": Foreign("use {block_size}"),
-    "disable_radix_cache": _switch("use --no-enable-prefix-caching (enable_prefix_caching=False)"),
-    "disable_cuda_graph": _switch("", True, False, means=("kernels", "reference")),
-    "speculative_algorithm": Foreign(_SPECULATION),
-    "speculative_draft_model_path": Foreign(_SPECULATION),
-    "speculative_num_draft_tokens": Foreign(_SPECULATION),
-    "random_seed": Foreign("use {seed}"),
-    # llama.cpp.
-    "ctx_size": Foreign(_LENGTH),
-    "n_ctx": Foreign(_LENGTH),
-    "c": Foreign(_LENGTH),
-    "m": Foreign("use {model}"),
-    "n": Foreign("use {max_tokens}"),
-    "predict": Foreign("use {max_tokens}"),
-    "n_predict": Foreign("use {max_tokens}"),
-    "ngl": Foreign("all layers run on one device; use {device} cuda"),
-    "gpu_layers": Foreign("all layers run on one device; use {device} cuda"),
-    "n_gpu_layers": Foreign("all layers run on one device; use {device} cuda"),
-    "t": Foreign("use {threads}"),
-    "s": Foreign("use {seed}"),
-    "b": Foreign(_STEP),
-    "ub": Foreign(_STEP),
-    "ubatch_size": Foreign(_STEP),
-    "np": Foreign(_SEQUENCES),
-    "parallel": Foreign(_SEQUENCES),
-    "p": Foreign("give the prompt as it is, without a flag"),
-    "prompt": Foreign("give the prompt as it is, without a flag"),
-    "hf": Foreign("use {model} with the name of a repository of safetensors; GGUF is not read"),
-    "hf_repo": Foreign("use {model} with the name of a repository of safetensors; GGUF is not read"),
-    "fa": _switch("attention always runs without storing its scores; leave it out"),
-    "flash_attn": _switch("attention always runs without storing its scores; leave it out", True),
-    "ctk": Foreign("use {kv_cache_dtype}, which is that of keys and values"),
-    "ctv": Foreign("use {kv_cache_dtype}, which is that of keys and values"),
-    "cache_type_k": Foreign("use {kv_cache_dtype}, which is that of keys and values"),
-    "cache_type_v": Foreign("use {kv_cache_dtype}, which is that of keys and values"),
-    "md": Foreign(_SPECULATION),
-    "model_draft": Foreign(_SPECULATION),
-    "draft_max": Foreign(_SPECULATION),
-    "mlock": _switch("weights are not swapped out while they are used; leave it out"),
-    "mmap": _switch("files are always mapped while they are read; leave it out", True),
-    "temp": Foreign("use {temperature}"),
-    "repeat_penalty": Foreign("use {repetition_penalty}"),
-    "grammar_file": Foreign("use {grammar}"),
-    "alias": Foreign("use {served_model_name}"),
-    "cont_batching": _switch("it is the default; {batching} has others", True),
-}
 
 ALIASES: Mapping[str, Mapping[str, str]] = {
     "dtype": {"half": "float16", "float": "float32"},
@@ -238,7 +78,7 @@ REFUSED: Mapping[str, Mapping[str, str]] = {
 
 
 def own_value(name: str, value: Any) -> Any:
-    """The value of a setting of ours as this engine calls it; raises ValueError with what to use instead."""
+    """Return the value of a setting of ours as this engine calls it; raise ValueError with what to use instead."""
     if type(value).__module__ == "torch":  # A torch.dtype.
         value = str(value).removeprefix("torch.")
     if not isinstance(value, str):
@@ -248,55 +88,37 @@ def own_value(name: str, value: Any) -> Any:
     return ALIASES.get(name, {}).get(value, value)
 
 
-def hint(name: str, spell: Spell) -> str | None:
-    """What takes the place of a setting of another engine, as it is spelled there; None if it is unknown."""
-    foreign = FOREIGN.get(name.removeprefix("no_") if name not in FOREIGN else name)
-    if foreign is None:
-        return None
-    if foreign.means is not None:
-        return f"use {spell(foreign.means[0])} {foreign.means[1]}"
-    return _spelled(foreign.instead, spell) or "leave it out"
+def translate(settings: Mapping[str, Any], origin: Origin, given: Collection[str] = ()) -> Translated:
+    """Take settings of other engines alone; raise a ConfigError for those that request what is not there.
 
-
-def translate(settings: Mapping[str, Any], spell: Spell) -> Translated:
-    """Settings without those of other engines that ask for nothing; a ConfigError for those that ask for more.
-
-    `settings` holds settings of other engines alone; `spell` writes the name of one of ours.
+    `given` are the names of our own settings that were given as well.
     """
     own: dict[str, Any] = {}
     notices = []
     for name, value in settings.items():
         foreign = FOREIGN[name]
-        if not foreign.accepts(value):
-            written = spell(name)
-            # A flag says its value by itself.
-            what = written if foreign.is_switch and written.startswith("-") else f"{written} {_shown(value)}"
-            raise ConfigError(f"{what}: {hint(name, spell)}")
-        is_asked = value is not None and (foreign.takes_any or _is_same(value, True))
-        if is_asked and foreign.notice:
-            notices.append(foreign.notice)
-        if is_asked and foreign.means is not None:
-            own[foreign.means[0]] = foreign.means[1]
+        if value is not None and foreign.renamed in origin.own:
+            if foreign.renamed in given:
+                same = origin.spell(foreign.renamed)
+                raise ConfigError(f"{origin.write(name, value)}: {same} is the same and was given, too; leave one out")
+            own[foreign.renamed] = value
+        elif not foreign.is_harmless(value):
+            raise ConfigError(f"{origin.write(name, value)}: {origin.hint(name)}")
+        elif foreign.notice and not foreign.is_default(value):
+            notices.append(origin.notice(name))
     return Translated(own, notices)
 
 
-def _spelled(text: str, spell: Spell) -> str:
-    start, brace, rest = text.partition("{")
-    if not brace:
-        return text
-    name, _, end = rest.partition("}")
-    return start + spell(name) + _spelled(end, spell)
-
-
-def _is_same(value: object, accepted: object) -> bool:
-    """Whether a value is this one; texts of the command line are compared with how the value is written."""
-    if isinstance(value, str) and not isinstance(accepted, str):
-        return value.lower() == str(accepted).lower()
-    if isinstance(value, bool) != isinstance(accepted, bool):
-        return False
-    return value == accepted
-
-
-def _shown(value: object) -> str:
+def shown_value(value: object) -> str:
+    """Return a value as people write it, within a bound."""
     text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= 100 else text[:100] + "..."
+    return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "..."
+
+
+def _elsewhere(name: str) -> str:
+    """Return what to do about a setting of ours that cannot be given here."""
+    if name in _OF_ENGINE:
+        return "leave it out"
+    if name in _OF_SERVICE:
+        return "it is for archerfish serve; leave it out"
+    return f"give {_OF_REQUESTS.get(name, name)} with each request"

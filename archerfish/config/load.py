@@ -14,9 +14,11 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from archerfish.config.compatibility import FOREIGN, hint, own_value, translate
+from archerfish.config.compatibility import Origin, own_value, shown_value, translate
+from archerfish.config.foreign_settings import FOREIGN
 from archerfish.config.numbers import parse_count
 from archerfish.config.settings import EngineConfig, ServerConfig, flag_name
+from archerfish.config.switches import read_switch
 from archerfish.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "ARCHERFISH_"
@@ -26,24 +28,31 @@ logger = logging.getLogger("archerfish")
 LEAST_LIKENESS = 0.8
 """Of two names, for one to be offered instead of the other: a wrong hint is worse than none."""
 
-_TRUE = frozenset(("true", "1", "yes", "on"))
-_FALSE = frozenset(("false", "0", "no", "off"))
-
-
 Settings = TypeVar("Settings", EngineConfig, ServerConfig)
+
+Notify = Callable[[str], None]
 
 _SHARED = (EngineConfig, ServerConfig)
 """What a file and the environment may set, side by side: each command takes what is its own."""
 
 
 def load_config(
-    record: type[Settings], flags: Mapping[str, Any], config_file: Path | None, environ: Mapping[str, str]
+    record: type[Settings],
+    flags: Mapping[str, Any],
+    config_file: Path | None,
+    environ: Mapping[str, str],
+    notify: Notify = logger.info,
 ) -> Settings:
     """Settings from the file, over them the environment's, over them the flags; defaults where none says anything.
 
-    A flag of None was not given. A name that is not a setting is refused, wherever it stands.
+    A flag of None was not given. A name that is not a setting is refused, wherever it stands. `notify` is called with
+    what a user should know of settings of other engines.
     """
-    given = {**_from_file(record, config_file), **_from_environment(record, environ), **read_flags(record, flags)}
+    given = {
+        **_from_file(record, config_file, notify),
+        **_from_environment(record, environ, notify),
+        **read_flags(record, flags),
+    }
     return record(**given)
 
 
@@ -51,14 +60,11 @@ def check_settings(settings: Mapping[str, Any]) -> EngineConfig:
     """Settings given in Python, checked and converted as flags are. A setting of None was not given."""
     own = field_types(EngineConfig)
     foreign = {name: value for name, value in settings.items() if name not in own and name in FOREIGN}
-    kept = {name: value for name, value in settings.items() if name not in foreign}
-    translated = translate(foreign, spell=lambda name: name)
-    for name, value in translated.settings.items():
-        if kept.get(name) not in (None, value):
-            raise ConfigError(f"{name}={kept[name]!r}: {' and '.join(foreign)} ask for {value!r}; leave one out")
+    translated = translate(foreign, Origin(own))
     for notice in translated.notices:
         logger.info(notice)
-    return EngineConfig(**read_flags(EngineConfig, {**kept, **translated.settings}, spell=lambda name: name))
+    kept = {name: value for name, value in settings.items() if name not in foreign}
+    return EngineConfig(**read_flags(EngineConfig, kept, spell=lambda name: name))
 
 
 def read_flags(record: type, flags: Mapping[str, Any], spell: Callable[[str], str] = flag_name) -> dict[str, Any]:
@@ -95,7 +101,7 @@ def without_none(annotation: Any) -> Any:
     return annotation
 
 
-def _from_file(record: type, path: Path | None) -> dict[str, Any]:
+def _from_file(record: type, path: Path | None, notify: Notify) -> dict[str, Any]:
     if path is None:
         return {}
     try:
@@ -109,25 +115,44 @@ def _from_file(record: type, path: Path | None) -> dict[str, Any]:
     named = {f"{key} in {path}": (key.replace("-", "_"), value) for key, value in table.items()}
     if len({name for name, _ in named.values()}) < len(named):
         raise ConfigError(f"{path} names a setting twice, once with - and once with _: keep one of them")
-    return _convert_shared(record, named, lambda name: name)
+    return _convert_shared(
+        record, named, Origin(_shared(), write=lambda name, value: f"{name} = {shown_value(value)} in {path}"), notify
+    )
 
 
-def _from_environment(record: type, environ: Mapping[str, str]) -> dict[str, Any]:
+def _from_environment(record: type, environ: Mapping[str, str], notify: Notify) -> dict[str, Any]:
     named = {
         variable: (variable.removeprefix(ENVIRONMENT_PREFIX).lower(), text)
         for variable, text in environ.items()
         # Empty is how shells and compose files say "not set".
         if variable.startswith(ENVIRONMENT_PREFIX) and text
     }
-    return _convert_shared(record, named, lambda name: ENVIRONMENT_PREFIX + name.upper())
+
+    def spell(name: str) -> str:
+        return ENVIRONMENT_PREFIX + name.upper()
+
+    origin = Origin(_shared(), spell, lambda name, value: f"{spell(name)}={shown_value(value)}")
+    return _convert_shared(record, named, origin, notify)
 
 
-def _convert_shared(record: type, named: Mapping[str, tuple[str, Any]], spell: Callable[[str], str]) -> dict[str, Any]:
-    """Like _convert_all, but settings of other records may stand there too."""
-    others = {name for other in _SHARED if other is not record for name in field_types(other)}
+def _shared() -> set[str]:
+    return {name for record in _SHARED for name in field_types(record)}
+
+
+def _convert_shared(
+    record: type, named: Mapping[str, tuple[str, Any]], origin: Origin, notify: Notify
+) -> dict[str, Any]:
+    """Like _convert_all, but settings of other records may stand there too, and those of other engines."""
+    foreign = {name: value for name, value in named.values() if name not in origin.own and name in FOREIGN}
+    given = {written: entry for written, entry in named.items() if entry[0] not in foreign}
+    translated = translate(foreign, origin, {name for name, _ in given.values()})
+    given |= {origin.spell(name): (name, value) for name, value in translated.settings.items()}
+    # The record of the service is read from the same sources, and only by a command that reads this one, too.
+    for notice in translated.notices if record is EngineConfig else ():
+        notify(notice)
     types = field_types(record)
-    own = {written: entry for written, entry in named.items() if entry[0] in types or entry[0] not in others}
-    return _convert_all(record, own, spell, others)
+    own = {written: entry for written, entry in given.items() if entry[0] in types or entry[0] not in origin.own}
+    return _convert_all(record, own, origin.spell, origin.own)
 
 
 def _convert_all(
@@ -152,8 +177,6 @@ def _convert_all(
 def _suggestion(name: str, known: Iterable[str], spell: Callable[[str], str]) -> str:
     from difflib import get_close_matches
 
-    if (instead := hint(name, spell)) is not None:
-        return f"; {instead}"
     close = get_close_matches(name, known, n=1, cutoff=LEAST_LIKENESS)
     if close:
         return f"; did you mean {spell(close[0])}?"
@@ -200,10 +223,10 @@ def _to_float(_: Any, value: Any) -> float:
 def _to_bool(_: Any, value: Any) -> bool:
     if isinstance(value, bool):
         return value
-    text = value.lower() if isinstance(value, str) else ""
-    if text not in _TRUE | _FALSE:
+    switch = read_switch(value) if isinstance(value, str) else None
+    if switch is None:
         raise ValueError(f"{value!r} is neither true nor false")
-    return text in _TRUE
+    return switch
 
 
 def _to_str(_: Any, value: Any) -> str:

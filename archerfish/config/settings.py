@@ -154,7 +154,8 @@ size may so take --max-file-bytes divided by this."""
     data_dir: str | None = None
     """Directory of uploaded files and batches; without one there are no batches."""
     tool_call_format: str | None = None
-    """How the model writes tool calls: hermes, llama3, mistral or perch; by default what its chat template says."""
+    """How the model writes tool calls: hermes, llama3, mistral, mistral-args, perch or the name that vLLM has for one \
+of these, as in --tool-call-parser llama3_json; by default what its chat template says."""
     reasoning_parser: str | None = None
     """How the model marks its reasoning, which replies then tell apart from the answer: think, deepseek_r1, qwen3, \
 mistral, seed_oss or another name that vLLM has for one of these; none leaves it in the answer; by default what its \

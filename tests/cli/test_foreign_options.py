@@ -12,7 +12,16 @@ def test_options_that_ask_for_nothing_change_nothing() -> None:
     foreign = archerfish(
         *("generate", "--tensor-parallel-size", "1", "--trust-remote-code", "Once", *MODEL, *ONE, "--swap-space=4"),
         *("--enable-chunked-prefill", "--disable-log-requests", "--no-enforce-eager", "--tokenizer-mode", "auto"),
-        *("--no-enable-lora", "--dtype", "float"),
+        *(
+            "--no-enable-lora",
+            "--dtype",
+            "float",
+            "--no-async-scheduling",
+            "--max-log-len",
+            "10",
+            "--use-v2-block-manager",
+        ),
+        *("--limit-mm-per-prompt", '{"image": 0}', "--limit-mm-per-prompt=image=0", "--disable-cascade-attn"),
     )
     assert plain.exit_code == foreign.exit_code == 0, foreign.stderr
     assert foreign.stdout == plain.stdout
@@ -39,11 +48,10 @@ def test_options_that_ask_for_nothing_change_nothing() -> None:
         (("--generation-config", "vllm"), "--generation-config vllm: "),
         (("--compilation-config", '{"level": 3}'), "use --kernels reference"),
         (("--quantization", "awq"), "quantized already are not read"),
-        (
-            ("--enforce-eager", "--kernels", "amx"),
-            "--enforce-eager asks for --kernels reference: leave one of them out",
-        ),
-        (("--max-logprobs", "1"), "--max-logprobs 1: as many may be asked for"),
+        (("--tool-call-parser", "hermes"), "--tool-call-parser hermes: tool calls are part of the text here"),
+        (("--disable-radix-cache",), "--disable-radix-cache: use --no-enable-prefix-caching"),
+        (("--ssl-keyfile", "k"), "--ssl-keyfile k: it is for archerfish serve; leave it out"),
+        (("--max-logprobs", "1"), "--max-logprobs 1: as many may be requested"),
     ],
 )
 def test_options_that_ask_for_more_say_what_to_use(arguments: tuple[str, ...], says: str) -> None:
@@ -75,10 +83,20 @@ def test_a_value_is_a_value_whatever_it_looks_like() -> None:
     assert result.exit_code == 0, result.stderr
 
 
-def test_running_without_recording_is_what_it_says() -> None:
+def test_switching_graphs_off_keeps_the_kernels() -> None:
     eager = archerfish("generate", "Once", *MODEL, *ONE, "--enforce-eager")
     assert eager.exit_code == 0, eager.stderr
-    assert eager.stdout == archerfish("generate", "Once", *MODEL, *ONE, "--kernels", "reference").stdout
+    assert eager.stdout == archerfish("generate", "Once", *MODEL, *ONE).stdout
+    assert "native and Triton kernels stay in use" in eager.stderr and "--kernels reference is plain" in eager.stderr
+
+
+@pytest.mark.parametrize("flag", [("-fa",), ("-fa", "on"), ("--flash-attn=off",), ("--no-flash-attn",)])
+def test_a_switch_may_have_a_word_behind_it(flag: tuple[str, ...]) -> None:
+    result = archerfish("generate", *flag, "Once", *MODEL, *ONE)
+    assert result.exit_code == 0 and result.stdout.count("\n") == 1, result.stderr
+    assert ("attention never stores its scores" in result.stderr) == (
+        flag[-1] in ("--flash-attn=off", "--no-flash-attn")
+    )
 
 
 @pytest.mark.parametrize("command", [("serve",), ("chat",), ("bench", "latency"), ("bench", "throughput"), ("batch",)])

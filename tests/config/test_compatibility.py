@@ -1,35 +1,77 @@
-"""Settings of other engines: what asks for nothing is accepted, all else is refused with what takes its place."""
+"""Settings of other engines: what changes nothing is accepted, all else is refused with what takes its place."""
 
 import logging
 import re
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import torch
 
 from archerfish import LLM, AsyncEngineArgs, EngineArgs
-from archerfish.config.compatibility import FOREIGN, hint
-from archerfish.config.load import check_settings
+from archerfish.cli.foreign_options import own_settings
+from archerfish.cli.main import program
+from archerfish.config.compatibility import Origin
+from archerfish.config.foreign_settings import FOREIGN
+from archerfish.config.load import check_settings, load_config
 from archerfish.config.settings import EngineConfig, ServerConfig, flag_name
 from archerfish.errors import ConfigError
 from archerfish.request import SamplingParams
 
 OWN = {field.name for field in fields(EngineConfig)}
-ALL_OWN = OWN | {field.name for record in (ServerConfig, SamplingParams) for field in fields(record)} | {"grammar"}
+OF_SERVICE = {field.name for field in fields(ServerConfig)}
+ALL_OWN = OWN | OF_SERVICE | {field.name for field in fields(SamplingParams)} | {"grammar"}
+COMMANDS = ("generate", "chat", "batch", "serve", "estimate", "bench latency", "bench throughput", "bench ladder")
 
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_the_table_names_settings_of_others_and_sends_to_ours(name: str) -> None:
     foreign = FOREIGN[name]
     assert name not in OWN
-    for ours in re.findall(r"\{(\w+)\}", foreign.instead):
-        assert ours in ALL_OWN
-    if foreign.means is not None:
-        ours, value = foreign.means
-        assert getattr(check_settings({ours: value}), ours) == value
-    assert foreign.instead or foreign.takes_any or {True, False} & set(map(bool, foreign.accepted))
-    assert "{" not in str(hint(name, flag_name))
+    named = re.findall(r"\{(?:no_)?(\w+)\}", foreign.instead + foreign.notice)
+    assert set(named) <= ALL_OWN and foreign.renamed in {"", *ALL_OWN}
+    assert foreign.is_harmless(None)
+    if foreign.is_switch:
+        assert foreign.is_harmless(False) or foreign.default is True, "what is off by default may be switched off"
+    elif foreign.default is not None:
+        assert foreign.is_harmless(foreign.default)
+    accepts_all = foreign.is_harmless(True) and foreign.is_harmless(False)
+    assert foreign.instead or accepts_all, "what may be refused says what to use"
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_hints_name_flags_that_the_command_itself_has(path: str) -> None:
+    command: click.Command = program
+    context = click.Context(program)
+    for name in path.split():
+        assert isinstance(command, click.Group)
+        found = command.get_command(context, name)
+        assert found is not None
+        command = found
+    options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+    flags = {flag for option in options for flag in (*option.opts, *option.secondary_opts)}
+    origin = Origin(own_settings(options), flag_name)
+    for name in FOREIGN:
+        if FOREIGN[name].renamed in origin.own:
+            continue
+        for text in (origin.hint(name), origin.notice(name)):
+            named = set(re.findall(r"(?<!\w)--[a-z][a-z-]*", text))
+            assert named <= flags, (name, text)
+            assert "{" not in text
+
+
+def test_hints_in_python_name_settings_of_the_engine() -> None:
+    origin = Origin(OWN)
+    for name in FOREIGN:
+        for text in (origin.hint(name), origin.notice(name)):
+            assert not re.findall(r"--\w|[{}]", text)
+            named = {word for word in re.findall(r"\w+", text) if "_" in word}
+            assert not (named & OF_SERVICE) - OWN - {name}, text
+    assert origin.hint("disable_radix_cache") == "use enable_prefix_caching=False"
+    assert origin.hint("temp") == "give temperature with each request"
+    assert origin.hint("ssl_keyfile") == "it is for archerfish serve; leave it out"
 
 
 QUICKSTART = {
@@ -58,7 +100,15 @@ QUICKSTART = {
     "runner": "pooling",
     "speculative_config": None,
     "compilation_config": None,
-    "limit_mm_per_prompt": {},
+    "limit_mm_per_prompt": {"image": 0, "video": {"count": 0}},
+    "async_scheduling": False,
+    "use_v2_block_manager": True,
+    "use_tqdm_on_load": False,
+    "rope_scaling": None,
+    "rope_theta": None,
+    "disable_cascade_attn": True,
+    "enable_reasoning": False,
+    "max_log_len": 100,
 }
 
 
@@ -76,10 +126,14 @@ def test_what_asks_for_nothing_is_accepted() -> None:
         ("enable_lora", True, "merge the adapter into the checkpoint"),
         ("enable_chunked_prefill", False, "max_num_batched_tokens"),
         ("swap_space", 16, "leave it out"),
+        ("limit_mm_per_prompt", {"image": 1}, "only text is read"),
+        ("rope_scaling", {"rope_type": "yarn"}, "use hf_overrides"),
+        ("tool_call_parser", "hermes", "tool calls are part of the text here"),
+        ("return_tokens_as_token_ids", True, "with each request"),
         ("max_num_batched_token", 16, "did you mean max_num_batched_tokens?"),
         ("compilation_config", {"level": 3}, "use kernels reference"),
         ("generation_config", "vllm", "generation_config"),
-        ("max_logprobs", 0, "as many may be asked for"),
+        ("max_logprobs", 0, "as many may be requested"),
         ("ctx_size", 4096, "ctx_size 4096: use max_model_len"),
         ("n_gpu_layers", 99, "device cuda"),
         ("context_length", 4096, "use max_model_len"),
@@ -113,12 +167,66 @@ def test_values_of_ours_have_other_names_elsewhere(name: str, value: Any, ours: 
 
 
 @pytest.mark.parametrize("name", ["enforce_eager", "disable_cuda_graph"])
-def test_running_without_recording_is_a_setting_of_ours(name: str) -> None:
-    assert check_settings({name: True}).kernels == "reference"
-    assert check_settings({name: False, "kernels": "amx"}).kernels == "amx"
-    assert check_settings({name: True, "kernels": "reference"}).kernels == "reference"
-    with pytest.raises(ConfigError, match=rf"kernels='amx': {name} ask.* for 'reference'"):
-        check_settings({name: True, "kernels": "amx"})
+def test_switching_graphs_off_keeps_the_kernels(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="archerfish"):
+        assert check_settings({name: True}) == EngineConfig()
+        assert check_settings({name: True, "kernels": "amx"}).kernels == "amx"
+    assert f"{name}: native and Triton kernels stay in use" in caplog.text and "kernels reference" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger="archerfish"):
+        assert check_settings({name: False}) == EngineConfig()
+    assert not caplog.text
+
+
+SHARED = {
+    "tensor_parallel_size": 1,
+    "enforce_eager": False,
+    "disable_log_requests": True,
+    "tool_call_parser": "hermes",
+    "enable_auto_tool_choice": True,
+}
+
+
+def test_files_and_variables_may_have_them_too(tmp_path: Path) -> None:
+    path = tmp_path / "engine.toml"
+    path.write_text(
+        "".join(f"{name.replace('_', '-')} = {str(value).lower()}\n" for name, value in SHARED.items()).replace(
+            "hermes", '"hermes"'
+        )
+    )
+    variables = {f"ARCHERFISH_{name.upper()}": str(value) for name, value in SHARED.items()}
+    for given in ((path, {}), (None, variables), (None, {"ARCHERFISH_TRUST_REMOTE_CODE": "1"})):
+        notices: list[str] = []
+        assert load_config(EngineConfig, {}, *given, notices.append) == EngineConfig()
+        server = load_config(ServerConfig, {}, *given, notices.append)
+        assert server.tool_call_format == (None if "ARCHERFISH_TRUST_REMOTE_CODE" in given[1] else "hermes")
+        assert [notice.partition(":")[0] for notice in notices] == (
+            ["trust_remote_code"] if "ARCHERFISH_TRUST_REMOTE_CODE" in given[1] else []
+        ), "once, though two records are read"
+
+
+@pytest.mark.parametrize(
+    ("text", "variables", "says"),
+    [
+        ("tensor-parallel-size = 2", {}, "tensor_parallel_size = 2 in {path}: Archerfish runs a model on one device"),
+        ("ssl-keyfile = 'k.pem'", {}, "ssl_keyfile = k.pem in {path}: use tls_key"),
+        ("ctx-size = 4096", {}, "use max_model_len"),
+        ("", {"TENSOR_PARALLEL_SIZE": "2"}, "ARCHERFISH_TENSOR_PARALLEL_SIZE=2: Archerfish runs"),
+        ("", {"CTX_SIZE": "4096"}, "ARCHERFISH_CTX_SIZE=4096: use ARCHERFISH_MAX_MODEL_LEN"),
+        (
+            "tool_call_parser = 'hermes'\ntool-call-format = 'llama3'",
+            {},
+            "tool_call_parser = hermes in {path}: tool_call_format is the same and was given, too; leave one out",
+        ),
+    ],
+)
+def test_files_and_variables_say_what_to_use(tmp_path: Path, text: str, variables: dict[str, str], says: str) -> None:
+    path = tmp_path / "engine.toml"
+    path.write_text(text)
+    environ = {f"ARCHERFISH_{name}": value for name, value in variables.items()}
+    for record in (EngineConfig, ServerConfig):
+        with pytest.raises(ConfigError, match=re.escape(says.format(path=path))):
+            load_config(record, {}, path, environ)
 
 
 def test_what_is_accepted_and_changes_nothing_here_says_so(caplog: pytest.LogCaptureFixture) -> None:

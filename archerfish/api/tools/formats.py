@@ -114,12 +114,16 @@ _ALL = (
 FORMATS: dict[str, ToolFormat] = {tool_format.name: tool_format for tool_format in _ALL}
 """By name, in the order in which a template is asked for their signs."""
 
+_ALIASES = {**dict.fromkeys(("llama3_json", "llama4_json"), "llama3"), **dict.fromkeys(("qwen", "qwen25"), "hermes")}
+"""Other names that these have in vLLM and SGLang."""
+
 
 def find_format(name: str) -> ToolFormat:
-    """The format a user named."""
-    if name not in FORMATS:
-        raise ConfigError(f"there is no tool format {name!r}: choose one of {', '.join(FORMATS)}")
-    return FORMATS[name]
+    """Return the format that a user named, also as vLLM and SGLang call it."""
+    known = FORMATS.get(_ALIASES.get(name, name))
+    if known is None:
+        raise ConfigError(f"there is no tool format {name!r}: choose one of {', '.join((*FORMATS, *_ALIASES))}")
+    return known
 
 
 def choose_format(

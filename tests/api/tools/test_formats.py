@@ -57,6 +57,8 @@ def test_the_model_in_the_box_has_its_own() -> None:
 def test_formats_have_names() -> None:
     for name, tool_format in FORMATS.items():
         assert find_format(name) is tool_format
+    for theirs, ours in {"llama3_json": "llama3", "llama4_json": "llama3", "qwen25": "hermes"}.items():
+        assert find_format(theirs) is FORMATS[ours]
         assert tool_format.name == name
     with pytest.raises(ConfigError, match="no tool format 'xml': choose one of perch, hermes"):
         find_format("xml")
