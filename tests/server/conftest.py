@@ -1,4 +1,4 @@
-"""One service for all tests that do not need one of their own."""
+"""One service for all tests that do not need one of their own, and the page in a browser against a played one."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,10 @@ import openai
 import pytest
 
 from archerfish import LLM
+from tests.server.played import address, browser, page, played, tab
 from tests.server.running import RunningService, running_service
+
+__all__ = ["address", "browser", "client", "llm", "page", "played", "service", "tab"]
 
 SETTINGS = ("--dtype", "float32", "--max-num-seqs", "16")
 

@@ -1,114 +1,15 @@
-// Owns the conversation: what was said, how it is shown, and the answer being written. Model output is only ever text.
+// Owns the conversation: what was said, and the answer being written. Does not know how either is shown.
 
 import { turnsToDrop } from "./context.js";
-import { count, digits, milliseconds } from "./format.js";
+import { Exchange, element } from "./exchange.js";
+import { count } from "./format.js";
 import { complete, countTokens } from "./service.js";
+import { Timing } from "./timing.js";
 
 const STATISTICS_EVERY_MS = 250;
 const NEAR_END_PX = 48;
 const FINISHES = { length: "reached max tokens", content_filter: "filtered" };
-
-function element(tag, className, text = "") {
-  const made = document.createElement(tag);
-  made.className = className;
-  made.textContent = text;
-  return made;
-}
-
-/** When an answer's tokens came. */
-class Timing {
-  #start = 0;
-  #first = null;
-  #last = null;
-  #pieces = 0;
-  usage = null;
-
-  start() {
-    this.#start = performance.now();
-  }
-
-  piece() {
-    this.#last = performance.now();
-    this.#first ??= this.#last;
-    this.#pieces += 1;
-  }
-
-  /** [name, value] pairs. Until the service says how many tokens it wrote, pieces of text stand for them. */
-  facts() {
-    if (this.#first === null) return [];
-    const tokens = this.usage?.completion_tokens ?? this.#pieces;
-    const about = this.usage ? "" : "≈ ";
-    const facts = [["TTFT", milliseconds(this.#first - this.#start)]];
-    if (tokens > 1 && this.#last > this.#first) {
-      facts.push(["speed", `${about}${digits((1000 * (tokens - 1)) / (this.#last - this.#first))} tokens/s`]);
-    }
-    facts.push(["length", `${about}${count(tokens)} ${tokens === 1 ? "token" : "tokens"}`]);
-    const cached = this.usage?.prompt_tokens_details?.cached_tokens;
-    if (cached)
-      facts.push(["prompt", `${count(cached)} of ${count(this.usage.prompt_tokens)} prompt tokens from the cache`]);
-    return facts;
-  }
-}
-
-/** A question and its answer, on the screen. */
-class Exchange {
-  // The model no longer sees it.
-  dropped = false;
-  usage = null;
-
-  constructor(question) {
-    this.question = question;
-    this.root = element("article", "exchange");
-    const asked = element("div", "said question");
-    asked.append(element("h3", "hidden-text", "You"), element("p", "text", question));
-    this.reply = element("div", "said answer waiting");
-    this.text = document.createTextNode("");
-    const paragraph = element("p", "text");
-    paragraph.append(this.text);
-    this.note = element("p", "note");
-    this.reply.append(element("h3", "hidden-text", "Answer"), paragraph, this.note);
-    this.root.append(asked, this.reply);
-  }
-
-  get answer() {
-    return this.text.data;
-  }
-
-  write(piece) {
-    this.reply.classList.remove("waiting");
-    this.text.appendData(piece);
-  }
-
-  /** Says how fast it was, and how it ended. */
-  state(facts, ending = "") {
-    this.note.replaceChildren();
-    for (const [name, value] of facts) {
-      const fact = element("span", `fact ${name}`);
-      if (name === "TTFT") {
-        const abbreviation = element("abbr", "", "TTFT");
-        abbreviation.title = "Time to first token, as seen from this page";
-        fact.append(abbreviation, " ");
-      }
-      fact.append(value);
-      this.note.append(fact);
-    }
-    if (ending) this.note.append(element("span", "fact ending", ending));
-  }
-
-  fail(message, remedy, act) {
-    const box = element("div", "error");
-    box.setAttribute("role", "alert");
-    const button = element("button", "quiet", remedy);
-    button.type = "button";
-    button.addEventListener("click", act);
-    box.append(element("p", "", message), button);
-    this.reply.append(box);
-  }
-
-  settle() {
-    this.reply.classList.remove("waiting", "writing");
-  }
-}
+const STILL_THINKING = "still thinking at max tokens; raise Max tokens";
 
 export class Chat {
   #exchanges = [];
@@ -223,8 +124,9 @@ export class Chat {
       else this.#failed(exchange, error);
     } finally {
       exchange.usage = timing.usage;
-      exchange.settle();
+      exchange.settle(timing.thinking);
       exchange.state(timing.facts(), ending);
+      if (ending === STILL_THINKING) exchange.offer("Try again", () => this.#retry(exchange));
       this.#end(control);
     }
   }
@@ -235,9 +137,7 @@ export class Chat {
     for await (const { choices, usage } of chunks) {
       if (usage) timing.usage = usage;
       const [choice] = choices ?? [];
-      if (choice?.delta?.content) {
-        timing.piece();
-        exchange.write(choice.delta.content);
+      if (this.#write(exchange, timing, choice?.delta ?? {})) {
         if (performance.now() - stated > STATISTICS_EVERY_MS) {
           stated = performance.now();
           exchange.state(timing.facts());
@@ -246,22 +146,38 @@ export class Chat {
       }
       if (choice?.finish_reason) ending = FINISHES[choice.finish_reason] ?? "";
     }
-    if (!exchange.answer) ending ||= "the model had nothing to say";
-    return ending;
+    if (exchange.answer) return ending;
+    if (!exchange.hasThought) return ending || "the model had nothing to say";
+    return ending === FINISHES.length ? STILL_THINKING : ending || "the model thought, but did not answer";
+  }
+
+  /** Whether the delta had any text. */
+  #write(exchange, timing, { reasoning, content }) {
+    if (reasoning) {
+      timing.thought();
+      exchange.think(reasoning, timing.thinking);
+    }
+    if (content) {
+      timing.said();
+      // Folded away under a person who scrolled up to read it, the text would be lost from sight.
+      exchange.write(content, timing.thinking, this.#following);
+    }
+    return Boolean(reasoning || content);
   }
 
   #failed(exchange, error) {
     if (error.needsKey) this.#onKeyNeeded(error.message);
     // What is too long stays so: sent again as it is, it could only fail again.
-    const [remedy, act] = error.isTooLong
-      ? ["Edit the message", this.#onEdit]
-      : ["Try again", (question) => this.send(question)];
-    exchange.fail(error.message, remedy, () => {
-      if (this.busy) return;
-      this.#exchanges = this.#exchanges.filter((other) => other !== exchange);
-      exchange.root.remove();
-      act(exchange.question);
-    });
+    const [remedy, act] = error.isTooLong ? ["Edit the message", this.#onEdit] : ["Try again", undefined];
+    exchange.fail(error.message, remedy, () => this.#retry(exchange, act));
+  }
+
+  /** The question again, with the settings of now; its exchange goes. */
+  #retry(exchange, act = (question) => this.send(question)) {
+    if (this.busy) return;
+    this.#exchanges = this.#exchanges.filter((other) => other !== exchange);
+    exchange.root.remove();
+    act(exchange.question);
   }
 
   #begin(control, exchange) {
