@@ -115,6 +115,13 @@ def _duration(seconds: float) -> str:
     return f"{minutes}m{rest}s"
 
 
+class _Admitted(NamedTuple):
+    """What a tenant has open."""
+
+    num_sequences: int
+    num_tokens: int
+
+
 class Admission:
     """What the whole service has taken on, and each tenant of it: sequences and prompt tokens that wait or run."""
 
@@ -123,8 +130,8 @@ class Admission:
         self.max_tokens = max_tokens
         self.num_sequences = 0
         self.num_tokens = 0
-        self._of_tenant: dict[str, int] = {}
-        """Open sequences of tenants that have some."""
+        self._by_tenant: dict[str, _Admitted] = {}
+        """What tenants with open sequences have open."""
 
     def enter(
         self,
@@ -135,19 +142,25 @@ class Admission:
         tenant_share: float = 1.0,
         total_share: float = 1.0,
     ) -> bool:
-        """Take all of it on, or nothing.
+        """Admit all of it, or nothing.
 
-        Of all sequences there may be, the tenant may have one share open, and all tenants together the other.
-        More prompt tokens than there may be at a time are taken when there are no others.
+        One tenant may have `tenant_share` of all sequences and tokens open, and all tenants together `total_share`.
+        More prompt tokens than a share are admitted when nothing else that counts towards it is open.
         """
-        own = self._of_tenant.get(tenant, 0) + num_sequences
+        own = self._by_tenant.get(tenant, _Admitted(0, 0))
+        own_sequences, own_tokens = own.num_sequences + num_sequences, own.num_tokens + num_tokens
         sequences, tokens = self.num_sequences + num_sequences, self.num_tokens + num_tokens
-        if own > self.most_of(tenant_share) or sequences > self.most_of(total_share):
+        if own_sequences > self.most_of(tenant_share) or sequences > self.most_of(total_share):
             return False
-        if self.num_sequences and tokens > total_share * self.max_tokens:
+        most_tokens = tenant_share * self.max_tokens
+        if own.num_sequences and own_tokens > most_tokens:
+            return False
+        # A body that alone is larger than its tenant's share takes no more than that share from the others.
+        others = sum(min(one.num_tokens, most_tokens) for name, one in self._by_tenant.items() if name != tenant)
+        if self.num_sequences and others + min(own_tokens, most_tokens) > total_share * self.max_tokens:
             return False
         self.num_sequences, self.num_tokens = sequences, tokens
-        self._of_tenant[tenant] = own
+        self._by_tenant[tenant] = _Admitted(own_sequences, own_tokens)
         return True
 
     def most_of(self, share: float) -> int:
@@ -158,7 +171,8 @@ class Admission:
         """Some of what was taken on has ended."""
         self.num_sequences -= num_sequences
         self.num_tokens -= num_tokens
-        own = self._of_tenant.pop(tenant) - num_sequences
-        if own:
-            self._of_tenant[tenant] = own
-        assert self.num_sequences >= 0 and self.num_tokens >= 0 and own >= 0, "more left than had entered"
+        own = self._by_tenant.pop(tenant)
+        left = _Admitted(own.num_sequences - num_sequences, own.num_tokens - num_tokens)
+        if left.num_sequences:
+            self._by_tenant[tenant] = left
+        assert min(*left, self.num_sequences, self.num_tokens) >= 0, "more left than had entered"

@@ -224,6 +224,17 @@ def test_a_tenant_leaves_its_share_to_others() -> None:
     assert not admission.enter("b", 1, 1, tenant_share=0.5) and admission.enter("a", 2, 1, tenant_share=0.5)
 
 
+def test_a_tenant_leaves_prompt_tokens_to_others() -> None:
+    admission = Admission(max_sequences=8, max_tokens=1000)
+    assert admission.enter("a", 1, 500, tenant_share=0.5)
+    assert not admission.enter("a", 1, 1, tenant_share=0.5)
+    assert admission.enter("b", 1, 500, tenant_share=0.5)
+    admission.leave("a", 1, 500)
+    assert admission.enter("a", 1, 5000, tenant_share=0.5), "a body larger than the share, when the tenant has no other"
+    admission.leave("b", 1, 500)
+    assert admission.enter("b", 1, 500, tenant_share=0.5), "it takes no more than its share from others"
+
+
 def test_leaving_what_never_entered_is_noticed() -> None:
     admission = Admission(max_sequences=2, max_tokens=100)
     assert admission.enter("a", 1, 10)
