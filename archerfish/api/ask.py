@@ -28,6 +28,7 @@ class Ask:
     body: GenerationBody
     """Says how urgent it is, what it shares, what it is called."""
     add_special_tokens: bool = False
+    """Whether the tokenizer puts its tokens around text prompts. Rendered chat templates have them already."""
     repeats_prompt: bool = False
     """Whether the reply holds the text of the prompts."""
 
@@ -39,14 +40,33 @@ class Ask:
             for prompt in self.prompts
         ]
 
+    @property
+    def num_sequences(self) -> int:
+        """Number of answers that the engine writes."""
+        return len(self.prompts) * (self.params.best_of or self.params.n)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Number of tokens in all prompts, which must be tokenized."""
+        return sum(len(prompt.token_ids) for prompt in self.prompts if isinstance(prompt, TokenizedPrompt))
+
     def tokenized(self, intake: Intake) -> "Ask":
         """The same with token ids for prompts, or a RequestError that names what is wrong with one of them."""
         prompts = []
         for prompt, text in zip(self.prompts, self.texts, strict=True):
-            token_ids = intake.shortened(self._token_ids(intake, prompt), self.params)
+            whole = self._token_ids(intake, prompt)
+            token_ids = intake.shortened(whole, self.params)
             intake.check_length(token_ids)
-            prompts.append(TokenizedPrompt(array("i", token_ids), text if self.repeats_prompt else None))
+            # Of a prompt that was cut, the reply repeats what is left.
+            is_repeated = self.repeats_prompt and len(token_ids) == len(whole)
+            prompts.append(TokenizedPrompt(array("i", token_ids), text if is_repeated else None))
         return replace(self, prompts=prompts)
+
+    def prompt_length(self, index: int = 0) -> int:
+        """Number of tokens in one of the prompts, which must be tokenized."""
+        prompt = self.prompts[index]
+        assert isinstance(prompt, TokenizedPrompt), "prompts are tokenized before they are answered"
+        return len(prompt.token_ids)
 
     def requests(
         self,
@@ -63,10 +83,11 @@ class Ask:
         `external_id` is for a body without one; `cache_salt` takes the place of the body's.
         """
         base_id, body = self.body.request_id or external_id, self.body
+        params = intake.settle(self.params)  # Once for all prompts: checking them may take longer than a prompt does.
         return [
             intake.request(
                 self._token_ids(intake, prompt),
-                self.params,
+                params,
                 external_id=base_id if len(self.prompts) == 1 else f"{base_id}-{number}",
                 request_class=request_class,
                 priority=body.priority,

@@ -20,6 +20,7 @@ from archerfish.api.bodies.responses import ResponsesBody
 from archerfish.api.bodies.tokens import DetokenizeBody, TokenizeBody
 from archerfish.api.chat import Chat
 from archerfish.api.completions import Completion
+from archerfish.api.costs import check_costs
 from archerfish.api.embeddings import Embedding
 from archerfish.api.errors import ErrorReply, error_reply
 from archerfish.api.json_limits import JsonLimits
@@ -108,6 +109,7 @@ def read_body(
         outcome = BODIES[endpoint].understand(model, BODIES[endpoint].body.model_validate(parsed), history)
         if not isinstance(outcome, (HistoryNeeded, bytes)):
             outcome.ask = outcome.ask.tokenized(model.intake)
+            check_costs(outcome, model, body_size=len(body), max_reply_items=limits.max_items)
     except (UserError, ValidationError) as error:
         return error_reply(error, parsed, _fields_of(endpoint))
     except ValueError as error:

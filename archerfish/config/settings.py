@@ -125,7 +125,8 @@ requests get status 429."""
     max_body_bytes: int = 32 * 1024 * 1024
     """Largest body of a request, files aside. Accepts 8M."""
     max_body_items: int | None = None
-    """JSON items (values and object members) of one body; by default 256K, or twice max_model_len if that is more."""
+    """JSON items (values and object members) that one body may hold, and log-probabilities that its reply may hold; by \
+default 256K, or twice max_model_len if that is more."""
     preprocessing_workers: int | None = None
     """Processes that read bodies, render chat templates and tokenize prompts; by default 2, more from 24 cores on."""
     max_file_bytes: int = 512 * 1024 * 1024

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.requests import HTTPConnection
 from starlette.requests import Request as HttpRequest
@@ -30,7 +30,7 @@ from archerfish.jobs.store import JobStore
 from archerfish.metrics.history import SECONDS_BETWEEN_SAMPLES, History
 from archerfish.metrics.service import ServiceMetrics, TenantUsage
 from archerfish.metrics.state import EngineState, Peak
-from archerfish.request import SLO, Request, RequestClass, TokenEvent
+from archerfish.request import SLO, Request, RequestClass, SamplingParams, TokenEvent
 from archerfish.server.answers import Answer, close
 from archerfish.server.errors import ApiError
 from archerfish.server.keys import Key, Keys
@@ -269,7 +269,7 @@ class Service:
 
     async def read_reply(self, http: HttpRequest, endpoint: str) -> bytes:
         """The reply of an endpoint that needs no engine, as JSON. It counts as a request of its key."""
-        self._check_rate(http.state.caller, ())
+        self._check_rate(http.state.caller, 0)
         reply: bytes = await self.read(http, endpoint)
         return reply
 
@@ -299,26 +299,23 @@ class Service:
             http.state.log["key"] = caller.name
         if ask.body.user is not None:
             http.state.log["user"] = ask.body.user
+        request_class = getattr(http.state, "request_class", RequestClass.ONLINE)
         make_requests = partial(
             ask.requests,
             self.intake,
             http.state.request_id,
-            request_class=getattr(http.state, "request_class", RequestClass.ONLINE),
+            request_class=request_class,
             slo=self._default_slo,
             tenant=caller.name,
             cache_salt=caller.cache_salt(ask.body.cache_salt),
         )
-        form = ask.params.structured
-        if form is None or self.intake.has_tried(form):
-            requests = make_requests()
-        else:
-            # The lines of a batch are bounded by the batch runner itself.
-            is_bounded = getattr(http.state, "request_class", RequestClass.ONLINE) is RequestClass.ONLINE
-            requests = await self._trials.run(caller.name, make_requests, is_bounded=is_bounded)
-        self._check_open()  # Much may have happened meanwhile.
+        load = _load(ask.num_sequences, ask.num_prompt_tokens, ask.params)
+        # Admitted by its size alone, before any work is done for it: refusals cost nothing.
+        self._admit(caller, load)
         answers: list[Answer] = []
-        self._admit(caller, requests)
         try:
+            requests = await self._requests(caller, ask, make_requests, request_class)
+            self._check_open()  # Much may have happened meanwhile.
             for number, (request, text) in enumerate(zip(requests, ask.texts, strict=True)):
                 if number % _OPENED_AT_ONCE == _OPENED_AT_ONCE - 1:
                     await asyncio.sleep(0)  # Others are served meanwhile.
@@ -329,22 +326,34 @@ class Service:
                 trace.opened(requests, self.model_name)
         except BaseException:
             # Whatever went wrong, nothing of it stays: an answer gives back what was taken for it when it is closed.
+            opened = [_load_of(answer.request) for answer in answers]
             close(answers)
-            self._give_back(caller, requests[len(answers) :])
+            self._give_back(caller, load.without(opened))
             raise
         headers = self._rates.headers(caller)
         for answer in answers:
             answer.headers = headers
         return answers
 
-    def _give_back(self, caller: Key, requests: Sequence[Request]) -> None:
-        """Undo what was taken for requests that never got an answer."""
-        for request in requests:
-            self._rates.settle(caller, _most_tokens(request), 0)
-        self._leave(caller, requests)
+    async def _requests(
+        self, caller: Key, ask: Ask, make_requests: Callable[[], list[Request]], request_class: RequestClass
+    ) -> list[Request]:
+        """Make the requests of a body; a response format that is new is tried first, in a process of its own."""
+        form = ask.params.structured
+        if form is None or self.intake.has_tried(form):
+            return make_requests()
+        # The lines of a batch are bounded by the batch runner itself.
+        is_bounded = request_class is RequestClass.ONLINE
+        return await self._trials.run(caller.name, make_requests, is_bounded=is_bounded)
 
-    def _leave(self, caller: Key, requests: Sequence[Request]) -> None:
-        self._admission.leave(caller.name, _num_sequences(requests), _num_prompt_tokens(requests))
+    def _give_back(self, caller: Key, load: "_Load") -> None:
+        """Undo what was taken for answers that were never opened."""
+        if load.num_sequences:
+            self._rates.settle(caller, load.max_tokens, 0)
+            self._leave(caller, load)
+
+    def _leave(self, caller: Key, load: "_Load") -> None:
+        self._admission.leave(caller.name, load.num_sequences, load.num_prompt_tokens)
         if self._admission.num_sequences == 0:
             self._idle.set()
 
@@ -362,9 +371,9 @@ class Service:
         if self.engine.status is not EngineStatus.READY or self._model is None:
             raise self._not_ready()
 
-    def _admit(self, caller: Key, requests: Sequence[Request]) -> None:
+    def _admit(self, caller: Key, load: "_Load") -> None:
         """Take on all of it, or nothing."""
-        num_sequences, num_tokens = _num_sequences(requests), _num_prompt_tokens(requests)
+        num_sequences, num_tokens = load.num_sequences, load.num_prompt_tokens
         tenant_share = _SHARE_OF_A_KEY if self.keys.are_several else 1.0
         total_share = _BATCH_SHARE if caller.is_batch else 1.0
         most = self._admission.most_of(min(tenant_share, total_share))
@@ -378,13 +387,13 @@ class Service:
             raise ApiError(429, message, code="queue_full", headers={"Retry-After": str(seconds)})
         self._idle.clear()
         try:
-            self._check_rate(caller, requests)
+            self._check_rate(caller, load.max_tokens)
         except BaseException:
-            self._leave(caller, requests)
+            self._leave(caller, load)
             raise
 
-    def _check_rate(self, caller: Key, requests: Sequence[Request]) -> None:
-        wait = self._rates.admit(caller, sum(map(_most_tokens, requests)))
+    def _check_rate(self, caller: Key, max_tokens: int) -> None:
+        wait = self._rates.admit(caller, max_tokens)
         if wait is not None:
             seconds = math.ceil(wait)
             message = f"the key {caller.name!r} has used what it may in a minute; try again in {seconds} seconds"
@@ -401,8 +410,9 @@ class Service:
         if ttft is not None:
             log["ttft_ms"] = round(ttft * 1000, 1)
         actual = usage.num_prompt_tokens + usage.num_generated_tokens
-        self._rates.settle(caller, _most_tokens(answer.request), actual)
-        self._leave(caller, [answer.request])
+        load = _load_of(answer.request)
+        self._rates.settle(caller, load.max_tokens, actual)
+        self._leave(caller, load)
         self.metrics.request_finished(answer.request, answer.output.metrics, usage, answer.finish_reason)
         if trace is not None:
             trace.answered(answer.request, answer.output.metrics, usage, answer.finish_reason)
@@ -428,17 +438,25 @@ def _check_priority(caller: Key, priority: int) -> None:
         raise ApiError(403, message, param="priority", code="priority_not_allowed")
 
 
-def _num_sequences(requests: Sequence[Request]) -> int:
-    return sum(request.params.n for request in requests)
+class _Load(NamedTuple):
+    """What requests take of the queue and of a key's rate."""
+
+    num_sequences: int
+    num_prompt_tokens: int
+    max_tokens: int
+    """Tokens read and written at most, where a limit is known; the actual number is settled at the end."""
+
+    def without(self, parts: Sequence["_Load"]) -> "_Load":
+        """Return what is left without some of the requests."""
+        return _Load(*(whole - sum(part) for whole, *part in zip(self, *parts, strict=True)))
 
 
-def _num_prompt_tokens(requests: Sequence[Request]) -> int:
-    return sum(len(request.prompt_token_ids) for request in requests)
+def _load_of(request: Request) -> _Load:
+    return _load(request.params.n, len(request.prompt_token_ids), request.params)
 
 
-def _most_tokens(request: Request) -> int:
-    """That it may come to, if that is known; what it came to is settled afterwards."""
-    return len(request.prompt_token_ids) + request.params.n * (request.params.max_tokens or 0)
+def _load(num_sequences: int, num_prompt_tokens: int, params: SamplingParams) -> _Load:
+    return _Load(num_sequences, num_prompt_tokens, num_prompt_tokens + num_sequences * (params.max_tokens or 0))
 
 
 def _open_store(directory: str, config: ServerConfig) -> JobStore:

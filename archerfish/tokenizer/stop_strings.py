@@ -1,6 +1,7 @@
 """Finds stop strings in text that comes in pieces. Knows characters only, no tokens."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -56,8 +57,12 @@ class StopStrings:
         return is_complete
 
 
+@lru_cache(maxsize=1024)
 def _fallbacks(stop: str) -> list[int]:
-    """For each beginning of the stop string: its longest proper end that is also a beginning."""
+    """Return for each prefix of the stop string the length of its longest proper suffix that is also a prefix.
+
+    The lists are shared by all answers with the same stop strings, so nothing may change them.
+    """
     fallbacks = [0]
     length = 0
     for character in stop[1:]:

@@ -96,4 +96,60 @@ BIG_BODIES: dict[str, Body] = {
     "a long model": ("/v1/completions", lambda: b'{"prompt":"a","model":"' + b"k" * (30 * _M) + b'"}'),
     "a long role": ("/v1/chat/completions", lambda: b'{"messages":[{"role":"' + b"k" * (30 * _M) + b'"}]}'),
     "a long salt": ("/v1/completions", lambda: _json({"prompt": "a", "max_tokens": 9, "cache_salt": "x" * 30 * _M})),
+    # Bodies that are accepted, as large as that goes, and the first that are not.
+    "many answers with many stops": (
+        "/v1/completions",
+        lambda: _json({"prompt": "a", "n": 128, "max_tokens": 1, "stop": [str(i) * 333 for i in range(100, 116)]}),
+    ),
+    "a long stop": ("/v1/completions", lambda: _json({"prompt": "a", "n": 128, "stop": "a" * _M})),
+    "ids for each of many prompts": (
+        "/v1/completions",
+        lambda: _json({"prompt": ["a"] * 32, "max_tokens": 1, "logit_bias": dict.fromkeys(range(8000), 0.5)}),
+    ),
+    "ids for each of too many prompts": (
+        "/v1/completions",
+        lambda: _json({"prompt": ["a"] * 2048, "max_tokens": 1, "allowed_token_ids": list(range(8192))}),
+    ),
+    "2048 prompts": ("/v1/completions", lambda: _json({"prompt": ["a b"] * 2048, "max_tokens": 1})),
+    "prompts with all their log-probabilities": (
+        "/v1/completions",
+        lambda: _json({"prompt": "a b c d " * 120, "n": 12, "max_tokens": 1, "prompt_logprobs": 20}),
+    ),
+    "answers with all their log-probabilities": (
+        "/v1/chat/completions",
+        lambda: _json(
+            _user("a", n=12, logprobs=True, top_logprobs=20, ignore_eos=True, temperature=0) | {"max_tokens": 900}
+        ),
+    ),
+    "too many log-probabilities": (
+        "/v1/chat/completions",
+        lambda: _json(_user("a", n=128, logprobs=True, top_logprobs=20) | {"max_tokens": 900}),
+    ),
+    "2048 embeddings": ("/v1/embeddings", lambda: _json({"input": ["a b c"] * 2048})),
+    "an unused tool that would be repeated": (
+        "/v1/responses",
+        lambda: _json(
+            {
+                "input": "a",
+                "tool_choice": "none",
+                "max_output_tokens": 1,
+                "tools": [{"type": "function", "name": "a", "description": "y" * 30 * _M, "parameters": None}],
+            }
+        ),
+    ),
+    "unused tools that are repeated": (
+        "/v1/responses",
+        lambda: _json(
+            {
+                "input": "a",
+                "tool_choice": "none",
+                "max_output_tokens": 1,
+                "stream": True,
+                "tools": [
+                    {"type": "function", "name": f"a{i}", "description": "y" * 900, "parameters": None}
+                    for i in range(1000)
+                ],
+            }
+        ),
+    ),
 }

@@ -38,14 +38,14 @@ def check_tools(tools: object, tool_choice: object = None) -> ToolChoice:
         raise InvalidParameter("tools", tools, "it must be a list of functions")
     if not tools:
         raise InvalidParameter("tools", tools, "give at least one function, or leave it out")
-    names: list[str] = []
+    names: dict[str, int] = {}
     for index, tool in enumerate(tools):
         name = _check_tool(f"tools[{index}]", tool)
         if name in names:
             raise InvalidParameter(
-                f"tools[{index}].function.name", name, f"tools[{names.index(name)}] has the same name; rename one"
+                f"tools[{index}].function.name", name, f"tools[{names[name]}] has the same name; rename one"
             )
-        names.append(name)
+        names[name] = index
     return _check_choice(tool_choice, tuple(names))
 
 

@@ -3,10 +3,11 @@
 import io
 import pickle
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from archerfish.api.endpoints import BODIES, Turns, read_body
+from archerfish.api.ask import Call
+from archerfish.api.endpoints import BODIES, HistoryNeeded, Turns, read_body
 from archerfish.api.errors import ErrorReply
 from archerfish.api.json_limits import JsonLimits
 from archerfish.api.model import ServedModel
@@ -19,6 +20,8 @@ READY, OUTCOME, LAST_OUTCOME = b"r", b"o", b"l"
 """How messages of a worker begin. After the last outcome it ends."""
 
 _SHORT = 4096
+_LARGEST_RETAINED = 1 << 20
+"""Bytes of a body that stay for as long as its request is open: tools, formats, labels; everything but the prompts."""
 _MODEL = "model"
 
 
@@ -46,7 +49,10 @@ class Job(NamedTuple):
 
     def run(self, model: ServedModel, limits: JsonLimits) -> Any:
         """An Outcome of api.endpoints, or an ErrorReply."""
-        return read_body(model, self.endpoint, self.body, limits, self.history)
+        outcome = read_body(model, self.endpoint, self.body, limits, self.history)
+        if len(self.body) > _LARGEST_RETAINED and not isinstance(outcome, (ErrorReply, HistoryNeeded, bytes)):
+            return _retained_error(outcome) or outcome
+        return outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,18 @@ class TooMuch(NamedTuple):
         return ErrorReply(
             400, f"{message}; if short chats fail too, the chat template is at fault", code="too_expensive"
         )
+
+
+def _retained_error(call: Call) -> ErrorReply | None:
+    """Return the refusal of a call that would retain too much of its body; None if it does not."""
+    ask = call.ask
+    call.ask = replace(ask, prompts=())
+    size = len(encode_outcome(call))
+    call.ask = ask
+    if size <= _LARGEST_RETAINED:
+        return None
+    message = f"tools, formats and other fields beside the prompt come to {size:,} bytes"
+    return ErrorReply(400, f"{message}, and {_LARGEST_RETAINED:,} are allowed; shorten them", code="too_large")
 
 
 def encode_outcome(outcome: object) -> bytes:

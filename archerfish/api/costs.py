@@ -1,0 +1,71 @@
+"""What one body may make the service hold and send: checked before anything is opened for it. Knows no HTTP."""
+
+import pickle
+
+from archerfish.api.ask import Ask, Call, TokenizedPrompt
+from archerfish.api.model import ServedModel
+from archerfish.errors import RequestError
+
+_LARGEST_PARAMS = 8 << 20
+"""Bytes of sampling parameters that one body may send to the engine: they go along with each of its prompts."""
+_MAX_PARAM_ENTRIES = 1 << 18
+"""Token ids named in sampling parameters, once for each prompt: the engine looks at every one of them."""
+_MAX_EMBEDDING_VALUES = 1 << 22
+"""Numbers in the embeddings of one body."""
+
+
+def check_costs(call: Call, model: ServedModel, *, body_size: int, max_reply_items: int) -> None:
+    """Raise a RequestError for a body, already tokenized, whose parameters or reply would be too large."""
+    if body_size * len(call.ask.prompts) > _MAX_PARAM_ENTRIES:
+        _check_params(call.ask)
+    _check_logprobs(call.ask, model.intake.max_model_len, max_reply_items)
+    if call.ask.params.prompt_embedding and model.embedding is not None:
+        _check_embeddings(len(call.ask.prompts), model.embedding.size)
+
+
+def _check_params(ask: Ask) -> None:
+    params, num_prompts = ask.params, len(ask.prompts)
+    num_entries = len(params.logit_bias) + len(params.allowed_token_ids or ()) + len(params.stop_token_ids)
+    if num_entries * num_prompts > _MAX_PARAM_ENTRIES:
+        raise RequestError(
+            f"{num_entries:,} token ids in sampling parameters for each of {num_prompts:,} prompts are more than "
+            f"{_MAX_PARAM_ENTRIES:,}; send fewer prompts in one body, or name fewer token ids"
+        )
+    size = len(pickle.dumps(params))
+    if size * num_prompts > _LARGEST_PARAMS:
+        raise RequestError(
+            f"sampling parameters of {size:,} bytes for each of {num_prompts:,} prompts come to more than "
+            f"{_LARGEST_PARAMS:,} bytes; send fewer prompts in one body, or a shorter response format"
+        )
+
+
+def _check_logprobs(ask: Ask, max_model_len: int, max_items: int) -> None:
+    """Refuse replies that could hold more log-probabilities than allowed.
+
+    An answer without max_tokens is counted where it is one of several: a single one is bounded by the context.
+    """
+    params, num_items = ask.params, 0
+    num_answers = params.best_of or params.n
+    for prompt in ask.prompts:
+        assert isinstance(prompt, TokenizedPrompt)
+        length = len(prompt.token_ids)
+        if params.logprobs is not None:
+            limit = params.max_tokens
+            if limit is None:
+                limit = max_model_len if num_answers * len(ask.prompts) > 1 else 0
+            num_items += num_answers * min(limit, max_model_len - length) * (params.logprobs + 1)
+        if params.prompt_logprobs is not None:
+            num_items += params.n * length * (params.prompt_logprobs + 1)
+    if num_items > max_items:
+        raise RequestError(
+            f"the reply could hold {num_items:,} log-probabilities, and {max_items:,} are allowed (--max-body-items); "
+            f"ask for fewer prompts, answers, max_tokens or alternatives"
+        )
+
+
+def _check_embeddings(num_inputs: int, size: int) -> None:
+    if num_inputs * size > _MAX_EMBEDDING_VALUES:
+        raise RequestError(
+            f"{num_inputs:,} embeddings of {size:,} numbers are too many for one reply; send at most "
+            f"{_MAX_EMBEDDING_VALUES // size:,} inputs at a time"
+        )
