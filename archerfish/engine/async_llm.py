@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 from archerfish.config.engine_args import EngineArgs
 from archerfish.console import enable_logging
 from archerfish.engine.async_engine import DEFAULT_BUILDER, AsyncEngine, EngineStatus, EventStream
-from archerfish.engine.elsewhere import NOT_IN_ASYNC_LLM, refuse_unsupported
+from archerfish.engine.elsewhere import refuse_unsupported, why_missing
+from archerfish.engine.embedding_sizes import EmbeddingSizes
 from archerfish.engine.intake import Intake
 from archerfish.engine.outputs import Collector, CompletionOutput, RequestOutput, StreamOutput
 from archerfish.engine.pooling import (
     PoolingOutput,
     PoolingParams,
     PoolingRequestOutput,
-    as_pooling_params,
+    as_pooling,
     pooled,
-    settle_task,
 )
 from archerfish.engine.prompts import PromptType, as_prompt, one_of
 from archerfish.engine.wire import EngineFacts
@@ -71,6 +71,7 @@ class AsyncLLM:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting: asyncio.Task[Intake] | None = None
         self._tokenizer: Tokenizer | None = None
+        self._public_tokenizer: PublicTokenizer | None = None
         self._open: defaultdict[str, set[str]] = defaultdict(set)
         """By the caller's name for a request, the engine's names: a caller may use one several times."""
         self._num_requests = 0
@@ -85,16 +86,17 @@ class AsyncLLM:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            raise AttributeError(NOT_IN_ASYNC_LLM.get(name, f"AsyncLLM has no attribute {name!r}"))
+            raise AttributeError(why_missing("AsyncLLM", name))
 
     # -- answers --------------------------------------------------------------------------------------------------
 
     async def generate(
         self,
-        prompt: PromptType,
+        prompt: PromptType | None = None,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
+        prompt_token_ids: Sequence[int] | None = None,
         params: SamplingParams | None = None,
         priority: int = 0,
         request_class: RequestClass | str = RequestClass.ONLINE,
@@ -109,7 +111,7 @@ class AsyncLLM:
         """
         refuse_unsupported("generate", unsupported)
         intake = await self._ready()
-        given = as_prompt(prompt)
+        given = as_prompt(one_of(prompt, prompt_token_ids, ("prompt", "prompt_token_ids")))
         chosen = one_of(sampling_params, params, ("sampling_params", "params"))
         # Tokenizing a long prompt and trying a form take time that the event loop has not.
         request = await asyncio.to_thread(
@@ -137,17 +139,19 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         pooling_task: str | None = None,
+        truncate_prompt_tokens: int | None = None,
         priority: int = 0,
         **unsupported: Any,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
         """What the model makes of a prompt, by task: "embed" (one vector) or "token_embed" (a state for each token).
 
-        There is one output.
+        There is one output. `truncate_prompt_tokens` keeps only so many tokens at the end of the prompt.
         """
         refuse_unsupported("encode", unsupported)
-        chosen = as_pooling_params(pooling_params)
-        params = chosen.sampling_params(settle_task(pooling_task, chosen))
-        async for output in self.generate(prompt, params, request_id, priority=priority):
+        await self._ready()
+        sizes = EmbeddingSizes(self._facts.hidden_size, self._facts.embedding_sizes)
+        chosen = as_pooling(pooling_params, pooling_task, truncate_prompt_tokens, sizes)
+        async for output in self.generate(prompt, chosen.sampling_params(), request_id, priority=priority):
             yield pooled(output, chosen)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
@@ -165,8 +169,12 @@ class AsyncLLM:
             raise TokenizerError("no tokenizer was loaded: prompts and answers are token ids")
         if self._tokenizer is None:
             revision = config.revision if config.tokenizer is None else None
-            self._tokenizer = Tokenizer.load(locate(config.tokenizer or config.model, revision, weights=False))
-        return PublicTokenizer(self._tokenizer, config.tokenizer or config.model or self._config_name)
+            directory = locate(config.tokenizer or config.model, revision, weights=False)
+            self._tokenizer = Tokenizer.load(directory, config.chat_template)
+        if self._public_tokenizer is None:
+            name = config.tokenizer or config.model or self._config_name
+            self._public_tokenizer = PublicTokenizer(self._tokenizer, name)
+        return self._public_tokenizer
 
     async def check_health(self) -> None:
         """Raise why there is no engine any more, or return once it is ready."""
@@ -228,7 +236,7 @@ class AsyncLLM:
         facts = self._facts
         directory = facts.tokenizer_directory
         if self._tokenizer is None and directory is not None:
-            self._tokenizer = await asyncio.to_thread(Tokenizer.load, Path(directory))
+            self._tokenizer = await asyncio.to_thread(Tokenizer.load, Path(directory), self._config.chat_template)
         return Intake(
             self._tokenizer,
             facts.vocab_size,

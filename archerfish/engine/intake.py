@@ -187,7 +187,12 @@ def _check_parts(messages: object) -> None:
         content = message.get("content") if isinstance(message, Mapping) else None
         for part in content if isinstance(content, list) else ():
             if isinstance(part, Mapping) and part.get("type") != "text":
-                raise InvalidParameter("messages", part.get("type"), "only parts of type text are understood")
+                raise InvalidParameter("messages", part.get("type"), why_not_text(part.get("type")))
+
+
+def why_not_text(kind: object) -> str:
+    """Return what to say of a part of a message that is no text."""
+    return f"this model reads text only, and this part is of type {kind}; leave it out"
 
 
 def check_priority(priority: object) -> None:

@@ -1,20 +1,19 @@
 """The offline face of the engine: a model in this process, used from Python."""
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from archerfish.checks import check_int
 from archerfish.config.engine_args import EngineArgs
 from archerfish.config.load import check_settings
 from archerfish.console import enable_logging, progress_bar
 from archerfish.engine.beam_search import BeamSearch, BeamSearchOutput
-from archerfish.engine.elsewhere import NOT_IN_LLM, refuse_unsupported
+from archerfish.engine.elsewhere import refuse_unsupported, why_missing
+from archerfish.engine.embedding_sizes import EmbeddingSizes
 from archerfish.engine.intake import Message, Prompt
-from archerfish.engine.interrupts import uninterrupted
-from archerfish.engine.outputs import Collector, RequestOutput, StreamOutput
+from archerfish.engine.outputs import RequestOutput, StreamOutput
 from archerfish.engine.pooling import (
     WHY_NOT_CLASSIFIED,
     EmbeddingRequestOutput,
@@ -22,12 +21,11 @@ from archerfish.engine.pooling import (
     PoolingParams,
     PoolingRequestOutput,
     ScoringRequestOutput,
-    as_pooling_params,
+    as_pooling,
     embedded,
     paired,
     pooled,
     scored,
-    settle_task,
 )
 from archerfish.engine.prompts import (
     PromptType,
@@ -38,10 +36,11 @@ from archerfish.engine.prompts import (
     naming,
     one_of,
 )
-from archerfish.errors import InvalidParameter, StepFailed, TokenizerError, UnsupportedModel
+from archerfish.engine.request_runner import Progress, RequestRunner
+from archerfish.errors import InvalidParameter, TokenizerError, UnsupportedModel
 from archerfish.garbage import out_of_the_collectors_sight
 from archerfish.machine import wake_gpu
-from archerfish.request import FinishReason, Request, RequestClass, SamplingParams
+from archerfish.request import Request, RequestClass, SamplingParams
 from archerfish.sampling_params import BeamSearchParams
 from archerfish.tokenizer.public import PublicTokenizer
 
@@ -49,9 +48,6 @@ if TYPE_CHECKING:
     from archerfish.engine.build import Assembly
 
 _MOST_AT_ONCE = 2**31 - 1
-
-Progress = bool | Callable[..., Any]
-"""Whether to show a bar, or a function that makes one."""
 
 
 class LLM:
@@ -67,8 +63,8 @@ class LLM:
     """
 
     def __init__(self, model: str | PathLike[str] | None = None, **settings: Any) -> None:
-        config = check_settings({"model": model, **settings})
         enable_logging()
+        config = check_settings({"model": model, **settings})
         if config.device != "cpu":
             wake_gpu()
         # It brings torch, which a GPU need not wait for.
@@ -78,8 +74,9 @@ class LLM:
         self._assembly = build(config)
         self._engine = self._assembly.engine
         self._intake = self._assembly.intake
-        self._open: dict[str, _Open] = {}
+        self._runner = RequestRunner(self._engine, self._intake.tokenizer)
         self._num_requests = 0
+        self._public_tokenizer: PublicTokenizer | None = None
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> "LLM":
@@ -89,15 +86,16 @@ class LLM:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            raise AttributeError(NOT_IN_LLM.get(name, f"LLM has no attribute {name!r}"))
+            raise AttributeError(why_missing("LLM", name))
 
     # -- answers --------------------------------------------------------------------------------------------------
 
     def generate(
         self,
-        prompts: PromptType | Sequence[PromptType],
+        prompts: PromptType | Sequence[PromptType] | None = None,
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         priority: int | Sequence[int] | None = 0,
         request_class: RequestClass | str = RequestClass.ONLINE,
@@ -108,6 +106,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer every prompt, text or token ids; outputs come in the prompts' order.
 
+        `prompt_token_ids` are prompts, too, as in earlier releases of vLLM.
         `request_class` is "online" or "batch"; requests of a lower `priority` go first within their class; requests
         share cached prefixes only with those of the same `cache_salt`. `progress` may also be a function that makes a
         bar, and takes tqdm's arguments.
@@ -116,7 +115,7 @@ class LLM:
         "error" and does not disturb the others; if the engine itself fails, StepFailed says why.
         """
         refuse_unsupported("generate", unsupported)
-        listed = as_prompts(prompts)
+        listed = as_prompts(one_of(prompts, prompt_token_ids, ("prompts", "prompt_token_ids")))
         settings = zip(
             self._chosen_params(params, sampling_params, len(listed)),
             as_many(0 if priority is None else priority, len(listed), "priority"),
@@ -124,12 +123,12 @@ class LLM:
             strict=True,
         )
         requests = []
-        for number, (prompt, (one, rank, salt)) in enumerate(zip(listed, settings, strict=True), 1):
+        for number, (prompt, (chosen, rank, salt)) in enumerate(zip(listed, settings, strict=True), 1):
             with naming(number if len(listed) > 1 else None):
                 own_salt = salt if prompt.cache_salt is None else prompt.cache_salt
                 options = {"request_class": request_class, "priority": rank, "cache_salt": own_salt}
-                requests.append(self._request(prompt.content, one, **options))
-        return self._run(requests, [prompt.text for prompt in listed], _shown(progress, use_tqdm))
+                requests.append(self._request(prompt.content, chosen, **options))
+        return self._runner.run(requests, [prompt.text for prompt in listed], _shown(progress, use_tqdm))
 
     def chat(
         self,
@@ -178,7 +177,7 @@ class LLM:
             self._request(text, one, add_special_tokens=False, **options)
             for text, one in zip(texts, chosen, strict=True)
         ]
-        return self._run(requests, list(texts), _shown(progress, use_tqdm))
+        return self._runner.run(requests, list(texts), _shown(progress, use_tqdm))
 
     def stream(
         self,
@@ -195,13 +194,13 @@ class LLM:
         [chosen] = self._chosen_params(params, sampling_params, 1)
         salt = cache_salt if given.cache_salt is None else given.cache_salt
         options: dict[str, Any] = {"request_class": request_class, "priority": priority, "cache_salt": salt}
-        return self._stream(self._request(given.content, chosen, **options), given.text)
+        return self._runner.stream(self._request(given.content, chosen, **options), given.text)
 
     def stream_chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Iterator[StreamOutput]:
         """The same for a conversation."""
         [chosen] = self._chosen_params(params, None, 1)
         text = self._intake.chat_text(messages)
-        return self._stream(self._request(text, chosen, add_special_tokens=False), text)
+        return self._runner.stream(self._request(text, chosen, add_special_tokens=False), text)
 
     def beam_search(
         self,
@@ -241,34 +240,48 @@ class LLM:
 
     def encode(
         self,
-        prompts: PromptType | Sequence[PromptType],
-        pooling_params: PoolingParams | None = None,
+        prompts: PromptType | Sequence[PromptType] | None = None,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
+        prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         pooling_task: str | None = None,
+        truncate_prompt_tokens: int | None = None,
         progress: Progress | None = None,
         use_tqdm: Progress | None = None,
         **unsupported: Any,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """For each prompt, by task: "embed" gives the mean of the last layer's states, "token_embed" the states."""
+        """For each prompt, by task: "embed" gives the mean of the last layer's states, "token_embed" the states.
+
+        `truncate_prompt_tokens` keeps only so many tokens at the end of each prompt; -1 keeps as many as fit.
+        """
         refuse_unsupported("encode", unsupported)
-        chosen = as_pooling_params(pooling_params)
-        params = chosen.sampling_params(settle_task(pooling_task, chosen))
-        return [
-            pooled(output, chosen) for output in self.generate(prompts, params, progress=_shown(progress, use_tqdm))
+        listed = as_prompts(one_of(prompts, prompt_token_ids, ("prompts", "prompt_token_ids")))
+        pooling = [
+            as_pooling(given, pooling_task, truncate_prompt_tokens, self._embedding_sizes)
+            for given in as_many(pooling_params, len(listed), "pooling_params")
         ]
+        requests = []
+        for number, (prompt, each) in enumerate(zip(listed, pooling, strict=True), 1):
+            with naming(number if len(listed) > 1 else None):
+                requests.append(self._request(prompt.content, each.sampling_params()))
+        outputs = self._runner.run(requests, [prompt.text for prompt in listed], _shown(progress, use_tqdm))
+        return [pooled(output, each) for output, each in zip(outputs, pooling, strict=True)]
 
     def embed(
         self,
-        prompts: PromptType | Sequence[PromptType],
+        prompts: PromptType | Sequence[PromptType] | None = None,
         *,
-        pooling_params: PoolingParams | None = None,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         progress: Progress | None = None,
         use_tqdm: Progress | None = None,
-        **unsupported: Any,
+        **options: Any,
     ) -> list[EmbeddingRequestOutput]:
-        """For each prompt the mean of the last layer's states over its tokens, as output.outputs.embedding."""
+        """For each prompt the mean of the last layer's states over its tokens, as output.outputs.embedding.
+
+        `options` are those of encode, such as truncate_prompt_tokens.
+        """
         shown = _shown(progress, use_tqdm)
-        outputs = self.encode(prompts, pooling_params, pooling_task="embed", progress=shown, **unsupported)
+        outputs = self.encode(prompts, pooling_params, pooling_task="embed", progress=shown, **options)
         return [embedded(output) for output in outputs]
 
     def score(
@@ -280,14 +293,17 @@ class LLM:
         pooling_params: PoolingParams | None = None,
         progress: Progress | None = None,
         use_tqdm: Progress | None = None,
-        **unsupported: Any,
+        **options: Any,
     ) -> list[ScoringRequestOutput]:
-        """How similar texts are, by the cosine of their embeddings: one with each of several, or pair by pair."""
+        """How similar texts are, by the cosine of their embeddings: one with each of several, or pair by pair.
+
+        `options` are those of encode, such as truncate_prompt_tokens.
+        """
         first, second = as_prompts(data_1), as_prompts(data_2)
         pairs = paired(first, second)
         shown = _shown(progress, use_tqdm)
         prompts = [prompt.content for prompt in (*first, *second)]
-        found = self.embed(prompts, pooling_params=pooling_params, progress=shown, **unsupported)
+        found = self.embed(prompts, pooling_params=pooling_params, progress=shown, **options)
         return [scored(found[one], found[len(first) + other]) for one, other in pairs]
 
     def classify(self, prompts: PromptType | Sequence[PromptType], **_: Any) -> NoReturn:
@@ -301,7 +317,9 @@ class LLM:
         tokenizer = self._intake.tokenizer
         if tokenizer is None:
             raise TokenizerError("no tokenizer was loaded: prompts and answers are token ids")
-        return PublicTokenizer(tokenizer, str(self._assembly.tokenizer_directory))
+        if self._public_tokenizer is None:
+            self._public_tokenizer = PublicTokenizer(tokenizer, str(self._assembly.tokenizer_directory))
+        return self._public_tokenizer
 
     def default_sampling_params(self) -> SamplingParams:
         """What the model's generation_config.json recommends."""
@@ -316,6 +334,10 @@ class LLM:
         pool = self._engine.scheduler.tables.pool
         pool.drop_cached()
         return pool.num_in_use == 0
+
+    @property
+    def _embedding_sizes(self) -> EmbeddingSizes:
+        return EmbeddingSizes(self._assembly.arch.hidden_size, self._assembly.embedding_sizes)
 
     @property
     def assembly(self) -> "Assembly":
@@ -340,88 +362,12 @@ class LLM:
         return as_many(self.default_sampling_params() if given is None else given, count, "params")
 
     def _run_token_ids(self, prompts: list[list[int]], params: SamplingParams) -> list[RequestOutput]:
-        return self._run([self._request(prompt, params) for prompt in prompts], [None] * len(prompts), progress=False)
+        requests = [self._request(prompt, params) for prompt in prompts]
+        return self._runner.run(requests, [None] * len(prompts), progress=False)
 
     def _request(self, prompt: Prompt, params: SamplingParams, **more: Any) -> Request:
         self._num_requests += 1
         return self._intake.request(prompt, params, external_id=str(self._num_requests - 1), **more)
-
-    def _start(self, request: Request, prompt: str | None, *, streams: bool = False) -> "_Open":
-        with uninterrupted():
-            self._engine.add(request)
-            collector = Collector(request, prompt, self._intake.tokenizer, self._stop_sequence)
-            one = self._open[request.request_id] = _Open(collector, deque() if streams else None)
-            return one
-
-    def _run(self, requests: list[Request], prompts: list[str | None], progress: Progress) -> list[RequestOutput]:
-        started, generated_before = self._engine.clock(), self._engine.counts.num_generated_tokens
-        opened: list[_Open] = []
-        try:
-            for request, prompt in zip(requests, prompts, strict=True):
-                opened.append(self._start(request, prompt))
-            unfinished = {request.request_id for request in requests}
-            with progress_bar("answering", len(opened), progress) as bar:
-                while unfinished:
-                    unfinished.difference_update(self._step())
-                    generated = self._engine.counts.num_generated_tokens - generated_before
-                    rate = generated / max(self._engine.clock() - started, 1e-9)
-                    bar.update(len(opened) - len(unfinished), f"{rate:,.0f} tokens/s")
-        finally:
-            # An error or an interrupt must not leave half-written answers running.
-            for request in requests:
-                self._close(request.request_id)
-        return [one.collector.output for one in opened]
-
-    def _stream(self, request: Request, prompt: str | None) -> Iterator[StreamOutput]:
-        if request.best is not None:
-            allowed = "answers are compared when all of them are complete; use generate"
-            raise InvalidParameter("best_of", request.params.n, allowed)
-        one = self._start(request, prompt, streams=True)
-        try:
-            while one.pieces or not one.collector.finished:
-                if one.pieces:
-                    yield one.pieces.popleft()
-                else:
-                    self._step()
-        finally:
-            self._close(request.request_id)
-
-    def _step(self) -> list[str]:
-        """One step for everyone: pieces of other open streams wait for their readers. The requests that ended."""
-        ended = []
-        with uninterrupted():
-            events = self._engine.step()
-            now = self._engine.clock()
-            for event in events:
-                one = self._open.get(event.request_id)
-                piece = one.collector.add(event, now) if one is not None else None
-                if one is None:
-                    continue
-                if one.pieces is not None and piece is not None:
-                    one.pieces.append(piece)
-                if one.collector.finished:
-                    ended.append(event.request_id)
-        if self._engine.stopped is not None:
-            raise StepFailed(self._engine.stopped)
-        return ended
-
-    def _stop_sequence(self, request_id: str, index: int) -> None:
-        self._engine.cancel(request_id, index, FinishReason.STOP)
-
-    def _close(self, request_id: str) -> None:
-        with uninterrupted():
-            self._open.pop(request_id, None)
-            self._engine.cancel(request_id)
-            if not self._open:
-                # Nobody may step again for long: what is in flight is then for nobody, and holds its blocks.
-                self._engine.settle()
-
-
-class _Open(NamedTuple):
-    collector: Collector
-    pieces: deque[StreamOutput] | None
-    """What steps added and no reader has taken yet; None where nobody reads. Kept for nothing, they were most of what
-    Python's collector of garbage has to look at, again and again."""
 
 
 def _shown(progress: Progress | None, use_tqdm: Progress | None) -> Progress:

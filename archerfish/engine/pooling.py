@@ -5,10 +5,11 @@ Knows no engine: a request for it is a request like any other, that asks for the
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from archerfish.checks import check_bool, check_int
+from archerfish.engine.embedding_sizes import EmbeddingSizes, cut_embedding
 from archerfish.engine.outputs import RequestOutput
 from archerfish.errors import InvalidParameter, RequestError
 from archerfish.request import RequestOutputKind, SamplingParams
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 TASKS = ("embed", "token_embed")
 """What a prompt can be made into: one vector, the mean of the last layer's states; or the state of each token."""
 
-_LONGEST_PROMPT = 2**31 - 1
+_MAX_COUNT = 2**31 - 1
 _LEAST_LENGTH = 1e-12
 """Of a vector: shorter ones have no direction."""
 
@@ -31,9 +32,9 @@ class PoolingParams:
     task: str | None = None
     """embed or token_embed, where the method does not say it."""
     dimensions: int | None = None
-    """Not supported: no model here was trained for shorter vectors."""
+    """Cut embeddings to their first numbers and scale them to length 1, for models that were trained for it."""
     use_activation: bool | None = None
-    """Scale each vector to length 1."""
+    """Scale each vector to length 1; by default only those that are cut."""
     normalize: bool | None = None
     """The same under its older name."""
     truncate_prompt_tokens: int | None = None
@@ -43,28 +44,30 @@ class PoolingParams:
         if self.task is not None and self.task not in TASKS:
             raise InvalidParameter("task", self.task, f"it must be one of {', '.join(TASKS)}")
         if self.dimensions is not None:
-            allowed = "no model here was trained for shorter vectors; cut them yourself, or leave it out"
-            raise InvalidParameter("dimensions", self.dimensions, allowed)
+            check_int("dimensions", self.dimensions, 1, _MAX_COUNT)
+            if self.task == "token_embed":
+                raise InvalidParameter("dimensions", self.dimensions, "the states of tokens are not cut; leave it out")
         for name in ("use_activation", "normalize"):
             if getattr(self, name) is not None:
                 check_bool(name, getattr(self, name))
         if self.use_activation is not None and self.normalize is not None:
             raise InvalidParameter("normalize", self.normalize, "use_activation is the same; leave one of them out")
         if self.truncate_prompt_tokens not in (None, -1):
-            check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, _LONGEST_PROMPT)
+            check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, _MAX_COUNT)
 
     @property
-    def has_unit_length(self) -> bool:
-        return bool(self.use_activation or self.normalize)
+    def has_unit_length(self) -> bool | None:
+        """Whether vectors are scaled to length 1; None where nothing says so."""
+        return self.normalize if self.use_activation is None else self.use_activation
 
-    def sampling_params(self, task: str) -> SamplingParams:
-        """The request that gives what the task needs: it ends with the first token."""
+    def sampling_params(self) -> SamplingParams:
+        """Return the request that gives what the task needs: it ends with the first token."""
         return SamplingParams(
             temperature=0.0,
             max_tokens=1,
             detokenize=False,
-            prompt_embedding=task == "embed",
-            prompt_states=task == "token_embed",
+            prompt_embedding=self.task == "embed",
+            prompt_states=self.task == "token_embed",
             truncate_prompt_tokens=self.truncate_prompt_tokens,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
@@ -114,8 +117,26 @@ class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
     __slots__ = ()
 
 
-def settle_task(task: str | None, params: PoolingParams) -> str:
-    """Which task is meant, by a method's argument or by the parameters."""
+def as_pooling(
+    given: object, task: str | None, truncate_prompt_tokens: int | None, sizes: EmbeddingSizes
+) -> PoolingParams:
+    """Return complete parameters of a prompt: those that were given, with a method's own arguments."""
+    params = PoolingParams() if given is None else given
+    if not isinstance(params, PoolingParams):
+        raise InvalidParameter("pooling_params", given, "they must be PoolingParams, one or one for each prompt")
+    if truncate_prompt_tokens is not None and params.truncate_prompt_tokens not in (None, truncate_prompt_tokens):
+        allowed = f"the pooling parameters say {params.truncate_prompt_tokens}; leave one of them out"
+        raise InvalidParameter("truncate_prompt_tokens", truncate_prompt_tokens, allowed)
+    params = replace(params, task=_settled_task(task, params))
+    if truncate_prompt_tokens is not None:
+        params = replace(params, truncate_prompt_tokens=truncate_prompt_tokens)
+    if params.dimensions is not None:
+        sizes.check(params.dimensions)
+    return params
+
+
+def _settled_task(task: str | None, params: PoolingParams) -> str:
+    """Return which task is meant, by a method's argument or by the parameters."""
     if task is not None and params.task is not None and task != params.task:
         raise InvalidParameter("pooling_task", task, f"the pooling parameters say {params.task}; leave one of them out")
     chosen = task or params.task
@@ -133,14 +154,6 @@ WHY_NOT_CLASSIFIED = (
 )
 
 
-def as_pooling_params(given: object) -> PoolingParams:
-    if given is None:
-        return PoolingParams()
-    if not isinstance(given, PoolingParams):
-        raise InvalidParameter("pooling_params", given, "they must be PoolingParams")
-    return given
-
-
 def pooled(output: RequestOutput, params: PoolingParams) -> PoolingRequestOutput[PoolingOutput]:
     """What was made of a prompt, or a RequestError with the reason why nothing was."""
     import numpy as np
@@ -149,13 +162,13 @@ def pooled(output: RequestOutput, params: PoolingParams) -> PoolingRequestOutput
     if output.prompt_states is not None:
         states = np.frombuffer(output.prompt_states, np.float32).reshape(len(output.prompt_token_ids), -1)
         data = torch.from_numpy(states.copy())
+        if params.has_unit_length:
+            data = data / data.norm(dim=-1, keepdim=True).clamp(min=_LEAST_LENGTH)
     elif output.prompt_embedding is not None:
-        data = torch.tensor(output.prompt_embedding)
+        data = torch.tensor(cut_embedding(output.prompt_embedding, params.dimensions, params.has_unit_length))
     else:
         [answer] = output.outputs
         raise RequestError(answer.error or f"the prompt was not computed: it ended with {answer.finish_reason}")
-    if params.has_unit_length:
-        data = data / data.norm(dim=-1, keepdim=True).clamp(min=_LEAST_LENGTH)
     return PoolingRequestOutput(output.request_id, PoolingOutput(data), output.prompt_token_ids)
 
 

@@ -57,6 +57,7 @@ def as_prompt(prompt: object) -> GivenPrompt:
     """A text or token ids, plain or as a mapping."""
     if not isinstance(prompt, Mapping):
         return GivenPrompt(cast(Prompt, prompt), prompt if isinstance(prompt, str) else None)
+    prompt = {key: value for key, value in prompt.items() if value is not None}
     if not set(prompt) <= set(_KEYS) or not {"prompt", "prompt_token_ids"} & set(prompt):
         allowed = f"a mapping must have prompt or prompt_token_ids, and nothing but {', '.join(_KEYS)}"
         raise InvalidParameter("prompt", prompt, f"{allowed}; images and other media are not read")

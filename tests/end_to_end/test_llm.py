@@ -455,7 +455,6 @@ def test_what_no_model_here_can_do_is_refused_with_what_to_use(llm: LLM) -> None
         with pytest.raises(InvalidParameter, match="pooling_task"):
             llm.encode(TEXT, pooling_task=bad)
     for params, named in (
-        ({"dimensions": 8}, "dimensions"),
         ({"task": "rank"}, "task"),
         ({"normalize": 1}, "normalize"),
     ):
