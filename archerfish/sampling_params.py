@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from typing import Any, Literal, get_args
+from functools import wraps
+from typing import Any, Literal, NamedTuple, get_args
 
 from archerfish.checks import as_tuple, check_bool, check_float, check_int
 from archerfish.errors import InvalidParameter
@@ -31,23 +32,36 @@ _LONGEST_BAD_WORD = 1000  # Characters, or tokens.
 METHOD_ALIASES = {"suffix": "reference", "ngram": "reference"}
 """Other names of methods that propose draft tokens: in the literature, and in vLLM."""
 
-_NOT_PARAMETERS = {
-    "logits_processors": "functions do not travel to the engine process; use logit_bias, allowed_token_ids, bad_words "
-    "or structured_outputs",
-    "use_beam_search": "call LLM.beam_search with BeamSearchParams",
-    "length_penalty": "it belongs to BeamSearchParams, for LLM.beam_search",
-    "early_stopping": "LLM.beam_search looks at all beams up to max_tokens; leave it out",
-    "extra_args": "there are no plugins that would read them; leave it out",
-    "flat_logprobs": "log-probabilities are dictionaries by token id; leave it out",
-    "logprob_token_ids": "use logprobs, or allowed_token_ids where an answer is one of a few tokens",
-    "thinking_token_budget": "use max_tokens",
-    "repetition_detection": "use repetition_penalty or frequency_penalty",
-    "stream_interval": "use output_kind; every step that adds text gives an output",
-    "skip_reading_prefix_cache": "give the request a cache_salt of its own",
-    "guided_json": "use structured_outputs=StructuredOutputsParams(json=...)",
-    "guided_regex": "use structured_outputs=StructuredOutputsParams(regex=...)",
-    "guided_choice": "use structured_outputs=StructuredOutputsParams(choice=...)",
-    "guided_grammar": "use structured_outputs=StructuredOutputsParams(grammar=...)",
+
+class _Foreign(NamedTuple):
+    """A parameter of another engine."""
+
+    instead: str
+    """What to use, as the end of a sentence."""
+    harmless: tuple[object, ...] = ()
+    """Values that request nothing; None is always one of them."""
+
+
+_FOREIGN = {
+    "logits_processors": _Foreign(
+        "functions do not travel to the engine process; use logit_bias, allowed_token_ids, bad_words or "
+        "structured_outputs",
+        ([],),
+    ),
+    "use_beam_search": _Foreign("call LLM.beam_search with BeamSearchParams", (False,)),
+    "length_penalty": _Foreign("it belongs to BeamSearchParams, for LLM.beam_search", (1.0,)),
+    "early_stopping": _Foreign("LLM.beam_search looks at all beams up to max_tokens; leave it out", (False,)),
+    "extra_args": _Foreign("there are no plugins that would read them; leave it out", ({},)),
+    "flat_logprobs": _Foreign("log-probabilities are dictionaries by token id; leave it out", (False,)),
+    "logprob_token_ids": _Foreign("use logprobs, or allowed_token_ids where an answer is one of a few tokens", ([],)),
+    "thinking_token_budget": _Foreign("chats with archerfish serve have it; here use max_tokens"),
+    "repetition_detection": _Foreign("use repetition_penalty or frequency_penalty"),
+    "stream_interval": _Foreign("use output_kind; every step that adds text gives an output", (1,)),
+    "skip_reading_prefix_cache": _Foreign("give the request a cache_salt of its own", (False,)),
+    "guided_json": _Foreign("use structured_outputs=StructuredOutputsParams(json=...)"),
+    "guided_regex": _Foreign("use structured_outputs=StructuredOutputsParams(regex=...)"),
+    "guided_choice": _Foreign("use structured_outputs=StructuredOutputsParams(choice=...)"),
+    "guided_grammar": _Foreign("use structured_outputs=StructuredOutputsParams(grammar=...)"),
 }
 """What other engines take here, and what takes its place."""
 
@@ -169,7 +183,7 @@ class SamplingParams:
 
     def __new__(cls, *_: Any, **given: Any) -> "SamplingParams":
         for name, value in given.items():
-            if name not in cls.__dataclass_fields__:
+            if name not in cls.__dataclass_fields__ and not _is_harmless(name, value):
                 raise InvalidParameter(name, value, _why_unknown(name))
         return object.__new__(cls)
 
@@ -185,6 +199,15 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         return self.temperature < GREEDY_BELOW
+    @classmethod
+    def from_optional(cls, **given: Any) -> "SamplingParams":
+        """Make parameters where None stands for the default, as in vLLM; for max_tokens it is still no limit."""
+        return cls(**{name: value for name, value in given.items() if value is not None or name == "max_tokens"})
+
+    def clone(self) -> "SamplingParams":
+        """Return a copy that shares nothing that could be changed."""
+        return replace(self, logit_bias=dict(self.logit_bias))
+
 
     def _normalize(self) -> None:
         """Accept what people write (one stop string, lists) and keep one form."""
@@ -218,8 +241,13 @@ class SamplingParams:
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), least, _LARGEST_COUNT)
         if self.seed is not None:
+            if least == 0 and getattr(self, name) == -1:
+                allowed = "vLLM reads -1 as all tokens; give their number here, up to the size of the vocabulary"
+                raise InvalidParameter(name, -1, allowed)
             check_int("seed", self.seed, 0, _LARGEST_SEED)
         check_float("temperature", self.temperature, 0.0, 1000.0)
+        if self.seed == -1:
+            raise InvalidParameter("seed", -1, "vLLM reads -1 as no seed; leave it out, or give None")
         check_float("top_p", self.top_p, 0.0, 1.0, open_below=True)
         check_float("min_p", self.min_p, 0.0, 1.0)
         check_float("repetition_penalty", self.repetition_penalty, 0.001, 1000.0)
@@ -308,13 +336,29 @@ def _without_repeats(token_ids: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _why_unknown(name: str) -> str:
-    if name in _NOT_PARAMETERS:
-        return _NOT_PARAMETERS[name]
+    if name in _FOREIGN:
+        return _FOREIGN[name].instead
     return f"there is no such parameter; known are {', '.join(sorted(one.name for one in fields(SamplingParams)))}"
 
 
 def _as_bias(values: object) -> dict[int, float]:
     if values is None:
+_set_fields = SamplingParams.__init__
+
+
+@wraps(_set_fields)
+def _init(self: SamplingParams, *positional: Any, **given: Any) -> None:
+    """Leave out parameters of other engines: __new__ lets only values pass that request nothing."""
+    _set_fields(self, *positional, **{name: value for name, value in given.items() if name not in _FOREIGN})
+
+
+SamplingParams.__init__ = _init  # type: ignore[method-assign]
+
+
+def _is_harmless(name: str, value: object) -> bool:
+    return name in _FOREIGN and (value is None or value in _FOREIGN[name].harmless)
+
+
         return {}
     bad = InvalidParameter("logit_bias", "...", "it must map token ids to numbers")
     if not isinstance(values, Mapping):

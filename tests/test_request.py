@@ -207,7 +207,7 @@ def test_a_change_is_checked_with_all_the_rest_and_an_error_changes_nothing():
     params = SamplingParams(min_tokens=2)
     params.max_tokens, params.stop, params.top_k = 3, "end", -1
     assert params == SamplingParams(min_tokens=2, max_tokens=3, stop=("end",), top_k=0)
-    for name, value in (("temperature", -1.0), ("max_tokens", 1), ("temprature", 0.5), ("logits_processors", [])):
+    for name, value in (("temperature", -1.0), ("max_tokens", 1), ("temprature", 0.5), ("logits_processors", [print])):
         with pytest.raises(InvalidParameter, match=name if name != "max_tokens" else "min_tokens"):
             setattr(params, name, value)
         assert params == SamplingParams(min_tokens=2, max_tokens=3, stop="end")
@@ -235,6 +235,46 @@ def test_what_other_engines_take_is_refused_with_what_takes_its_place(name, says
     with pytest.raises(InvalidParameter, match=says) as caught:
         SamplingParams(**{name: [print]})
     assert caught.value.name == name
+
+
+@pytest.mark.parametrize(
+    "neutral",
+    [
+        {"extra_args": None, "thinking_token_budget": None, "logits_processors": None, "guided_json": None},
+        {"logits_processors": [], "flat_logprobs": False, "use_beam_search": False, "length_penalty": 1.0},
+        {"extra_args": {}, "skip_reading_prefix_cache": False},
+    ],
+)
+def test_what_other_engines_take_may_be_given_where_it_requests_nothing(neutral):
+    assert SamplingParams(temperature=0.5, **neutral) == SamplingParams(temperature=0.5)
+    with pytest.raises(InvalidParameter, match="temprature"):
+        SamplingParams(temprature=None, **neutral)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("logprobs", "up to the size of the vocabulary"),
+        ("prompt_logprobs", "up to the size of the vocabulary"),
+        ("seed", "no seed; leave it out"),
+    ],
+)
+def test_minus_one_is_refused_with_what_it_means_in_vllm(name, says):
+    with pytest.raises(InvalidParameter, match=f"{name} = -1 .*vLLM reads -1 as .*{says}"):
+        SamplingParams(**{name: -1})
+
+
+def test_parameters_are_cloned_and_made_of_optional_values_as_in_vllm():
+    params = SamplingParams(seed=5, logit_bias={3: 1.0}, stop="end")
+    clone = params.clone()
+    assert clone == params and clone.logit_bias is not params.logit_bias
+    clone.seed = 6
+    assert params.seed == 5
+    given = {"n": None, "temperature": 0.5, "presence_penalty": None, "stop": None, "logits_processors": None}
+    assert SamplingParams.from_optional(**given) == SamplingParams(temperature=0.5)
+    assert SamplingParams.from_optional(max_tokens=None).max_tokens is None
+    with pytest.raises(InvalidParameter, match="temperature"):
+        SamplingParams.from_optional(temperature=-1.0)
 
 
 def test_the_best_answers_are_some_of_those_that_are_written():
