@@ -27,6 +27,7 @@ class PublicTokenizer:
     def __init__(self, tokenizer: Tokenizer, name_or_path: str) -> None:
         self._tokenizer = tokenizer
         self.name_or_path = name_or_path
+        self._pad_token = tokenizer.special_tokens.get("pad_token")
 
     def __await__(self) -> Generator[None, None, "PublicTokenizer"]:
         """The tokenizer itself: AsyncLLM.get_tokenizer may be awaited, as in earlier releases of vLLM."""
@@ -158,7 +159,8 @@ class PublicTokenizer:
 
     @property
     def special_tokens_map(self) -> dict[str, str]:
-        return dict(self._tokenizer.special_tokens)
+        special = dict(self._tokenizer.special_tokens)
+        return special if self._pad_token is None else {**special, "pad_token": self._pad_token}
 
     @property
     def bos_token(self) -> str | None:
@@ -170,7 +172,14 @@ class PublicTokenizer:
 
     @property
     def pad_token(self) -> str | None:
-        return self._tokenizer.special_tokens.get("pad_token")
+        """The token that programs pad with. It can be set, as they do where the model names none: nothing here pads."""
+        return self._pad_token
+
+    @pad_token.setter
+    def pad_token(self, token: str | None) -> None:
+        if token is not None and self._tokenizer.token_id(token) is None:
+            raise InvalidParameter("pad_token", token, "it must be a token of the vocabulary, such as eos_token")
+        self._pad_token = token
 
     @property
     def unk_token(self) -> str | None:
@@ -186,7 +195,14 @@ class PublicTokenizer:
 
     @property
     def pad_token_id(self) -> int | None:
-        return None if self.pad_token is None else self._tokenizer.token_id(self.pad_token)
+        return None if self._pad_token is None else self._tokenizer.token_id(self._pad_token)
+
+    @pad_token_id.setter
+    def pad_token_id(self, token_id: int | None) -> None:
+        token = None if token_id is None else self._token(token_id)
+        if token is None and token_id is not None:
+            raise InvalidParameter("pad_token_id", token_id, "it must be the id of a token, such as eos_token_id")
+        self._pad_token = token
 
     @property
     def unk_token_id(self) -> int | None:

@@ -1,5 +1,6 @@
 """Settings of other engines: what changes nothing is accepted, all else is refused with what takes its place."""
 
+import argparse
 import logging
 import re
 from dataclasses import fields
@@ -251,3 +252,30 @@ def test_arguments_are_gathered_changed_and_read() -> None:
     args.tensor_parallel_size = 8
     with pytest.raises(ConfigError, match="one device"):
         LLM.from_engine_args(args)
+
+
+def test_a_program_may_read_them_from_its_own_command_line() -> None:
+    parser = AsyncEngineArgs.add_cli_args(argparse.ArgumentParser())
+    for own in ("--host", "--ssl-keyfile", "--temperature", "--n", "--prompt"):
+        parser.add_argument(own)
+    parser.set_defaults(model="perch")
+    nothing = parser.parse_args([])
+    assert AsyncEngineArgs.from_cli_args(nothing).config() == EngineConfig(model="perch")
+    assert check_settings({name: value for name, value in vars(nothing).items() if name in OWN | set(FOREIGN)}) == (
+        EngineConfig(model="perch")
+    ), "flags that were not given may be passed on"
+    arguments = [
+        *("--max-model-len", "1K", "--no-enable-prefix-caching", "--hf-overrides", '{"a": 1}', "--host", "::1"),
+        *("--tensor-parallel-size", "1", "--trust-remote-code", "--enforce-eager", "--swap-space", "4"),
+    ]
+    args = AsyncEngineArgs.from_cli_args(parser.parse_args(arguments))
+    assert isinstance(args, AsyncEngineArgs)
+    assert args.config() == EngineConfig(
+        model="perch", max_model_len=1024, enable_prefix_caching=False, hf_overrides={"a": 1}
+    )
+    with pytest.raises(ConfigError, match="one device"):
+        EngineArgs.from_cli_args(parser.parse_args(["--tensor-parallel-size", "2"]))
+    with pytest.raises(ConfigError, match="max_model_len: 'long' is not a whole number"):
+        EngineArgs.from_cli_args(parser.parse_args(["--max-model-len", "long"]))
+    text = parser.format_help()
+    assert "--max-num-seqs VALUE" in text and "tensor-parallel" not in text

@@ -88,6 +88,22 @@ def test_the_vocabulary_is_the_same(ours: PublicTokenizer, theirs: Any) -> None:
     assert ours.convert_tokens_to_ids([token, "no such token"]) == [7, None]
 
 
+def test_a_token_to_pad_with_can_be_set(directory: Path) -> None:
+    ours = PublicTokenizer(Tokenizer.load(directory), str(directory))
+    assert ours.pad_token is ours.pad_token_id is None and "pad_token" not in ours.special_tokens_map
+    ours.pad_token = ours.eos_token
+    assert (ours.pad_token, ours.pad_token_id) == ("<|end|>", ours.eos_token_id)
+    assert ours.special_tokens_map["pad_token"] == "<|end|>"
+    ours.pad_token_id = ours.bos_token_id
+    assert ours.pad_token == ours.bos_token
+    for name, value in (("pad_token", "no such token"), ("pad_token_id", 10**6)):
+        with pytest.raises(InvalidParameter, match=name):
+            setattr(ours, name, value)
+    assert ours.pad_token == ours.bos_token
+    ours.pad_token = None
+    assert ours.pad_token_id is None
+
+
 def test_tensors_have_a_row_for_each_text(ours: PublicTokenizer) -> None:
     ids = ours.encode("fish")
     assert torch.equal(ours("fish", return_tensors="pt").input_ids, torch.tensor([ids]))
