@@ -196,9 +196,6 @@ class SamplingParams:
         """As a client sends them. A name that is not a parameter is refused."""
         return cls(**values)
 
-    @property
-    def is_greedy(self) -> bool:
-        return self.temperature < GREEDY_BELOW
     @classmethod
     def from_optional(cls, **given: Any) -> "SamplingParams":
         """Make parameters where None stands for the default, as in vLLM; for max_tokens it is still no limit."""
@@ -208,6 +205,9 @@ class SamplingParams:
         """Return a copy that shares nothing that could be changed."""
         return replace(self, logit_bias=dict(self.logit_bias))
 
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
 
     def _normalize(self) -> None:
         """Accept what people write (one stop string, lists) and keep one form."""
@@ -238,16 +238,16 @@ class SamplingParams:
         for name in ("min_tokens", "top_k"):
             check_int(name, getattr(self, name), 0, _LARGEST_COUNT)
         for name, least in (("max_tokens", 1), ("logprobs", 0), ("prompt_logprobs", 0)):
-            if getattr(self, name) is not None:
-                check_int(name, getattr(self, name), least, _LARGEST_COUNT)
-        if self.seed is not None:
             if least == 0 and getattr(self, name) == -1:
                 allowed = "vLLM reads -1 as all tokens; give their number here, up to the size of the vocabulary"
                 raise InvalidParameter(name, -1, allowed)
-            check_int("seed", self.seed, 0, _LARGEST_SEED)
-        check_float("temperature", self.temperature, 0.0, 1000.0)
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), least, _LARGEST_COUNT)
         if self.seed == -1:
             raise InvalidParameter("seed", -1, "vLLM reads -1 as no seed; leave it out, or give None")
+        if self.seed is not None:
+            check_int("seed", self.seed, 0, _LARGEST_SEED)
+        check_float("temperature", self.temperature, 0.0, 1000.0)
         check_float("top_p", self.top_p, 0.0, 1.0, open_below=True)
         check_float("min_p", self.min_p, 0.0, 1.0)
         check_float("repetition_penalty", self.repetition_penalty, 0.001, 1000.0)
@@ -335,14 +335,6 @@ def _without_repeats(token_ids: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(token_ids)) if all(type(token) is int for token in token_ids) else token_ids
 
 
-def _why_unknown(name: str) -> str:
-    if name in _FOREIGN:
-        return _FOREIGN[name].instead
-    return f"there is no such parameter; known are {', '.join(sorted(one.name for one in fields(SamplingParams)))}"
-
-
-def _as_bias(values: object) -> dict[int, float]:
-    if values is None:
 _set_fields = SamplingParams.__init__
 
 
@@ -359,6 +351,14 @@ def _is_harmless(name: str, value: object) -> bool:
     return name in _FOREIGN and (value is None or value in _FOREIGN[name].harmless)
 
 
+def _why_unknown(name: str) -> str:
+    if name in _FOREIGN:
+        return _FOREIGN[name].instead
+    return f"there is no such parameter; known are {', '.join(sorted(one.name for one in fields(SamplingParams)))}"
+
+
+def _as_bias(values: object) -> dict[int, float]:
+    if values is None:
         return {}
     bad = InvalidParameter("logit_bias", "...", "it must map token ids to numbers")
     if not isinstance(values, Mapping):
