@@ -126,6 +126,17 @@ def _wake_gpu() -> None:
         driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
 
 
+def cpu_seconds_of(pid: int) -> float | None:
+    """Return the processor time a process and its ended children have used; None where the system does not say."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The name of the program comes first, in brackets, and may itself hold brackets and spaces.
+    fields = stat.rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
 def available_memory() -> int:
     """Bytes of main memory this process can still take: the machine's, or its container's if that is less."""
     available = _meminfo("MemAvailable")

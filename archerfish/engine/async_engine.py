@@ -37,6 +37,7 @@ from archerfish.engine.wire import (
     read_from_engine,
 )
 from archerfish.errors import EngineStopped
+from archerfish.machine import cpu_seconds_of
 from archerfish.metrics.state import EngineState, Peak
 from archerfish.request import FinishReason, Request, TokenEvent
 
@@ -48,6 +49,8 @@ DEFAULT_BUILDER = "archerfish.engine.build:build"
 
 _LONGEST_WATCH_INTERVAL = 1.0
 """Seconds between two looks at whether the engine still makes progress."""
+_LOADING_PATIENCE = 10
+"""Stall timeouts that an engine may load without any progress: it may wait for a disk or for the network."""
 
 
 OnStep = Callable[[list[TokenEvent], EngineState], None]
@@ -190,6 +193,14 @@ class AsyncEngine:
         self._context.term()
         self._directory.remove()
 
+    def fail(self, ending: Ending) -> None:
+        """End for good with this reason: `wait_ended` returns it, and whatever is open fails."""
+        self.ending = ending
+        self._set_status(EngineStatus.ENDED)
+        self._fail_open(ending.reason)
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
     def kill(self) -> None:
         """End the process now, also where its event loop runs no more; whatever is open fails."""
         self._set_status(EngineStatus.ENDED)
@@ -267,28 +278,41 @@ class AsyncEngine:
     # -- keeping it alive -----------------------------------------------------------------------------------------
 
     async def _keep_running(self) -> None:
-        while True:
+        try:
+            while (why := await self._run_until_dead()) is not None:
+                if why.can_be_fixed:
+                    self.fail(why)
+                    return
+                logger.warning("%s; starting it again", why.reason)
+                self.num_restarts += 1
+                self.facts, self.loaded_share, self.ending = None, 0.0, None
+                self._set_status(EngineStatus.RESTARTING)
+        except Exception as error:
+            logger.exception("the engine cannot be supervised")
+            self.fail(Ending(f"the engine cannot be supervised: {error}", can_be_fixed=False))
+
+    async def _run_until_dead(self) -> Ending | None:
+        """Run one process to its end; return why it ended, or None if there is to be no other."""
+        try:
             exit_code = await self._run_once()
+        except OSError as error:  # No processes, file handles or memory left.
+            self._close_socket()
+            why = Ending(f"the engine process cannot be started: {error}", can_be_fixed=False)
+        else:
             if self.status is EngineStatus.ENDED:
-                return
+                return None
             why = self._why(exit_code)
-            self._on_death()
-            self._fail_open(why.reason)
-            now = self._clock()
-            self._deaths.append(now)
-            while now - self._deaths[0] > DEATHS_WINDOW:
-                self._deaths.popleft()
-            if why.can_be_fixed or len(self._deaths) >= MOST_DEATHS:
-                if not why.can_be_fixed:
-                    times = f"{len(self._deaths)} times in {DEATHS_WINDOW:.0f} seconds"
-                    why = Ending(f"the engine died {times}, the last time because {why.reason}", can_be_fixed=False)
-                self.ending = why
-                self._set_status(EngineStatus.ENDED)
-                return
-            logger.warning("%s; starting it again", why.reason)
-            self.num_restarts += 1
-            self.facts, self.loaded_share, self.ending = None, 0.0, None
-            self._set_status(EngineStatus.RESTARTING)
+        self._on_death()
+        self._fail_open(why.reason)
+        now = self._clock()
+        self._deaths.append(now)
+        while now - self._deaths[0] > DEATHS_WINDOW:
+            self._deaths.popleft()
+        if len(self._deaths) >= MOST_DEATHS and not why.can_be_fixed:
+            times = f"{len(self._deaths)} times in {DEATHS_WINDOW:.0f} seconds"
+            self.fail(Ending(f"the engine died {times}, the last time because {why.reason}", can_be_fixed=False))
+            return None
+        return why
 
     async def _run_once(self) -> int:
         """One process from its start to its end; the exit code."""
@@ -314,6 +338,7 @@ class AsyncEngine:
             )
         )
         listening = asyncio.create_task(self._listen(self._socket))
+        self.last_progress = self._clock()
         watching = asyncio.create_task(self._watch(self._process))
         try:
             exit_code = await self._process.wait()
@@ -324,8 +349,7 @@ class AsyncEngine:
             await asyncio.wait_for(self._drained(self._socket, listening), 1.0)
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
-        self._socket.close(linger=0)
-        self._socket = None
+        self._close_socket()
         if self._blocks is not None and not self._blocks.done():
             self._blocks.set_result(b"")
         self._blocks = None
@@ -336,11 +360,14 @@ class AsyncEngine:
             self._hear(read_from_engine(await socket.recv()))
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
-        """Kill the process once it was ready and has been silent for too long: it hangs, and will not come back."""
+        """Kill the process once it has been silent for too long: it hangs, and will not come back.
+
+        While it loads it may be busy with one thing for minutes; it is silent if it also uses no processor time.
+        """
         if self._stall_timeout is None:
             return
         interval = self._watch_interval
-        last_look = self._clock()
+        last_look, cpu_seconds = self._clock(), 0.0
         while True:
             await asyncio.sleep(interval)
             now = self._clock()
@@ -348,12 +375,23 @@ class AsyncEngine:
                 # This process itself was held up, so what the engine sent meanwhile may still be unread.
                 self.last_progress = max(self.last_progress, now - self._stall_timeout / 2)
             last_look = now
+            is_loading = self.status in (EngineStatus.LOADING, EngineStatus.RESTARTING) and self.ending is None
+            if is_loading:
+                used = cpu_seconds_of(process.pid)
+                if used is None or used > cpu_seconds:
+                    self.last_progress, cpu_seconds = now, used or 0.0
             silent = now - self.last_progress
-            if self.status is EngineStatus.READY and silent > self._stall_timeout:
-                reason = f"the engine process made no progress for {silent:.0f} seconds and was killed"
-                self.ending = Ending(reason, can_be_fixed=False)
+            if silent > self._stall_timeout * (_LOADING_PATIENCE if is_loading else 1):
+                if self.ending is None:
+                    reason = f"the engine process made no progress for {silent:.0f} seconds and was killed"
+                    self.ending = Ending(reason, can_be_fixed=False)
                 process.kill()
                 return
+
+    def _close_socket(self) -> None:
+        if self._socket is not None:
+            self._socket.close(linger=0)
+            self._socket = None
 
     async def _drained(self, socket: zmq.asyncio.Socket, listening: "asyncio.Task[None]") -> None:
         while not listening.done() and await socket.poll(50):
@@ -385,12 +423,14 @@ class AsyncEngine:
                     self._on_peak(peak)
             case Loading(share):
                 self.loaded_share = share
+                self.last_progress = self._clock()
             case Ready(facts):
                 self.facts, self.loaded_share = facts, 1.0
                 self.last_progress = self._clock()
                 self._set_status(EngineStatus.READY)
             case Ending(reason):
                 self.ending = message
+                self.last_progress = self._clock()  # From here on it has one stall timeout to exit.
                 if self.status is EngineStatus.READY:
                     # Before the process is gone: what it was given from here on would fail with it.
                     self._set_status(EngineStatus.RESTARTING)

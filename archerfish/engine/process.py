@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module
@@ -50,6 +51,9 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG = 1
 _LOADING_STEP = 0.05
 """Of the weights: progress is told in steps of this size."""
+
+_LONGEST_READ = 0.02
+"""Seconds for which messages are read between two steps."""
 
 
 class Channel:
@@ -117,12 +121,17 @@ class EngineLoop:
                 self._step()
 
     def _listen(self) -> None:
-        """Take all messages that have come; without work, wait for one."""
+        """Take the messages that have come; without work, wait for one.
+
+        Beside work, messages that take long to read wait for the next step: large requests delay no others' steps.
+        """
         timeout = 0 if self._engine.has_work else self._heartbeat_ms
-        heard = False
+        heard, end = False, time.monotonic() + _LONGEST_READ
         while (message := self._channel.receive(timeout)) is not None:
             self._take(message)
             timeout, heard = 0, True
+            if self._engine.has_work and time.monotonic() > end:
+                break
         for request in self._preparation.ready():
             self._add(request)
             heard = True

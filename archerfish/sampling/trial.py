@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import finalize
 
-from archerfish.errors import InvalidParameter
+from archerfish.errors import InvalidParameter, RequestError
 from archerfish.request import Structured
 from archerfish.sampling.forms import check_form, compile_form, load_vocabulary, why
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _MOST_SECONDS = 1.0
 """Of processor time for a form, whatever else the machine does. Ordinary ones take milliseconds."""
+_LONGEST_WAIT = 30.0
+"""Seconds for a form, the start of the process included. One that is not tried by then hangs, and is ended."""
 _MOST_BYTES = 3 << 30
 """Of address space, of which stacks and the vocabulary take a part."""
 _TRIED_SECONDS = 0.2
@@ -85,11 +87,22 @@ class Trial:
         if find_spec("llguidance") is None:
             return "it needs llguidance, which this machine does not have: pip install llguidance"
         worker, self._worker = self._worker or self._start(), None
+        # Its limit is on processor time, so that a busy machine refuses nothing; one that hangs uses none.
+        hang = threading.Timer(_LONGEST_WAIT, worker.process.kill)
+        hang.daemon = True
+        hang.start()
         try:
             worker.connection.send(structured)
             problem: str | None = worker.connection.recv()
         except (EOFError, OSError):
-            return _why_ended(worker.process.wait())
+            code = worker.process.wait()
+            if not hang.is_alive() and code == -signal.SIGKILL:
+                raise RequestError(
+                    f"the response format could not be tried within {_LONGEST_WAIT:g} seconds; try again"
+                ) from None
+            return _why_ended(code)
+        finally:
+            hang.cancel()
         self._worker = worker
         return problem
 

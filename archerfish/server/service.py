@@ -23,7 +23,8 @@ from archerfish.config.settings import EngineConfig, ServerConfig
 from archerfish.console import logger
 from archerfish.engine.async_engine import DEFAULT_BUILDER, AsyncEngine, EngineStatus
 from archerfish.engine.intake import Intake
-from archerfish.engine.wire import EngineFacts
+from archerfish.engine.wire import Ending, EngineFacts
+from archerfish.errors import EngineStopped, UserError
 from archerfish.jobs.quota import Quota
 from archerfish.jobs.runner import BatchRunner
 from archerfish.jobs.store import JobStore
@@ -129,7 +130,17 @@ class Service:
             self.runner.start()
 
     async def _watch(self) -> None:
-        """Once the engine is ready, be ready too."""
+        """Once the engine is ready, be ready too; where that fails, end the service with the reason."""
+        try:
+            await self._become_ready()
+        except EngineStopped:
+            pass  # The service ends with the engine's own reason.
+        except Exception as error:
+            logger.exception("the service cannot be made ready")
+            reason = f"the service cannot be made ready: {error}"
+            self.engine.fail(Ending(reason, can_be_fixed=isinstance(error, UserError)))
+
+    async def _become_ready(self) -> None:
         facts = await self.engine.wait_ready()
         max_items = self.config.max_body_items or max(_LEAST_BODY_ITEMS, 2 * facts.max_model_len)
         spec = ModelSpec(

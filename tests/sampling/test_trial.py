@@ -2,6 +2,8 @@
 
 import gc
 import json
+import os
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +15,9 @@ from tokenizers import Tokenizer as Vocabulary
 from tokenizers import models, pre_tokenizers
 
 from archerfish.box import models_in_box
-from archerfish.errors import InvalidParameter
+from archerfish.errors import InvalidParameter, RequestError
 from archerfish.request import Structured
+from archerfish.sampling import trial as trial_module
 from archerfish.sampling.trial import Trial, check_structured
 from archerfish.tokenizer import Tokenizer
 
@@ -161,6 +164,19 @@ def test_the_process_ends_with_its_trial(tokenizer: Tokenizer) -> None:
     assert process.poll() == 0
 
 
+def test_a_process_that_hangs_is_ended_and_the_next_question_answered(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial_module, "_LONGEST_WAIT", 0.5)
+    trial = Trial(tokenizer, tokenizer.vocab_size)
+    trial._worker = trial._start()
+    os.kill(trial._worker.process.pid, signal.SIGSTOP)
+    with pytest.raises(RequestError, match=r"could not be tried within 0\.5 seconds; try again"):
+        trial.check(GOOD)
+    monkeypatch.undo()
+    trial.check(GOOD)
+
+
 def test_a_machine_without_the_library_serves_everything_else() -> None:
     code = """
 import sys
@@ -171,7 +187,7 @@ class Missing:
 sys.meta_path.insert(0, Missing())
 from unittest.mock import patch
 from archerfish import LLM, SamplingParams
-from archerfish.errors import InvalidParameter
+from archerfish.errors import InvalidParameter, RequestError
 from archerfish.request import Structured
 llm = LLM(threads=1, max_num_seqs=2)
 assert llm.generate("A", SamplingParams(max_tokens=3), progress=False)[0].outputs[0].token_ids
