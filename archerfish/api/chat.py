@@ -6,11 +6,20 @@ from typing import Any
 
 from archerfish.api.ask import Ask
 from archerfish.api.bodies.chat import ChatBody, ToolChoice
+from archerfish.api.bodies.tokens import TokenizeBody
 from archerfish.api.conversation import Conversation, ThinkingWish
 from archerfish.api.deltas import Answer, CallArguments, CallStart, Content, Delta, InvalidCall, Reasoning, as_field
 from archerfish.api.model import ServedModel
 from archerfish.api.reading import AnswerReader
-from archerfish.api.replies import new_id, prompt_logprobs, request_metrics, seconds_now, token_logprobs, usage
+from archerfish.api.replies import (
+    new_id,
+    prompt_logprobs,
+    request_metrics,
+    seconds_now,
+    token_logprobs,
+    usage,
+    usage_so_far,
+)
 from archerfish.api.structure import structured
 from archerfish.api.writing import Writing
 from archerfish.engine.outputs import CompletionOutput, Logprobs, StreamOutput
@@ -32,24 +41,26 @@ class Chat:
         self._conversation = Conversation(
             model,
             [message.model_dump(exclude_none=True) for message in body.messages],
-            tools=body.tools,
+            tools=body.tools or None,
             tool_choice=body.tool_choice.model_dump() if isinstance(body.tool_choice, ToolChoice) else body.tool_choice,
             parallel=body.parallel_tool_calls is not False,
             form=structured(body, body.response_format),
-            template={
-                "add_generation_prompt": body.add_generation_prompt and not body.continue_final_message,
-                "continue_final_message": body.continue_final_message,
-                **body.chat_template_kwargs,
-            },
+            template=template_variables(body),
             thinking=ThinkingWish(effort=body.reasoning_effort, max_tokens=body.thinking_token_budget),
         )
         params = self._conversation.params(
             body,
             max_tokens=body.max_completion_tokens or body.max_tokens,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-            prompt_logprobs=body.prompt_logprobs,
         )
-        self.ask = Ask(prompts=[self._conversation.prompt], params=params, body=self._body)
+        self.ask = Ask(
+            prompts=[self._conversation.prompt],
+            params=params,
+            body=self._body,
+            add_special_tokens=body.add_special_tokens,
+        )
+        self._num_written = [0] * params.n
+        """Tokens of each answer so far."""
         self._id = new_id("chatcmpl")
         self._created = seconds_now()
 
@@ -82,6 +93,7 @@ class Chat:
     def add(self, piece: StreamOutput) -> Iterator[Chunk]:
         """What one step added: text, pieces of tool calls, and at last why it ended."""
         reader = self._readers[piece.index]
+        self._num_written[piece.index] += len(piece.token_ids)
         read = reader.feed(piece.text)
         if piece.finish_reason is not None:
             read += reader.finish()
@@ -105,8 +117,14 @@ class Chat:
             yield {**self._head("chat.completion.chunk"), "choices": [], "usage": counts, **more}
 
     def _chunk(self, choice: dict[str, Any]) -> Chunk:
-        nothing: dict[str, Any] = {"usage": None} if self._body.wants_usage else {}
-        return {**self._head("chat.completion.chunk"), "choices": [choice], **nothing}
+        counts = {"usage": self._usage_so_far(choice["index"])} if self._body.wants_usage else {}
+        return {**self._head("chat.completion.chunk"), "choices": [choice], **counts}
+
+    def _usage_so_far(self, index: int) -> dict[str, Any] | None:
+        """The counts of one answer while it is being written, if the client wants them with each chunk."""
+        if not self._body.wants_continuous_usage:
+            return None
+        return usage_so_far(self.ask.prompt_length(), self._num_written[index])
 
     # -- both -----------------------------------------------------------------------------------------------------
 
@@ -138,16 +156,23 @@ class Chat:
         return head if self._body.service_tier is None else {**head, "service_tier": "default"}
 
 
+def template_variables(body: ChatBody | TokenizeBody) -> dict[str, Any]:
+    """What the chat template is rendered with beside messages and tools."""
+    for name in _FIELDS_OF_THEIR_OWN & body.chat_template_kwargs.keys():
+        raise InvalidParameter(f"chat_template_kwargs.{name}", "...", f"give it as {name}")
+    return {
+        "add_generation_prompt": body.add_generation_prompt and not body.continue_final_message,
+        "continue_final_message": body.continue_final_message,
+        **body.chat_template_kwargs,
+    }
+
+
 def _check(body: ChatBody) -> None:
     """What fields say about one another."""
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise InvalidParameter("top_logprobs", body.top_logprobs, "it needs logprobs = true")
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise InvalidParameter("max_tokens", body.max_tokens, "give it or max_completion_tokens, not both")
-    if body.prompt_logprobs is not None and body.stream:
-        raise InvalidParameter("prompt_logprobs", body.prompt_logprobs, "they do not go with stream")
-    for name in _FIELDS_OF_THEIR_OWN & body.chat_template_kwargs.keys():
-        raise InvalidParameter(f"chat_template_kwargs.{name}", "...", f"give it as {name}")
 
 
 def _message(answer: Answer, *, shows_reasoning: bool) -> dict[str, Any]:

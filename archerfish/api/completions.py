@@ -8,7 +8,15 @@ from archerfish.api.ask import Ask
 from archerfish.api.bodies.common import each_prompt
 from archerfish.api.bodies.completions import CompletionBody
 from archerfish.api.model import ServedModel
-from archerfish.api.replies import finite, new_id, prompt_logprobs, request_metrics, seconds_now, usage
+from archerfish.api.replies import (
+    finite,
+    new_id,
+    prompt_logprobs,
+    request_metrics,
+    seconds_now,
+    usage,
+    usage_so_far,
+)
 from archerfish.api.structure import structured
 from archerfish.api.writing import Writing
 from archerfish.engine.outputs import CompletionOutput, Logprobs, RequestOutput, StreamOutput
@@ -29,11 +37,6 @@ class Completion:
         self._shows_answer = body.max_tokens != 0
         if not self._shows_answer and not body.echo:
             raise InvalidParameter("max_tokens", 0, "with nothing to write there must be an echo")
-        if body.stream and (body.best_of or 1) > (body.n or 1):
-            allowed = "the best is known at the end, so it does not go with stream"
-            raise InvalidParameter("best_of", body.best_of, allowed)
-        if body.prompt_logprobs is not None and body.stream:
-            raise InvalidParameter("prompt_logprobs", body.prompt_logprobs, "they do not go with stream")
         self.ask = Ask(
             prompts=each_prompt(body.prompt),
             params=self._params(body),
@@ -43,6 +46,8 @@ class Completion:
         )
         self._offsets = [[0] * self.ask.params.n for _ in self.ask.prompts]
         """How far into each answer log-probabilities were told."""
+        self._num_written = [[0] * self.ask.params.n for _ in self.ask.prompts]
+        """Tokens of each answer so far."""
         self._id = new_id("cmpl")
         self._created = seconds_now()
 
@@ -74,8 +79,15 @@ class Completion:
             "finish_reason": piece.finish_reason,
             "stop_reason": piece.stop_reason,
         }
-        nothing: dict[str, Any] = {"usage": None} if self._body.wants_usage else {}
-        return {**self._head(), "choices": [choice], **nothing}
+        self._num_written[place][piece.index] += len(piece.token_ids)
+        counts = {"usage": self._usage_so_far(place, piece.index)} if self._body.wants_usage else {}
+        return {**self._head(), "choices": [choice], **counts}
+
+    def _usage_so_far(self, place: int, index: int) -> dict[str, Any] | None:
+        """The counts of one answer while it is being written, if the client wants them with each chunk."""
+        if not self._body.wants_continuous_usage:
+            return None
+        return usage_so_far(self.ask.prompt_length(place), self._num_written[place][index])
 
     def end(self, written: Sequence[Writing]) -> Iterator[dict[str, Any]]:
         """What is told after the last token, if that was asked for."""
@@ -88,7 +100,6 @@ class Completion:
         of_prompt = [body.prompt_logprobs, body.logprobs if body.echo else None]
         params = body.sampling_params(
             {"max_tokens": 16, **self._model.recommended},
-            best_of=body.best_of,
             max_tokens=max(1, body.max_tokens) if body.max_tokens is not None else None,
             logprobs=body.logprobs,
             prompt_logprobs=max((one for one in of_prompt if one is not None), default=None),
@@ -98,24 +109,40 @@ class Completion:
 
     def _choice(self, index: int, output: RequestOutput, one: CompletionOutput) -> dict[str, Any]:
         text, logprobs = one.text if self._shows_answer else "", None
+        prompt = ""
         if self._body.echo:
-            prompt = output.prompt
-            text = (self._decoded(output.prompt_token_ids) if prompt is None else prompt) + text
+            prompt = self._decoded(output.prompt_token_ids) if output.prompt is None else output.prompt
         if self._body.logprobs is not None:
             told = _Told(self._text_of, self._body.logprobs)
             if self._body.echo:
-                told.add(output.prompt_token_ids, output.prompt_logprobs or [])
+                told.add(output.prompt_token_ids, output.prompt_logprobs or [], self._lengths_in(output, prompt))
             if self._shows_answer:
                 told.add(one.token_ids, one.logprobs or [])
             logprobs = told.value
         return {
             "index": index,
-            "text": text,
+            "text": prompt + text,
             "logprobs": logprobs,
             "finish_reason": one.finish_reason if self._shows_answer else "length",
             "stop_reason": one.stop_reason,
             **prompt_logprobs(output, self._body.prompt_logprobs),
         }
+
+    def _lengths_in(self, output: RequestOutput, prompt: str) -> list[int]:
+        """How many characters of the shown prompt each token makes.
+
+        A special token that the tokenizer put around the text is not in it.
+        """
+        tokenizer = self._model.intake.tokenizer
+        special = frozenset() if tokenizer is None or output.prompt is None else tokenizer.special_token_ids
+        lengths: list[int] = []
+        offset = 0
+        for token_id in output.prompt_token_ids:
+            text = self._text_of(token_id)
+            is_shown = token_id not in special or prompt.startswith(text, offset)
+            lengths.append(len(text) if is_shown else 0)
+            offset += lengths[-1]
+        return lengths
 
     def _decoded(self, token_ids: list[int]) -> str:
         tokenizer = self._model.intake.tokenizer
@@ -138,12 +165,15 @@ class _Told:
         self._text_of = text_of
         self._num_top = num_top
 
-    def add(self, token_ids: Sequence[int], entries: Sequence[Logprobs | None]) -> None:
-        for token, candidates in zip(token_ids, entries, strict=True):
+    def add(
+        self, token_ids: Sequence[int], entries: Sequence[Logprobs | None], lengths: Sequence[int] | None = None
+    ) -> None:
+        """`lengths` are those of the tokens in the shown text, where they differ from those of their own texts."""
+        for index, (token, candidates) in enumerate(zip(token_ids, entries, strict=True)):
             text = self._text_of(token) if candidates is None else candidates[token].decoded_token
             self.value["tokens"].append(text)
             self.value["text_offset"].append(self.offset)
-            self.offset += len(text)
+            self.offset += len(text) if lengths is None else lengths[index]
             if candidates is None:
                 self.value["token_logprobs"].append(None)
                 self.value["top_logprobs"].append(None)

@@ -4,6 +4,7 @@ import array
 import base64
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from archerfish.api.ask import Ask
@@ -24,10 +25,17 @@ class Embedding:
         self._model = model
         self._encoding = body.encoding_format
         self._size = body.dimensions
+        self._normalizes = body.normalize
         model.check_name(body.model)
         if body.dimensions is not None:
             _check_size(model, body.dimensions)
-        self.ask = Ask(prompts=each_prompt(body.input), params=_PARAMS, body=GenerationBody(user=body.user))
+        shared = body.model_dump(include={"priority", "cache_salt", "request_id", "user"})
+        self.ask = Ask(
+            prompts=each_prompt(body.input),
+            params=replace(_PARAMS, truncate_prompt_tokens=body.truncate_prompt_tokens),
+            body=GenerationBody(**shared),
+            add_special_tokens=body.add_special_tokens,
+        )
 
     def reply(self, written: Sequence[Writing]) -> dict[str, Any]:
         data = [
@@ -41,8 +49,11 @@ class Embedding:
     def _encoded(self, written: Writing) -> list[float] | str:
         values = written.output.prompt_embedding
         assert values is not None, "every prompt that was computed has one"
-        if self._size is not None and self._size < len(values):
-            values = _shortened(values, self._size)
+        is_cut = self._size is not None and self._size < len(values)
+        if is_cut:
+            values = values[: self._size]
+        if is_cut if self._normalizes is None else self._normalizes:
+            values = _normalized(values)
         return values if self._encoding == "float" else base64.b64encode(array.array("f", values).tobytes()).decode()
 
 
@@ -62,7 +73,7 @@ def _check_size(model: ServedModel, size: int) -> None:
     raise InvalidParameter("dimensions", size, f"{allowed} matryoshka_dimensions): leave it out")
 
 
-def _shortened(values: list[float], size: int) -> list[float]:
-    """The first numbers, scaled so that the vector has length 1."""
-    length = math.hypot(*values[:size])
-    return [value / length if length else 0.0 for value in values[:size]]
+def _normalized(values: list[float]) -> list[float]:
+    """Scale a vector to length 1."""
+    length = math.hypot(*values)
+    return [value / length if length else 0.0 for value in values]

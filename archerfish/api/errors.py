@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from archerfish.api.unknown_fields import remedy_for
+from archerfish.api.unknown_fields import remedy_for, substitute_for
+from archerfish.engine.intake import why_not_text
 from archerfish.errors import (
     FileTooLarge,
     InvalidParameter,
@@ -46,6 +47,8 @@ _OTHER_MODALITIES = frozenset(
     )
 )
 """Types of parts that are no text, in any of the APIs."""
+_OPTIONS = ("stream_options", "structured_outputs")
+"""Fields that are objects of further options."""
 _LONGEST_MESSAGE = 2000  # A refused value may be a whole document, and so may the name of a field.
 _LONGEST_PARAM = 200
 
@@ -106,7 +109,8 @@ def error_reply(error: UserError | ValidationError, body: object = None, known: 
         case ValidationError():
             return validation_reply(error.errors(include_url=False), body, known)
         case InvalidParameter():
-            return _short_reply(400, str(error), error.name)
+            # Further lines show where in a text the mistake is, which takes a terminal.
+            return _short_reply(400, str(error).partition("\n")[0], error.name)
         case PromptTooLong():
             return _short_reply(400, str(error), code="context_length_exceeded")
         case UnknownModel():
@@ -119,12 +123,19 @@ def validation_reply(errors: Sequence[Mapping[str, Any]], body: object, known: C
     first = errors[0]
     param = _field(first["loc"], body, is_missing=first["type"] == "missing")
     if first["type"] == "extra_forbidden":
-        remedy = (
-            "leave it out" if len(first["loc"]) > 1 else remedy_for(_cut(str(first["loc"][0]), _LONGEST_PARAM), known)
-        )
-        return _short_reply(400, f"{param} is not a field that is known here; {remedy}", param, "unknown_field")
+        return _field_reply(first["loc"], param, known)
     message = _not_text(first) or first["msg"].removeprefix("Value error, ")
     return _short_reply(400, f"{param}: {message}" if param else message, param)
+
+
+def _field_reply(location: tuple[int | str, ...], param: str | None, known: Collection[str]) -> ErrorReply:
+    """The refusal of a field that a body, or an object within it, does not have."""
+    name = _cut(str(location[-1]), _LONGEST_PARAM)
+    is_option = len(location) == 2 and location[0] in _OPTIONS
+    if (len(location) == 1 or is_option) and (instead := substitute_for(name)) is not None:
+        return _short_reply(400, f"{param} is not supported here: {instead}", param, "unsupported_field")
+    remedy = remedy_for(name, known) if len(location) == 1 else "leave it out"
+    return _short_reply(400, f"{param} is not a field that is known here; {remedy}", param, "unknown_field")
 
 
 def _not_text(error: Mapping[str, Any]) -> str | None:
@@ -134,7 +145,7 @@ def _not_text(error: Mapping[str, Any]) -> str | None:
         named = error["input"]
     if not isinstance(named, str) or named not in _OTHER_MODALITIES:
         return None
-    return f"this model reads text only, and this part is of type {named}; leave it out"
+    return why_not_text(named)
 
 
 def _field(location: tuple[int | str, ...], body: Any, *, is_missing: bool) -> str | None:

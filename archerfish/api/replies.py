@@ -37,6 +37,11 @@ def usage(written: Sequence[Writing], num_reasoning: int | None = None) -> dict[
     }
 
 
+def usage_so_far(num_read: int, num_written: int) -> dict[str, int]:
+    """Tokens of one answer while it is being written, as vLLM reports them with each chunk."""
+    return {"prompt_tokens": num_read, "completion_tokens": num_written, "total_tokens": num_read + num_written}
+
+
 def token_logprobs(token_ids: Sequence[int], entries: Sequence[Logprobs], num_top: int) -> list[dict[str, Any]]:
     """How likely each token was, and the likeliest ones at its place: as many as were asked for."""
     told = []

@@ -12,10 +12,14 @@ from archerfish.api.bodies.common import (
     JsonSchemaFormat,
     RegexFormat,
     ResponseFormat,
+    StructuralTagFormat,
     StructuredOutputs,
 )
 from archerfish.errors import InvalidParameter
 from archerfish.request import Structured
+from archerfish.structured_outputs import StructuredOutputsParams
+
+_OUTPUTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 def structured(
@@ -53,21 +57,22 @@ def _of_format(wanted: ResponseFormat) -> Structured | None:
             return Structured(choice=tuple(wanted.choice))
         case GrammarFormat():
             return Structured(grammar=wanted.grammar)
+        case StructuralTagFormat():
+            return Structured(structural_tag=json.dumps(wanted.model_dump(by_alias=True)))
     return None
 
 
 def _of_outputs(given: StructuredOutputs) -> Structured:
-    names = [name for name, value in given.model_dump(by_alias=True).items() if value not in (None, False)]
+    values = given.model_dump(by_alias=True)
+    names = [name for name in _OUTPUTS if values[name] not in (None, False)]
     if len(names) != 1:
-        allowed = "give exactly one of json, regex, choice, grammar and json_object"
+        allowed = f"give exactly one of {', '.join(_OUTPUTS[:-1])} and {_OUTPUTS[-1]}"
         raise InvalidParameter("structured_outputs", ", ".join(names) or "{}", allowed)
-    return Structured(
-        json_schema=None if given.json_ is None else _schema("structured_outputs.json", given.json_),
-        json_object=bool(given.json_object),
-        regex=given.regex,
-        choice=tuple(given.choice or ()),
-        grammar=given.grammar,
-    )
+    if given.json_ is not None:
+        values["json"] = _schema("structured_outputs.json", given.json_)
+    elif given.disable_additional_properties:
+        raise InvalidParameter("structured_outputs.disable_additional_properties", True, "it belongs to json")
+    return StructuredOutputsParams(**values).structured
 
 
 def _schema(field: str, schema: Mapping[str, Any] | str) -> str:

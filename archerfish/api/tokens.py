@@ -3,6 +3,8 @@
 import msgspec
 
 from archerfish.api.bodies.tokens import DetokenizeBody, TokenizeBody
+from archerfish.api.chat import template_variables
+from archerfish.api.conversation import Conversation
 from archerfish.api.model import ServedModel
 from archerfish.errors import TokenizerError
 
@@ -10,18 +12,26 @@ from archerfish.errors import TokenizerError
 def tokenize(model: ServedModel, body: TokenizeBody) -> bytes:
     """Token ids of a text, or of a chat as the model's template lays it out."""
     model.check_name(body.model)
-    intake, text = model.intake, body.prompt
-    if body.messages is not None:
-        messages = [message.model_dump(exclude_none=True) for message in body.messages]
-        text = intake.chat_text(messages, add_generation_prompt=body.add_generation_prompt)
-    assert text is not None
-    token_ids = intake.token_ids(text, add_special_tokens=body.add_special_tokens)
+    intake, is_chat = model.intake, body.prompt is None
+    text = _chat_text(model, body) if body.prompt is None else body.prompt
+    adds = not is_chat if body.add_special_tokens is None else body.add_special_tokens
+    token_ids = intake.token_ids(text, add_special_tokens=adds)
     texts = None
     if body.return_token_strs and intake.tokenizer is not None:
         text_of = {token_id: intake.tokenizer.token_text(token_id) for token_id in set(token_ids)}
         texts = [text_of[token_id] for token_id in token_ids]
     counts = {"count": len(token_ids), "max_model_len": intake.max_model_len, "tokens": token_ids}
     return msgspec.json.encode({**counts, "token_strs": texts})
+
+
+def _chat_text(model: ServedModel, body: TokenizeBody) -> str:
+    """The prompt that /v1/chat/completions makes of the same fields."""
+    return Conversation(
+        model,
+        [message.model_dump(exclude_none=True) for message in body.messages or ()],
+        tools=body.tools or None,
+        template=template_variables(body),
+    ).prompt
 
 
 def detokenize(model: ServedModel, body: DetokenizeBody) -> bytes:

@@ -1,9 +1,70 @@
-"""What to do about a field that an endpoint does not know: clients come from other services, and mistype names."""
+"""What becomes of fields that an endpoint does not have: clients come from other services, and mistype names.
+
+Fields of OpenAI's and vLLM's APIs that ask for nothing pass. Those that ask for what cannot be done are refused with
+what to use instead, and unknown names with the nearest known one.
+"""
 
 from collections.abc import Collection
 from difflib import get_close_matches
+from typing import Any, NamedTuple
 
 _LONGEST_NAME = 64
+
+
+class Unsupported(NamedTuple):
+    """A field of OpenAI's or vLLM's API that is supported by no endpoint, or not by all of them."""
+
+    instead: str
+    """What to do instead: the end of the error message."""
+    neutral: tuple[Any, ...] = ()
+    """Values besides null that ask for nothing."""
+
+
+_BEAMS = "use n and best_of, or LLM.beam_search offline"
+_TEXT_ONLY = "this model reads text only; leave it out"
+_TOKEN_IDS = "replies hold text; send it to /tokenize for its token ids"
+_CACHE = "prefixes stay cached as long as there is space; leave it out"
+
+_UNSUPPORTED: dict[str, Unsupported] = {
+    # OpenAI's.
+    "audio": Unsupported("this model writes text only; leave it out"),
+    "function_call": Unsupported("use tool_choice in /v1/chat/completions", ("none", "auto")),
+    "functions": Unsupported("use tools in /v1/chat/completions", ([],)),
+    "include_obfuscation": Unsupported("events are not padded; leave it out", (False,)),
+    "moderation": Unsupported("nothing is moderated here; leave it out"),
+    "prediction": Unsupported("predictions are not used here; leave it out"),
+    "prompt_cache_options": Unsupported(_CACHE, ({},)),
+    "prompt_cache_retention": Unsupported(_CACHE, ("in_memory", "in-memory")),
+    "store": Unsupported("only responses (/v1/responses) are stored; leave it out", (False,)),
+    "suffix": Unsupported("the engine only continues prompts and fills no gaps; leave it out", ("",)),
+    "web_search_options": Unsupported("there is no web search; leave it out"),
+    # vLLM's: what is written, and how.
+    "early_stopping": Unsupported(_BEAMS, (False,)),
+    "length_penalty": Unsupported(_BEAMS, (1,)),
+    "use_beam_search": Unsupported(_BEAMS, (False,)),
+    "logits_processors": Unsupported("use logit_bias, allowed_token_ids, bad_words or structured_outputs", ([],)),
+    "repetition_detection": Unsupported("use repetition_penalty or frequency_penalty"),
+    "disable_fallback": Unsupported("llguidance compiles every form; leave it out", (False,)),
+    "guided_decoding_backend": Unsupported("llguidance compiles every form; leave it out", ("auto", "guidance")),
+    "guided_whitespace_pattern": Unsupported("JSON is written on one line; leave it out, or use a grammar"),
+    "whitespace_pattern": Unsupported("JSON is written on one line; leave it out, or use a grammar"),
+    # vLLM's: prompts.
+    "chat_template": Unsupported("it is given when the service starts: --chat-template"),
+    "documents": Unsupported('use chat_template_kwargs: {"documents": [...]}', ([],)),
+    "media_io_kwargs": Unsupported(_TEXT_ONLY, ({},)),
+    "mm_processor_kwargs": Unsupported(_TEXT_ONLY, ({},)),
+    "prompt_embeds": Unsupported("a prompt is text or token ids; use prompt"),
+    "truncation_side": Unsupported("truncate_prompt_tokens keeps the end of a prompt; leave it out", ("left",)),
+    # vLLM's: replies and the rest.
+    "echo": Unsupported("use it in /v1/completions", (False,)),
+    "embed_dtype": Unsupported("embeddings are float32; leave it out", ("float32",)),
+    "endianness": Unsupported("base64 embeddings are little-endian; leave it out", ("native", "little")),
+    "return_token_ids": Unsupported(_TOKEN_IDS, (False,)),
+    "return_tokens_as_token_ids": Unsupported(_TOKEN_IDS, (False,)),
+    "use_activation": Unsupported("use normalize to scale embeddings to length 1"),
+    "kv_transfer_params": Unsupported("there is one engine, with a cache of its own; leave it out", ({},)),
+    "vllm_xargs": Unsupported("there are no plugins that would read them; leave it out", ({},)),
+}
 
 _LENGTHS = ("max_tokens", "max_output_tokens")
 _THINKING = ("reasoning_effort", "chat_template_kwargs", "reasoning", "thinking")
@@ -18,9 +79,6 @@ _INSTEAD: dict[str, tuple[str, ...]] = {
     "enable_thinking": ("chat_template_kwargs", *_THINKING),
     **dict.fromkeys(("system", "instructions", "system_prompt"), _SYSTEM),
     **dict.fromkeys(("stop_sequences", "stop"), ("stop", "stop_sequences")),
-    "documents": ("chat_template_kwargs",),
-    "functions": ("tools",),
-    "function_call": ("tool_choice",),
     "repeat_penalty": ("repetition_penalty",),
     "typical_p": ("min_p",),
     "do_sample": ("temperature",),
@@ -31,21 +89,26 @@ _INSTEAD: dict[str, tuple[str, ...]] = {
 }
 """Fields that do the same or the like, the first of them that an endpoint has."""
 
-_NOT_HERE = {
-    "guided_decoding_backend": "there is one only",
-    "guided_whitespace_pattern": "JSON is written without free space",
-    "chat_template": "it is given when the service starts: --chat-template",
-    "use_beam_search": "there is no beam search",
-    "length_penalty": "there is no beam search",
-    "early_stopping": "there is no beam search",
-    "truncate_prompt_tokens": "prompts are not cut; send one that fits",
-}
+
+def asks_for_nothing(name: str, value: object) -> bool:
+    """Whether a field that an endpoint does not have passes with this value: it is known, and null or neutral."""
+    field = _UNSUPPORTED.get(name)
+    if field is None:
+        return False
+    # True is not taken for 1, nor 0 for False.
+    return value is None or any(
+        value == one and isinstance(value, bool) == isinstance(one, bool) for one in field.neutral
+    )
+
+
+def substitute_for(name: str) -> str | None:
+    """What to do instead of asking for an unsupported field; None if the name is not known at all."""
+    field = _UNSUPPORTED.get(name)
+    return None if field is None else field.instead
 
 
 def remedy_for(name: str, known: Collection[str]) -> str:
     """What to do about an unknown field of a body that could have had the known ones."""
-    if name in _NOT_HERE:
-        return f"leave it out: {_NOT_HERE[name]}"
     instead = [other for other in _INSTEAD.get(name, ()) if other in known]
     if not instead and len(name) <= _LONGEST_NAME:
         instead = get_close_matches(name, known, n=1, cutoff=0.8)

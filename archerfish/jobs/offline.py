@@ -76,6 +76,7 @@ class OfflineAnswers:
             return call
         open_line = _OpenLine(line, call, new_id("req_"))
         try:
+            call.ask = call.ask.tokenized(self._model.intake)
             requests = call.ask.requests(self._model.intake, open_line.request_id, request_class=RequestClass.BATCH)
             with uninterrupted():
                 for request, text in zip(requests, call.ask.texts, strict=True):

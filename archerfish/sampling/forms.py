@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from archerfish.request import Structured
+from archerfish.sampling.form_errors import readable
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -52,21 +53,17 @@ def check_form(structured: Structured) -> None:
     grammar, limits = _grammar(structured), _limits()
     problem = _on_tall_stack(lambda: LLMatcher.validate_grammar(grammar, limits=limits))
     if problem:
-        raise ValueError(_plain(problem))
+        raise ValueError(readable(problem))
 
 
 def why(matcher: "LLMatcher") -> str:
     """Why a matcher cannot go on."""
-    problem = _plain(matcher.get_error())
+    problem = readable(matcher.get_error())
     if problem.startswith("NoExtension"):
         return "there is no text of this form"
     if "too many expressions" in problem or "too many states" in problem:
         return f"it is too large to be followed ({problem}); repeat less: x{{1000}} is fine, x{{1000000}} is not"
     return problem
-
-
-def _plain(problem: str) -> str:
-    return " ".join(problem.removesuffix("<non-verbose/>").split())[:500]
 
 
 def _limits() -> "LLParserLimits":
@@ -123,6 +120,11 @@ def as_lark(structured: Structured) -> str:
     if structured.choice:
         # One terminal, not one for each: thousands of those would be more than a parser's row may hold.
         return f"start: CHOICE\nCHOICE: {' | '.join(map(json.dumps, structured.choice))}"
+    if structured.structural_tag is not None:
+        grammar = _tagged(structured.structural_tag)
+        if grammar.startswith("{"):
+            raise ValueError("with tools or reasoning, each schema of a structural tag must be a JSON schema")
+        return grammar
     if structured.regex is not None:
         return f"start: TEXT\nTEXT: /{_lark_regex(structured.regex)}/"
     schema = json.loads(structured.json_schema or '{"type": "object"}')

@@ -152,7 +152,7 @@ def test_how_tokens_are_guessed_is_a_choice_of_a_body(model: ServedModel, endpoi
         (COMPLETIONS, {"prompt": "a", "speculation": {"method": "off", "verification": "typical"}}, OFF_AND_MORE),
         (CHAT, {"messages": MESSAGES, "max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
         (CHAT, {"messages": MESSAGES, "model": "gpt-4o"}, "model"),
-        (CHAT, {"messages": MESSAGES, "tools": []}, "tools"),
+        (CHAT, {"messages": MESSAGES, "tools": [{}]}, "tools[0].type"),
         (EMBEDDINGS, {"input": "a", "dimensions": 3}, "dimensions"),
         (RESPONSES, {"input": "a", "store": True}, "store"),
         (RESPONSES, {"input": "a", "previous_response_id": "resp_1"}, "previous_response_id"),

@@ -8,7 +8,7 @@ import pytest
 from archerfish.box import models_in_box
 from archerfish.errors import InvalidParameter
 from archerfish.request import Structured
-from archerfish.sampling.forms import compile_form, load_vocabulary
+from archerfish.sampling.forms import as_lark, compile_form, load_vocabulary
 from archerfish.sampling.trial import Trial
 from archerfish.tokenizer import Tokenizer
 
@@ -72,3 +72,21 @@ def test_what_is_no_structural_tag_is_refused_before_anything_is_written(
 def test_what_is_not_json_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidParameter):
         Trial(tokenizer, tokenizer.vocab_size).check(Structured(structural_tag="{"))
+
+
+@pytest.mark.parametrize(("text", "is_allowed"), [("So: a <f=two>2</f>", True), ("So: <f=two>3</f>", False)])
+def test_it_may_be_a_part_of_a_larger_grammar(tokenizer: Tokenizer, text: str, is_allowed: bool) -> None:
+    """Behind reasoning, or as an alternative to calls."""
+    part = as_lark(Structured(structural_tag=json.dumps(TAG)))
+    grammar = f'%llguidance {{}}\nstart: "So: " answer\nanswer: %lark {{\n{part}\n}}\n'
+    vocabulary = load_vocabulary(tokenizer.to_json(), tokenizer.vocab_size, [tokenizer.eos_token_id or 0])
+    matcher = compile_form(Structured(grammar=grammar), vocabulary)
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    assert (matcher.try_consume_tokens(token_ids) == len(token_ids)) == is_allowed
+
+
+def test_a_schema_in_lark_cannot_be_a_part_of_a_larger_grammar() -> None:
+    structures = [{"begin": "<f>", "schema": 'start: "a"', "end": ""}]
+    tag = Structured(structural_tag=json.dumps({"triggers": ["<f"], "structures": structures}))
+    with pytest.raises(ValueError, match="each schema of a structural tag must be a JSON schema"):
+        as_lark(tag)

@@ -59,6 +59,55 @@ def test_a_stream_adds_up_to_the_same_answer(client: openai.OpenAI, llm: LLM) ->
     assert len({chunk.id for chunk in chunks}) == 1
 
 
+def test_each_chunk_has_the_counts_so_far_if_wanted(client: openai.OpenAI) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    stream = client.chat.completions.create(
+        model="perch", messages=STORY, stream=True, stream_options=options, max_tokens=6, n=2, temperature=0
+    )
+    *chunks, last = stream
+    assert last.usage is not None and not last.choices
+    counts: dict[int, list[int]] = {0: [], 1: []}
+    for chunk in chunks:
+        assert chunk.usage is not None and chunk.usage.prompt_tokens == last.usage.prompt_tokens
+        assert chunk.usage.total_tokens == chunk.usage.prompt_tokens + chunk.usage.completion_tokens
+        counts[chunk.choices[0].index].append(chunk.usage.completion_tokens)
+    for told in counts.values():
+        assert told == sorted(told) and told[0] == 0 and told[-1] == 6, "each answer is counted by itself"
+    assert last.usage.completion_tokens == 12
+
+
+def test_the_best_of_several_is_the_offline_engine_s(client: openai.OpenAI, llm: LLM) -> None:
+    params: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 20}
+    [expected] = llm.chat(STORY, SamplingParams(best_of=4, n=2, **params), progress=False)
+    reply = client.chat.completions.create(model="perch", messages=STORY, n=2, extra_body={"best_of": 4}, **params)
+    assert [choice.message.content for choice in reply.choices] == [one.text for one in expected.outputs]
+    assert [choice.index for choice in reply.choices] == [0, 1]
+    with pytest.raises(openai.BadRequestError, match=r"best_of = 4 .*does not go with stream"):
+        client.chat.completions.create(model="perch", messages=STORY, stream=True, extra_body={"best_of": 4})
+
+
+def test_words_that_must_not_be_written(client: openai.OpenAI, llm: LLM) -> None:
+    params: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
+    plain = offline(llm, APRIL, **params)
+    without = offline(llm, APRIL, bad_words=["April"], **params)
+    assert "April" in plain and "April" not in without
+    reply = client.chat.completions.create(model="perch", messages=APRIL, extra_body={"bad_words": ["April"]}, **params)
+    assert reply.choices[0].message.content == without
+
+
+def test_a_structural_tag_holds(client: openai.OpenAI, llm: LLM) -> None:
+    tag = {"structures": [{"begin": "April", "schema": {"enum": [1, 2]}, "end": "!"}], "triggers": ["April"]}
+    params: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
+    expected = offline(llm, APRIL, structured_outputs={"structural_tag": tag}, **params)
+    assert expected.startswith(("April1!", "April2!"))
+    for fields in (
+        {"response_format": {"type": "structural_tag", **tag}},
+        {"structured_outputs": {"structural_tag": tag}},
+    ):
+        reply = client.chat.completions.create(model="perch", messages=APRIL, extra_body=fields, **params)
+        assert reply.choices[0].message.content == expected
+
+
 def test_several_answers_stops_and_penalties(client: openai.OpenAI, llm: LLM) -> None:
     params: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 30, "n": 3, "presence_penalty": 0.5}
     reply = client.chat.completions.create(model="perch", messages=STORY, stop=["."], **params)

@@ -30,6 +30,22 @@ def test_texts_token_ids_and_lists_of_them(client: openai.OpenAI, llm: LLM) -> N
     assert texts == expected
 
 
+def test_each_chunk_has_the_counts_so_far_if_wanted(client: openai.OpenAI) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    prompts = [TEXT, "Once"]
+    *chunks, last = client.completions.create(
+        model="perch", prompt=prompts, stream=True, stream_options=options, max_tokens=5, temperature=0
+    )
+    assert last.usage is not None and not last.choices
+    ends: dict[int, Any] = {}
+    for chunk in chunks:
+        assert chunk.usage is not None
+        ends[chunk.choices[0].index] = chunk.usage
+    assert ends[0].prompt_tokens > ends[1].prompt_tokens, "each prompt is counted by itself"
+    assert sum(one.prompt_tokens for one in ends.values()) == last.usage.prompt_tokens
+    assert sum(one.completion_tokens for one in ends.values()) == last.usage.completion_tokens == 10
+
+
 def test_scores_are_the_offline_engine_s_bit_for_bit(service: RunningService, llm: LLM) -> None:
     """The request that evaluation harnesses send, read as they read it."""
     contexts, ends = ["The fox ran", "April is the fourth"], [" into the forest", " month of the year"]

@@ -1,5 +1,7 @@
 """/v1/embeddings: what an independent implementation's last states come to."""
 
+import math
+
 import httpx
 import openai
 import pytest
@@ -41,6 +43,16 @@ def test_in_chunks_and_again_with_a_warm_cache(expected: list[list[float]]) -> N
                 torch.testing.assert_close(embedding, torch.tensor(wanted), atol=1e-4, rtol=1e-4)
 
 
+def test_they_are_scaled_only_on_request(client: openai.OpenAI) -> None:
+    plain, scaled, same = (
+        client.embeddings.create(model="perch", input="x", extra_body=fields).data[0].embedding
+        for fields in ({}, {"normalize": True}, {"normalize": False})
+    )
+    length = math.hypot(*plain)
+    assert length > 1.5 and same == plain
+    assert scaled == pytest.approx([value / length for value in plain], rel=1e-6)
+
+
 def test_dimensions_are_those_of_the_model(client: openai.OpenAI) -> None:
     whole = client.embeddings.create(model="perch", input="x").data[0].embedding
     size = len(whole)
@@ -54,3 +66,6 @@ def test_a_model_that_is_said_to_be_trained_for_it_is_cut() -> None:
         reply = httpx.post(f"{running.url}/v1/embeddings", json={"input": "x", "dimensions": 8}, timeout=60).json()
         [values] = [one["embedding"] for one in reply["data"]]
         assert len(values) == 8 and sum(value * value for value in values) == pytest.approx(1.0)
+        body = {"input": "x", "dimensions": 8, "normalize": False}
+        reply = httpx.post(f"{running.url}/v1/embeddings", json=body, timeout=60).json()
+        assert math.hypot(*reply["data"][0]["embedding"]) != pytest.approx(1.0)

@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from archerfish.api.bodies.common import Body, Effort, Label, TaggedBody, Text, only_none
+from archerfish.api.bodies.common import Body, Effort, Label, NumLogprobs, TaggedBody, Text
 
 
 class TextPart(Body):
@@ -77,9 +77,7 @@ class ChatBody(TaggedBody):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    """How likely each token of the prompt was, and so many likeliest ones at its place."""
+    top_logprobs: NumLogprobs | None = None
     reasoning_effort: Effort | None = None
     """How much the model should think, where its chat template has a variable for it."""
     thinking_token_budget: Annotated[int, Field(ge=1)] | None = None
@@ -91,11 +89,9 @@ class ChatBody(TaggedBody):
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    add_special_tokens: bool = False
+    """Put the tokens around the prompt that the tokenizer puts around a text. Templates write them themselves."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Variables for the model's chat template."""
     modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None
     verbosity: Literal["medium"] | None = None
-    # Of the API, but nothing that could be done here.
-    audio: Annotated[None, only_none("this model writes text only; leave it out")] = None
-    prediction: Annotated[None, only_none("predictions are not used here; leave it out")] = None
-    web_search_options: Annotated[None, only_none("there is no web search here; leave it out")] = None

@@ -1,11 +1,13 @@
 """Fields that several endpoints share, and what they come to."""
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError
 
+from archerfish.api.unknown_fields import asks_for_nothing
 from archerfish.errors import InvalidParameter
 from archerfish.request import (
     LARGEST_PRIORITY,
@@ -21,14 +23,33 @@ MOST_ANSWERS = 128
 LONGEST_NAME = 1024
 MOST_STOPS = 16
 MOST_PROMPTS = 2048
+MOST_LOGPROBS = 20
+"""Likeliest tokens that log-probabilities are given of at each position."""
 
 Text = Annotated[str, Field(max_length=10_000_000)]
 Pattern = Annotated[str, Field(min_length=1)]
 Label = Annotated[str, Field(max_length=LONGEST_NAME)]
 """A text that only names something."""
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+Priority = Annotated[int, Field(ge=-LARGEST_PRIORITY, le=LARGEST_PRIORITY)]
+CacheSalt = Annotated[str, Field(max_length=LONGEST_NAME)]
+RequestId = Annotated[str, Field(min_length=1, max_length=128)]
+User = Annotated[str, Field(max_length=256)]
+Truncation = Annotated[int, Field(ge=-1)]
+"""Number of tokens at the end of a prompt that are kept; -1 keeps as many as the context has space for."""
 Prompts = Text | TokenIds | Annotated[list[Text | TokenIds], Field(min_length=1, max_length=MOST_PROMPTS)]
 """One prompt or several, each a text or token ids."""
+
+
+def _check_num_logprobs(value: object) -> object:
+    if isinstance(value, int) and not 0 <= value <= MOST_LOGPROBS:
+        allowed = f"it must be from 0 to {MOST_LOGPROBS}; the log-probabilities of all tokens (-1) cannot be had"
+        raise PydanticCustomError("num_logprobs", "{allowed}", {"allowed": allowed})
+    return value
+
+
+NumLogprobs = Annotated[int, Field(ge=0, le=MOST_LOGPROBS), BeforeValidator(_check_num_logprobs)]
+"""Number of likeliest tokens at each position."""
 
 
 def each_prompt(prompts: Prompts) -> list[str | list[int]]:
@@ -69,20 +90,27 @@ class Body(BaseModel):
         return self.model_copy(update=dict.fromkeys(self.CONTENT))
 
 
-def _not_kept(value: object) -> object:
-    if value is True:
-        raise PydanticCustomError("cannot_be_done", "only responses (/v1/responses) are kept here; leave it out")
-    return value
+@cache
+def _optional_fields(body: type[BaseModel]) -> frozenset[str]:
+    """Names that clients know of the fields that may be left out."""
+    fields = body.model_fields.items()
+    return frozenset(field.alias or name for name, field in fields if not field.is_required())
 
 
-def only_none(why: str) -> BeforeValidator:
-    """For a field of the API that nothing can be done about here: what is said to a client that gives it."""
+class RequestBody(Body):
+    """A whole body, or its options: null is the same as leaving a field out, and so is a neutral unsupported field."""
 
-    def check(value: object) -> None:
-        if value is not None:
-            raise PydanticCustomError("cannot_be_done", "{why}", {"why": why})
-
-    return BeforeValidator(check, json_schema_input_type=None)
+    @model_validator(mode="before")
+    @classmethod
+    def _without_idle_fields(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        optional = _optional_fields(cls)
+        return {
+            name: value
+            for name, value in given.items()
+            if not (value is None if name in optional else asks_for_nothing(name, value))
+        }
 
 
 Metadata = Annotated[
@@ -92,9 +120,11 @@ Metadata = Annotated[
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class StreamOptions(Body):
+class StreamOptions(RequestBody):
     include_usage: bool = False
     """Send the counts of tokens in a last event."""
+    continuous_usage_stats: bool = False
+    """Send the counts so far with each event, too."""
 
 
 class SLOBody(Body):
@@ -150,14 +180,29 @@ class GrammarFormat(Body):
     grammar: Pattern
 
 
+class TagStructure(Body):
+    begin: Pattern
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    end: str
+
+
+class StructuralTagFormat(Body):
+    """Free text in which each beginning of a structure is followed by JSON of its schema and by its end."""
+
+    type: Literal["structural_tag"]
+    structures: Annotated[list[TagStructure], Field(min_length=1)]
+    triggers: Annotated[list[Pattern], Field(min_length=1)]
+    """Texts that beginnings start with. Elsewhere they cannot be written."""
+
+
 ResponseFormat = Annotated[
-    TextFormat | JsonObjectFormat | JsonSchemaFormat | RegexFormat | ChoiceFormat | GrammarFormat,
+    TextFormat | JsonObjectFormat | JsonSchemaFormat | RegexFormat | ChoiceFormat | GrammarFormat | StructuralTagFormat,
     Field(discriminator="type"),
 ]
 
 
-class StructuredOutputs(Body):
-    """What the answer must look like, as vLLM's clients write it. Exactly one of these is given."""
+class StructuredOutputs(RequestBody):
+    """What the answer must look like, as vLLM's clients write it. Exactly one of the first six fields is given."""
 
     json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
     """A JSON schema, as an object or as text."""
@@ -165,13 +210,20 @@ class StructuredOutputs(Body):
     choice: Annotated[list[str], Field(min_length=1)] | None = None
     grammar: Pattern | None = None
     json_object: bool | None = None
+    structural_tag: dict[str, Any] | str | None = None
+    """structures and triggers, as an object or as text."""
+    disable_any_whitespace: bool = False
+    """Nothing to choose: JSON is always written on one line."""
+    disable_additional_properties: bool = False
+    """Objects of the JSON schema have the properties that it names, and no others."""
 
 
-class GenerationBody(Body):
+class GenerationBody(RequestBody):
     """How an answer is written, as far as all endpoints agree."""
 
     CONTENT: ClassVar[tuple[str, ...]] = (
-        *("stop", "stop_token_ids", "logit_bias", "allowed_token_ids", "response_format", "structured_outputs"),
+        *("stop", "stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words"),
+        *("response_format", "structured_outputs"),
         *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     )
 
@@ -189,10 +241,13 @@ class GenerationBody(Body):
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    """Words that must not be written."""
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     """The same in vLLM's words; only one of these fields may be given."""
@@ -203,26 +258,33 @@ class GenerationBody(Body):
     guided_grammar: Pattern | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    priority: Annotated[int, Field(ge=-LARGEST_PRIORITY, le=LARGEST_PRIORITY)] = 0
+    priority: Priority = 0
     """Lower goes first."""
-    cache_salt: Annotated[str, Field(max_length=LONGEST_NAME)] = ""
+    cache_salt: CacheSalt = ""
     """Prefixes are shared only with requests of the same salt."""
-    request_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    request_id: RequestId | None = None
     slo: SLOBody | None = None
     speculation: SpeculationBody | None = None
     metrics: bool = False
     """Tell in the answer how long each part took."""
-    user: Annotated[str, Field(max_length=256)] | None = None
+    user: User | None = None
     """Whom this is for: stands in the log line of the request."""
 
     @property
     def wants_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @property
+    def wants_continuous_usage(self) -> bool:
+        """Whether each event has the counts of tokens so far."""
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
     def sampling_params(self, recommended: Mapping[str, Any], **more: Any) -> SamplingParams:
         """What was sent, over what the model's makers recommend. `more` are fields that an endpoint has by itself."""
         if self.stream_options is not None and not self.stream:
             raise InvalidParameter("stream_options", {}, "they need stream = true")
+        if self.wants_continuous_usage and not self.wants_usage:
+            raise InvalidParameter("stream_options.continuous_usage_stats", True, "it needs include_usage = true")
         given = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
         if self.speculation is not None:
             given["speculation"] = Speculation(**self.speculation.model_dump())
@@ -236,17 +298,20 @@ class GenerationBody(Body):
 _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "n", "stop", "stop_token_ids", "seed", "presence_penalty"),
     *("frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "min_tokens", "ignore_eos"),
-    *("include_stop_str_in_output", "skip_special_tokens"),
+    *("include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens", "bad_words"),
 )
 
 
 class TaggedBody(GenerationBody):
-    """What clients of OpenAI's API say beside, as chat and completions have it."""
+    """Fields that only chat and completions share."""
 
+    best_of: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] | None = None
+    """Number of answers to write, of which the n with the highest mean log-probability of a token are returned."""
+    prompt_logprobs: NumLogprobs | None = None
+    """How likely each token of the prompt was, and so many likeliest ones at its place."""
+    truncate_prompt_tokens: Truncation | None = None
     metadata: Metadata | None = None
     """Checked, and of no effect."""
-    store: Annotated[bool | None, BeforeValidator(_not_kept)] = None
-    """Nothing is kept here."""
     service_tier: Literal["auto", "default"] | None = None
     prompt_cache_key: Label | None = None
     """Not needed: shared prefixes are found by themselves."""
@@ -257,3 +322,14 @@ class TaggedBody(GenerationBody):
     def _whom_it_is_for(self) -> Self:
         self.user = self.user or self.safety_identifier
         return self
+
+    def sampling_params(self, recommended: Mapping[str, Any], **more: Any) -> SamplingParams:
+        if self.stream and (self.best_of or 1) > (self.n or 1):
+            allowed = "the best is known at the end, so it does not go with stream"
+            raise InvalidParameter("best_of", self.best_of, allowed)
+        if self.stream and self.prompt_logprobs is not None:
+            raise InvalidParameter("prompt_logprobs", self.prompt_logprobs, "they do not go with stream")
+        more = {"prompt_logprobs": self.prompt_logprobs, **more}
+        return super().sampling_params(
+            recommended, best_of=self.best_of, truncate_prompt_tokens=self.truncate_prompt_tokens, **more
+        )
