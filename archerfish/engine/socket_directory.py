@@ -8,11 +8,14 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 
 _PREFIX = "archerfish-"
 _LOCK = "lock"
+_LONGEST_MAKING = 3600.0
+"""Seconds after which a directory without its final name was left by a service that was killed as it made it."""
 
 
 class SocketDirectory:
@@ -37,6 +40,11 @@ class SocketDirectory:
 
 def _sweep(parent: Path) -> None:
     """Remove directories of services that are gone."""
+    for unnamed in parent.glob("." + _PREFIX + "*"):
+        with suppress(OSError):
+            about = unnamed.lstat()
+            if about.st_uid == os.getuid() and time.time() - about.st_mtime > _LONGEST_MAKING:
+                shutil.rmtree(unnamed, ignore_errors=True)
     for directory in parent.glob(_PREFIX + "*"):
         with suppress(OSError):  # Another service may sweep at the same moment, and other users' are not ours.
             if directory.is_symlink() or directory.stat().st_uid != os.getuid():

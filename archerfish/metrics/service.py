@@ -60,6 +60,8 @@ class ServiceMetrics:
         """In a word, for the page."""
         self.peak: Peak | None = None
         """To be set once it is known; until then there is no utilization."""
+        self.num_open_answers = 0
+        """Answers that count towards --max-queued-requests; set by the service whenever it changes."""
         self._clock = clock
         self._wall_clock = wall_clock
         self._started = clock()
@@ -188,6 +190,7 @@ class ServiceMetrics:
         now = self._clock()
         families = prometheus.Families({"model_name": self.model})
         prometheus.add_requests(families, self._requests, usage)
+        families.gauge("num_open_answers", "Answers that count towards the queue's limit.", self.num_open_answers)
         prometheus.add_engine(families, self._engine, now)
         prometheus.add_utilization(families, self._engine.utilization(self.peak, now))
         if self.peak is not None:

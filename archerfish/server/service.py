@@ -16,9 +16,7 @@ from archerfish.api.ask import Ask
 from archerfish.api.endpoints import HistoryNeeded, Turns
 from archerfish.api.errors import ErrorReply
 from archerfish.api.json_limits import JsonLimits
-from archerfish.api.model import ServedModel
-from archerfish.api.reasoning import find_format as find_reasoning_format
-from archerfish.api.tools import find_format
+from archerfish.api.model import AnswerFormats, ServedModel
 from archerfish.config.settings import EngineConfig, ServerConfig
 from archerfish.console import logger
 from archerfish.engine.async_engine import DEFAULT_BUILDER, AsyncEngine, EngineStatus
@@ -105,10 +103,7 @@ class Service:
         self.uploads = Uploads(server.max_file_bytes, server.body_timeout, server.min_upload_rate)
         self.runner: BatchRunner | None = None
         """Of batches, once there is an application to answer them."""
-        if server.tool_call_format is not None:
-            find_format(server.tool_call_format)  # Raises what is wrong with it before anything is loaded.
-        if server.reasoning_parser is not None:
-            find_reasoning_format(server.reasoning_parser)
+        AnswerFormats(server.tool_call_format, server.reasoning_parser).check()  # Before anything is loaded.
         self._chat_template = None if engine.chat_template is None else checked_template(engine.chat_template)
         self.bodies = BodyLimits(server.max_body_bytes, server.body_timeout, _MOST_HELD_BODIES * server.max_body_bytes)
         self._preprocessing: Preprocessing | None = None
@@ -365,6 +360,7 @@ class Service:
 
     def _leave(self, caller: Key, load: "_Load") -> None:
         self._admission.leave(caller.name, load.num_sequences, load.num_prompt_tokens)
+        self.metrics.num_open_answers = self._admission.num_sequences
         if self._admission.num_sequences == 0:
             self._idle.set()
 
@@ -397,6 +393,7 @@ class Service:
             message = f"the queue is full ({self._admission.num_sequences} answers); try again in {seconds} seconds"
             raise ApiError(429, message, code="queue_full", headers={"Retry-After": str(seconds)})
         self._idle.clear()
+        self.metrics.num_open_answers = self._admission.num_sequences
         try:
             self._check_rate(caller, load.max_tokens)
         except BaseException:

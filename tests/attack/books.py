@@ -19,7 +19,8 @@ def gauge(service: RunningService, name: str, headers: dict[str, str]) -> float:
 def check_books_empty(service: RunningService, headers: dict[str, str]) -> None:
     """Soon nothing runs or waits, the KV cache is not in use, and the service is live and ready."""
     end = time.monotonic() + _PATIENCE
-    while gauge(service, "num_requests_running", headers) or gauge(service, "num_requests_waiting", headers):
+    names = ("num_requests_running", "num_requests_waiting", "num_open_answers")
+    while any(gauge(service, name, headers) for name in names):
         assert time.monotonic() < end, "requests are still open"
     assert gauge(service, "kv_cache_usage_perc", headers) == 0
     for path in ("/health/live", "/health/ready"):

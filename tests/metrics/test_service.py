@@ -315,6 +315,7 @@ def test_the_engines_state_is_told_as_it_is() -> None:
     for name, value in {
         "num_requests_running": 3,
         "num_requests_waiting": 2,
+        "num_open_answers": 0,
         "num_waiting_tokens": 77,
         "kv_cache_usage_perc": 0.2,
         "kv_cache_blocks{state=free}": 5,
