@@ -8,7 +8,7 @@ import click
 
 from archerfish import __version__
 from archerfish.cli.lazy import CONTEXT_SETTINGS, Entry, LazyGroup
-from archerfish.errors import ArcherfishError, DoesNotFit, UserError
+from archerfish.errors import ArcherfishError, DoesNotFit, InvalidParameter, UserError
 
 _INTERRUPTED = 128 + 2  # As shells number the end of a process by SIGINT.
 
@@ -59,7 +59,8 @@ def run(arguments: Sequence[str]) -> int:
     except click.ClickException as error:
         return _report(_usage_message(error), error.exit_code)
     except UserError as error:
-        return _report(str(error) if isinstance(error, DoesNotFit) else _in_one_line(error), 2)
+        # These say in several lines what would fit, and where in a text a mistake is.
+        return _report(str(error) if isinstance(error, (DoesNotFit, InvalidParameter)) else _in_one_line(error), 2)
     except ArcherfishError as error:
         return _report(_in_one_line(error), 1)
     except (click.Abort, KeyboardInterrupt):

@@ -217,7 +217,7 @@ def test_an_answer_has_the_form_that_was_asked_for(
     ("flags", "content", "says"),
     [
         (("--regex", "a", "--choice", "b"), None, "--regex and --choice are given"),
-        (("--regex", "("), None, "regex"),
+        (("--json-schema",), '{"type": "strin"}', "Invalid type: strin"),
         (("--json-schema",), "{", "--json-schema: "),
         (("--json-schema",), b"\xff", "is not UTF-8"),
         (("--grammar",), " ", "is empty"),
@@ -231,3 +231,11 @@ def test_a_form_that_cannot_be_is_refused(
         (tmp_path / "form").write_bytes(content if isinstance(content, bytes) else content.encode())
         flags = (*flags, str(tmp_path / "form"))
     assert_refused(archerfish("generate", "A", *MODEL, *flags), says)
+
+
+def test_a_mistake_in_a_pattern_is_marked_below_it() -> None:
+    result = archerfish("generate", "A", *MODEL, "--regex", "ab(c")
+    assert result.exit_code == 2 and result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert lines[-3] == "error: regex = '...' is not valid: unclosed group at character 3"
+    assert lines[-2:] == ["    ab(c", "      ^"]
