@@ -2,7 +2,6 @@
 
 import array
 import base64
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,7 @@ from archerfish.api.bodies.common import GenerationBody, each_prompt
 from archerfish.api.bodies.embeddings import EmbeddingBody
 from archerfish.api.model import ServedModel
 from archerfish.api.writing import Writing
-from archerfish.errors import InvalidParameter
+from archerfish.engine.embedding_sizes import cut_embedding
 from archerfish.request import SamplingParams
 
 _PARAMS = SamplingParams(temperature=0.0, max_tokens=1, prompt_embedding=True)
@@ -27,8 +26,8 @@ class Embedding:
         self._size = body.dimensions
         self._normalizes = body.normalize
         model.check_name(body.model)
-        if body.dimensions is not None:
-            _check_size(model, body.dimensions)
+        if body.dimensions is not None and model.embedding is not None:
+            model.embedding.check(body.dimensions)
         shared = body.model_dump(include={"priority", "cache_salt", "request_id", "user"})
         self.ask = Ask(
             prompts=each_prompt(body.input),
@@ -49,31 +48,5 @@ class Embedding:
     def _encoded(self, written: Writing) -> list[float] | str:
         values = written.output.prompt_embedding
         assert values is not None, "every prompt that was computed has one"
-        is_cut = self._size is not None and self._size < len(values)
-        if is_cut:
-            values = values[: self._size]
-        if is_cut if self._normalizes is None else self._normalizes:
-            values = _normalized(values)
+        values = cut_embedding(values, self._size, self._normalizes)
         return values if self._encoding == "float" else base64.b64encode(array.array("f", values).tobytes()).decode()
-
-
-def _check_size(model: ServedModel, size: int) -> None:
-    """Refuse to cut what loses its meaning when it is cut."""
-    known = model.embedding
-    if known is None or size == known.size:
-        return
-    allowed = f"this model's embeddings have {known.size} numbers"
-    if (known.shorter is None and size < known.size) or (known.shorter and size in known.shorter):
-        return
-    if known.shorter is None:
-        raise InvalidParameter("dimensions", size, f"{allowed}: give fewer")
-    if known.shorter:
-        raise InvalidParameter("dimensions", size, f"{allowed}, or {', '.join(map(str, known.shorter))}")
-    allowed += ", and its config.json does not say that it was trained to have them cut (is_matryoshka, or a list"
-    raise InvalidParameter("dimensions", size, f"{allowed} matryoshka_dimensions): leave it out")
-
-
-def _normalized(values: list[float]) -> list[float]:
-    """Scale a vector to length 1."""
-    length = math.hypot(*values)
-    return [value / length if length else 0.0 for value in values]

@@ -2,23 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from archerfish.api.errors import UnknownModel
 from archerfish.api.reasoning import ReasoningFormat
 from archerfish.api.reasoning import choose_format as choose_reasoning_format
-from archerfish.api.tools import ToolFormat, choose_format
+from archerfish.api.reasoning import find_format as find_reasoning_format
+from archerfish.api.tools import ToolFormat, choose_format, find_format
+from archerfish.engine.embedding_sizes import EmbeddingSizes as EmbeddingSizes
 from archerfish.engine.intake import Intake
 from archerfish.tokenizer import Tokenizer
-
-
-class EmbeddingSizes(NamedTuple):
-    """How many numbers an embedding may have."""
-
-    size: int
-    """As the model makes it."""
-    shorter: tuple[int, ...] | None = ()
-    """What it can also be cut to without losing its meaning (Matryoshka); None is every size."""
 
 
 @dataclass(frozen=True, slots=True)
