@@ -150,7 +150,7 @@ class Draft:
                 tokens=tuple(sequence.tokens),
                 num_prompt_tokens=sequence.num_prompt_tokens,
                 blocks=tuple(tuple(blocks) for blocks in table.groups),
-                params=sequence.request.params,
+                params=sequence.params,
                 seed=sequence.seed,
                 stop_token_ids=tuple(sequence.stop_token_ids),
                 tenant=sequence.request.tenant,
@@ -212,7 +212,7 @@ def _joined(first: Blocks, second: Blocks) -> Blocks:
 
 def cached_prefix(tables: KVTables, sequence: Sequence) -> PrefixMatch:
     """What a waiting sequence would start from. Changes nothing."""
-    params = sequence.request.params
+    params = sequence.params
     # What is told of every token of the prompt must be computed for every one.
     tells_of_prompt = params.prompt_logprobs is not None or params.prompt_embedding or params.prompt_states
     if not tables.prefix_caching or tells_of_prompt:

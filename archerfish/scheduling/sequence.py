@@ -1,9 +1,10 @@
 """One stream of tokens being grown for a request. Its one measure of progress is length - computed."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from archerfish.kvcache.tables import BlockNames, BlockTable
-from archerfish.request import Request
+from archerfish.request import Request, SamplingParams
 
 _MASK = 2**64 - 1
 
@@ -38,6 +39,7 @@ class Sequence:
         "num_prompt_logprobs",
         "num_prompt_tokens",
         "order",
+        "params",
         "parent",
         "prompt_served",
         "request",
@@ -54,8 +56,9 @@ class Sequence:
     )
 
     def __init__(self, request: Request, number: int, index: int, seed: int, facts: "SequenceFacts") -> None:
-        params = request.params
+        params = request.params if index == 0 else _without_prompt_outputs(request.params)
         self.request = request
+        self.params = params
         self.index = index
         self.seed = sequence_seed(seed, index)
         self.tokens = list(request.prompt_token_ids)
@@ -103,6 +106,13 @@ class Sequence:
     def todo(self) -> int:
         """Tokens whose keys and values are still to be computed."""
         return self.length - self.computed
+
+
+def _without_prompt_outputs(params: SamplingParams) -> SamplingParams:
+    """Return parameters for the other sequences of a request: what is computed of its prompt comes with the first."""
+    if params.prompt_logprobs is None and not params.prompt_embedding and not params.prompt_states:
+        return params
+    return replace(params, prompt_logprobs=None, prompt_embedding=False, prompt_states=False)
 
 
 def open_sequences(request: Request, number: int, seed: int, facts: SequenceFacts) -> list[Sequence]:

@@ -594,6 +594,20 @@ def test_probabilities_of_prompt_tokens_need_the_whole_prompt_computed() -> None
     assert steps.step() == {"b": [12]}
 
 
+def test_outputs_of_a_prompt_are_computed_once_for_all_answers() -> None:
+    steps = stepper(caching=True)
+    steps.add(request("a", list(range(12)), n=3, max_tokens=1, prompt_logprobs=1, prompt_embedding=True))
+    plan = steps.plan()
+    assert [chunk.length for chunk in plan.chunks] == [12]
+    assert [start.params.prompt_logprobs for start in plan.starts] == [1]
+    steps.commit(plan)
+    # The first answer has ended, so there is none to fork from: the others start from what it left in the cache.
+    plan = steps.plan()
+    assert [chunk.length for chunk in plan.chunks] == [4, 4]
+    assert [start.params.prompt_logprobs for start in plan.starts] == [None, None]
+    assert not any(start.params.prompt_embedding for start in plan.starts)
+
+
 def test_two_requests_that_start_together_both_compute_and_cache_once() -> None:
     steps = stepper(caching=True)
     prompt = list(range(9))
