@@ -38,6 +38,31 @@ class ServedModel:
             raise UnknownModel(name, self.names)
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerFormats:
+    """How answers are read: names that a user gave, or None for what the chat template says."""
+
+    tool_call_format: str | None = None
+    reasoning_parser: str | None = None
+
+    def check(self) -> None:
+        """Raise a ConfigError that names what there is instead of an unknown name."""
+        if self.tool_call_format is not None:
+            find_format(self.tool_call_format)
+        if self.reasoning_parser is not None:
+            find_reasoning_format(self.reasoning_parser)
+
+    def tool_format(self, family: str, tokenizer: Tokenizer | None) -> ToolFormat | None:
+        """How the model writes calls; None if it makes none."""
+        named = self.tool_call_format
+        return usual_tool_format(family, tokenizer) if named is None else find_format(named)
+
+    def reasoning_format(self, tokenizer: Tokenizer | None) -> ReasoningFormat | None:
+        """How the model marks its reasoning; None if that stays in the content."""
+        named = self.reasoning_parser
+        return usual_reasoning_format(tokenizer) if named is None else find_reasoning_format(named)
+
+
 def usual_tool_format(family: str, tokenizer: Tokenizer | None) -> ToolFormat | None:
     """How a model writes calls, as its chat template says."""
     if tokenizer is None:

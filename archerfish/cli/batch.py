@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from archerfish.api.model import EmbeddingSizes, ServedModel, usual_reasoning_format, usual_tool_format
+from archerfish.api.model import AnswerFormats, EmbeddingSizes, ServedModel
 from archerfish.box import DEFAULT_MODEL
-from archerfish.cli.engine_options import engine_options, open_model
+from archerfish.cli.engine_options import batch_options, open_model
 from archerfish.cli.field_options import NUMBERS_NOTE, SectionedCommand
-from archerfish.config.settings import EngineConfig
+from archerfish.config.settings import EngineConfig, ServerConfig
 from archerfish.console import ProgressBar, enable_logging, logger
 from archerfish.errors import ConfigError, RequestError, StorageFull
 from archerfish.jobs.offline import OfflineAnswers
@@ -47,13 +47,8 @@ _LIMITS = InputLimits(max_lines=2**31, max_errors=5)
     metavar="FILE",
     help="File of answers, in the order of the requests. While this runs they are in FILE.partial, as they come.",
 )
-@click.option(
-    "--served-model-name",
-    metavar="TEXT",
-    help="Name that requests may call the model by; by default what --model says. Those that name another are refused.",
-)
-@engine_options
-def command(source: Path, output: Path, served_model_name: str | None, config: EngineConfig) -> None:
+@batch_options
+def command(source: Path, output: Path, replies: ServerConfig, config: EngineConfig) -> None:
     """Answer a file of requests in OpenAI's batch format.
 
     What breaks off can be started again: only lines without an answer are answered then, and those whose request has
@@ -64,9 +59,11 @@ def command(source: Path, output: Path, served_model_name: str | None, config: E
         raise ConfigError("--input and --output are the same file")
     if output.is_dir() or not output.resolve().parent.is_dir():
         raise ConfigError(f"--output: {output} must be a file in a directory that exists")
+    formats = AnswerFormats(replies.tool_call_format, replies.reasoning_parser)
+    formats.check()
     enable_logging()
-    model = served_model_name or config.model or DEFAULT_MODEL
-    tasks = _read_tasks(source, model)
+    names = replies.served_model_name or (config.model or DEFAULT_MODEL,)
+    tasks = _read_tasks(source, names[0])
     target = PartialOutput(output)
     try:
         done = target.load({custom_id: task.record_id for custom_id, task in tasks.items()})
@@ -76,7 +73,7 @@ def command(source: Path, output: Path, served_model_name: str | None, config: E
         failures = _Failures()
         if missing:
             with open_model(config) as llm:
-                _answer(llm, model, source, missing, target, failures)
+                _answer(llm, _served(llm, names, formats), source, missing, target, failures)
         target.finish(tasks)
     except StorageFull as error:
         raise StorageFull(f"{error}, then run this again: it goes on where it was") from error
@@ -150,17 +147,26 @@ def _missing_lines(source: Path, missing: Mapping[str, _Task]) -> Iterator[Input
         raise changed from error
 
 
-def _answer(
-    llm: "LLM", model: str, source: Path, missing: Mapping[str, _Task], target: PartialOutput, failures: _Failures
-) -> None:
-    assembly, started = llm.assembly, time.monotonic()
-    engine, intake = assembly.engine, assembly.intake
-    tool_format = usual_tool_format(assembly.arch.family, intake.tokenizer)
-    reasoning_format = usual_reasoning_format(intake.tokenizer)
+def _served(llm: "LLM", names: tuple[str, ...], formats: AnswerFormats) -> ServedModel:
+    """What must be known of the model to read lines and to write replies, as the service knows it."""
+    assembly = llm.assembly
+    tool_format = formats.tool_format(assembly.arch.family, assembly.intake.tokenizer)
+    reasoning_format = formats.reasoning_format(assembly.intake.tokenizer)
     embedding = EmbeddingSizes(assembly.arch.hidden_size, assembly.embedding_sizes)
-    served = ServedModel((model,), intake, assembly.recommended, tool_format, reasoning_format, embedding)
+    return ServedModel(names, assembly.intake, assembly.recommended, tool_format, reasoning_format, embedding)
+
+
+def _answer(
+    llm: "LLM",
+    served: ServedModel,
+    source: Path,
+    missing: Mapping[str, _Task],
+    target: PartialOutput,
+    failures: _Failures,
+) -> None:
+    engine, started = llm.assembly.engine, time.monotonic()
     # Twice as many as run: a row that falls free finds the next request already there.
-    offline = OfflineAnswers(engine, served, 2 * assembly.config.max_num_seqs)
+    offline = OfflineAnswers(engine, served, 2 * llm.assembly.config.max_num_seqs)
     with ProgressBar("answering", len(missing)) as bar:
         answers = offline.answer(_missing_lines(source, missing))
         for num_done, (line, result) in enumerate(answers, 1):

@@ -21,8 +21,20 @@ from archerfish.config.settings import EngineConfig, ServerConfig
 if TYPE_CHECKING:
     from archerfish.engine.llm import LLM
 
-_RECORDS: dict[str, tuple[type, str]] = {"config": (EngineConfig, ENGINE_SECTION), "server": (ServerConfig, "Server")}
+_RECORDS: dict[str, tuple[type, str]] = {
+    "config": (EngineConfig, ENGINE_SECTION),
+    "server": (ServerConfig, "Server"),
+    "replies": (ServerConfig, "Replies"),
+}
 """What a command can be called with, and the heading of its options."""
+_LEFT_OUT = {
+    "replies": tuple(
+        field.name
+        for field in fields(ServerConfig)
+        if field.name not in ("served_model_name", "tool_call_format", "reasoning_parser")
+    )
+}
+"""Fields without an option."""
 _TAKE_MANY = ("served_model_name", "api_key")
 """Fields whose option takes all values up to the next option."""
 
@@ -35,6 +47,11 @@ def engine_options(command: CommandFunction) -> CommandFunction:
 def server_options(command: CommandFunction) -> CommandFunction:
     """The same, and with `server`: a ServerConfig."""
     return _settings_options(command, "server", "config")
+
+
+def batch_options(command: CommandFunction) -> CommandFunction:
+    """The same as engine_options, and with `replies`: a ServerConfig, of which only what shapes replies has options."""
+    return _settings_options(command, "replies", "config")
 
 
 def _settings_options(command: CommandFunction, *names: str) -> CommandFunction:
@@ -58,7 +75,9 @@ def _settings_options(command: CommandFunction, *names: str) -> CommandFunction:
     wrapped: CommandFunction = with_settings
     for name in reversed(names):
         record, section = _RECORDS[name]
-        wrapped = field_options(record, section=section, prefix=f"{name}_", take_many=_TAKE_MANY)(wrapped)
+        left_out = _LEFT_OUT.get(name, ())
+        options = field_options(record, section=section, prefix=f"{name}_", left_out=left_out, take_many=_TAKE_MANY)
+        wrapped = options(wrapped)
     return wrapped
 
 

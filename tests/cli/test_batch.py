@@ -244,6 +244,32 @@ def test_an_input_that_is_not_good_is_refused_with_its_lines(files: Files) -> No
     assert not files.output.exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--reasoning-parser", "o1"), "there is no reasoning parser 'o1': choose one of think"),
+        (("--tool-call-format", "x"), "there is no tool format 'x': choose one of"),
+    ],
+)
+def test_an_unknown_format_is_refused_before_anything_is_loaded(
+    files: Files, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], says: str
+) -> None:
+    files.write(completion("a"))
+    monkeypatch.delattr("archerfish.cli.batch.open_model")
+    assert_refused(files.run(*NAMED, *options), says)
+    environ = {"ARCHERFISH_" + options[0].removeprefix("--").replace("-", "_").upper(): options[1]}
+    in_out = ("-i", str(files.source), "-o", str(files.output))
+    assert_refused(archerfish("batch", *in_out, *NAMED, environ=environ), says)
+
+
+def test_a_model_may_have_several_names(files: Files) -> None:
+    files.write(completion("a", model="first"), completion("b", model="second"), completion("c", model="third"))
+    assert files.run(*MODEL, "--served-model-name", "first", "second").exit_code == 2
+    replies = [record["response"] for record in files.answers()]
+    assert [one["status_code"] for one in replies] == [200, 200, 404]
+    assert replies[1]["body"]["model"] == "first"
+
+
 def test_files_that_cannot_be(files: Files, tmp_path: Path) -> None:
     assert_refused(files.run(), "cannot read")
     files.write(completion("a"))

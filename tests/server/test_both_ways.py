@@ -9,6 +9,7 @@ import httpx
 import openai
 import pytest
 
+from tests.api.thinking import thinking_perch
 from tests.cli.running import archerfish
 from tests.server.running import RunningService, running_service
 from tests.server.test_batches import answers, connect, submit, wait_for
@@ -25,6 +26,11 @@ CITY = {
     "required": ["city"],
     "additionalProperties": False,
 }
+TAGS = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<city>", "schema": CITY, "end": "</city>"}],
+    "triggers": ["<city"],
+}
 FORM = {"name": "a", "schema": CITY}
 WEATHER = {"name": "GetWeather", "description": "The weather in a city", "parameters": CITY}
 GREEDY: dict[str, Any] = {"model": "perch", "temperature": 0}
@@ -38,16 +44,20 @@ BODIES: dict[str, list[dict[str, Any]]] = {
         {"messages": APRIL, "response_format": {"type": "json_schema", "json_schema": FORM}, **SEEDED},
         {"messages": APRIL, "tools": [{"type": "function", "function": WEATHER}], "tool_choice": "required", **GREEDY},
         {"messages": [*APRIL, {"role": "assistant", "content": "April"}], "continue_final_message": True, **GREEDY},
+        {"messages": APRIL, "max_tokens": 8, "best_of": 3, "bad_words": ["April"], "use_beam_search": False, **SEEDED},
+        {"messages": APRIL, "max_tokens": 12, "response_format": TAGS, "truncate_prompt_tokens": 9, **GREEDY},
     ],
     COMPLETIONS: [
         {"prompt": "Once upon a time", "max_tokens": 8, "logprobs": 2, "stop": ["."], "user": "me", **GREEDY},
         {"prompt": ["The sea", [5, 6, 7]], "n": 2, "max_tokens": 5, **SEEDED},
         {"prompt": "Once upon a time", "max_tokens": 0, "echo": True, "logprobs": 1},
         {"prompt": "A", "response_format": {"type": "choice", "choice": ["red", "green"]}, **GREEDY},
+        {"prompt": ["The sea", [5, 6, 7]], "truncate_prompt_tokens": 1, "echo": True, "max_tokens": 4, **GREEDY},
     ],
     EMBEDDINGS: [
         {"input": "The fox ran.", "model": "perch"},
         {"input": ["The fox ran.", [5, 6, 7]], "encoding_format": "base64"},
+        {"input": "The fox ran.", "normalize": True, "truncate_prompt_tokens": 3, "dimensions": None},
     ],
     RESPONSES: [
         {"input": "What is April?", "instructions": "Be brief.", "metadata": {"who": "me"}, **UNKEPT},
@@ -159,3 +169,26 @@ def test_a_kept_response_can_be_continued_by_a_line(client: openai.OpenAI, tmp_p
     assert archerfish("batch", *files, "--threads", "1", "--max-num-seqs", "4").exit_code == 2
     records = [json.loads(line)["response"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [one["body"]["error"]["param"] for one in records] == ["previous_response_id", "store"]
+
+
+def test_named_formats_of_reasoning_and_calls_hold_both_ways(tmp_path: Path) -> None:
+    tools = {"tools": [{"type": "function", "function": WEATHER}], "tool_choice": "required"}
+    bodies = [
+        {"messages": APRIL, "max_tokens": 6, "temperature": 0},
+        {"messages": APRIL, "temperature": 0, "thinking_token_budget": 4, **tools},
+    ]
+    # By its chat template, this model has other tags of reasoning and knows no tools.
+    named = ("--reasoning-parser", "deepseek_r1", "--tool-call-format", "hermes", "--served-model-name", "thinker")
+    options = ("--model", str(thinking_perch(tmp_path / "thinker")), *PLAIN, *named)
+    with running_service(*options) as service:
+        replies = [httpx.post(service.url + CHAT, json=body, timeout=60) for body in bodies]
+    online = [(reply.status_code, alike(reply.json())) for reply in replies]
+    [thinks], [calls] = (body["choices"] for _, body in online)
+    assert thinks["message"]["reasoning"] and thinks["message"]["content"] is None
+    assert calls["message"]["tool_calls"][0]["function"]["name"] == "GetWeather"
+
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(in_lines(CHAT, bodies))
+    result = archerfish("batch", "-i", str(source), "-o", str(output), "--threads", "1", *options)
+    assert result.exit_code == 0, result.stderr
+    assert told_alike([json.loads(line) for line in output.read_text().splitlines()]) == online
