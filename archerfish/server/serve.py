@@ -4,11 +4,11 @@ import asyncio
 import contextlib
 import signal
 import ssl
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from archerfish.config.server import check_server
 from archerfish.config.settings import EngineConfig, ServerConfig
@@ -16,12 +16,13 @@ from archerfish.console import enable_logging, logger
 from archerfish.engine.async_engine import DEFAULT_BUILDER
 from archerfish.errors import ConfigError, EngineStopped, UserError
 from archerfish.server.app import create_app
+from archerfish.server.connection import ServiceConnection
 from archerfish.server.keys import check_binding
 from archerfish.server.listening import listen
 from archerfish.server.service import Service
 
-_MAX_HEADER_BYTES = 64 * 1024
-"""Of a request line and its headers together."""
+_TICKS_BETWEEN_CHECKS = 2
+"""Of a tenth of a second, between two looks at how long connections take."""
 _LAST_GOODBYE = 3
 """Seconds for connections to close after requests have been given their time."""
 
@@ -91,7 +92,7 @@ class _Server(uvicorn.Server):
         """Why it could not go on."""
         settings: dict[str, Any] = {
             "loop": "none",
-            "http": _protocol(config.body_timeout),
+            "http": partial(ServiceConnection, timeout=config.body_timeout),
             "ws": "none",
             "log_config": None,
             "access_log": False,
@@ -112,6 +113,14 @@ class _Server(uvicorn.Server):
                 scheme = "https" if self._service.config.tls_certificate else "http"
                 shown = f"[{host}]" if ":" in host else host
                 logger.info("listening at %s://%s:%d", scheme, shown, port)
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % _TICKS_BETWEEN_CHECKS == 0:
+            now = asyncio.get_running_loop().time()
+            for connection in tuple(self.server_state.connections):
+                assert isinstance(connection, ServiceConnection)
+                connection.check(now)
+        return await super().on_tick(counter)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Any:
@@ -135,59 +144,6 @@ class _Server(uvicorn.Server):
     async def _drain(self) -> None:
         await self._service.drain()
         self.should_exit = True
-
-
-def _protocol(header_timeout: float) -> type[HttpToolsProtocol]:
-    """uvicorn's HTTP, and a connection that does not send its headers, or too many of them, is closed."""
-
-    class TimedProtocol(HttpToolsProtocol):
-        _timer: asyncio.TimerHandle | None = None
-        _header_bytes = 0
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self._timer = self.loop.call_later(header_timeout, transport.close)
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            if self._timer is not None:  # The headers have not ended yet.
-                self._header_bytes += len(data)
-                if self._header_bytes > _MAX_HEADER_BYTES and not self.transport.is_closing():
-                    self.send_400_response("")
-
-        def on_headers_complete(self) -> None:
-            sizes = (len(name) + len(value) for name, value in self.headers)
-            self._header_bytes = len(self.url) + sum(sizes)
-            if self._header_bytes > _MAX_HEADER_BYTES:
-                raise ValueError("too many headers")  # uvicorn answers with send_400_response.
-            self._stop_timer()
-            super().on_headers_complete()
-
-        def on_message_begin(self) -> None:
-            super().on_message_begin()
-            self._header_bytes = 0
-            if self._timer is None:
-                self._timer = self.loop.call_later(header_timeout, self.transport.close)
-
-        def send_400_response(self, msg: str) -> None:
-            if self._header_bytes <= _MAX_HEADER_BYTES:
-                super().send_400_response(msg)
-                return
-            text = f"the request line and headers exceed {_MAX_HEADER_BYTES:,} bytes".encode()
-            head = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Type: text/plain\r\n"
-            self.transport.write(head + b"Content-Length: %d\r\n\r\n%b" % (len(text), text))
-            self.transport.close()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_timer()
-            super().connection_lost(exc)
-
-        def _stop_timer(self) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-
-    return TimedProtocol
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

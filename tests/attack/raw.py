@@ -1,6 +1,10 @@
 """Bytes sent as they are: what a well-behaved client cannot send."""
 
 import asyncio
+import select
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 _PATIENCE = 30.0
@@ -46,3 +50,20 @@ def replies(received: bytes) -> list[Reply]:
         found.append(Reply(int(first.split()[1]), headers, received[:length]))
         received = received[length:]
     return found
+
+
+@contextmanager
+def silent_client(url: str, data: bytes) -> Iterator[socket.socket]:
+    """A connection over which a request is sent, and nothing is ever read."""
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # Before it connects: it limits the window.
+        connection.connect(address(url))
+        connection.sendall(data)
+        yield connection
+
+
+def is_reset(connection: socket.socket, seconds: float) -> bool:
+    """Whether the service ends a connection in so many seconds, without anything being read from it."""
+    watch = select.poll()
+    watch.register(connection, select.POLLRDHUP)
+    return bool(watch.poll(1000 * seconds))
