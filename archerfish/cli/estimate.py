@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 @click.command("estimate", cls=SectionedCommand, epilog=NUMBERS_NOTE)
 @click.argument("model", required=False)
 @click.option(
-    "--memory", metavar="INT", help="Bytes free on the device to plan for, such as 24G; by default this one's."
+    "--memory",
+    metavar="INT",
+    help="Bytes free on the device to plan for, such as 24G; by default this one's. With --device cuda the GPU need "
+    "not be here.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; memory in bytes.")
 @engine_options
@@ -43,7 +46,7 @@ def command(model: str | None, memory: str | None, as_json: bool, config: Engine
     if as_json:
         click.echo(json.dumps(asdict(found), indent=2))
     else:
-        _print(found)
+        _print(found, can_be_gpu=config.device == "auto")
     if found.remedy is not None:
         raise DoesNotFit(f"the model does not fit in memory. {found.remedy}")
 
@@ -58,7 +61,7 @@ def _parsed(memory: str) -> int:
     return available
 
 
-def _print(found: "Estimate") -> None:
+def _print(found: "Estimate", *, can_be_gpu: bool) -> None:
     from rich import box
     from rich.console import Console
     from rich.markup import escape
@@ -75,11 +78,21 @@ def _print(found: "Estimate") -> None:
             table.add_section()
     console = Console(highlight=False)
     console.print(table)
+    console.print(_planned_for(found, can_be_gpu=can_be_gpu))
     if found.fit is not None:
         requests = f"{found.fit.num_requests:,.1f} requests of {found.max_model_len:,} tokens"
         console.print(f"It fits: {found.fit.num_tokens:,} tokens in {found.fit.num_blocks:,} blocks, {requests}.")
     if found.device == "cuda":
         console.print("A start on a GPU measures the largest step, and sizes the cache by that.")
+
+
+def _planned_for(found: "Estimate", *, can_be_gpu: bool) -> str:
+    """The device in a sentence, and how much of it is used."""
+    device = "the CPU" if found.device == "cpu" else "a GPU" if found.device_is_here else "a GPU that is not here"
+    share = found.gpu_memory_utilization
+    used = "" if share is None else f" with {share:.0%} of its free memory (--gpu-memory-utilization {share:g})"
+    hint = " There is no GPU here; --device cuda plans for one." if found.device == "cpu" and can_be_gpu else ""
+    return f"Planned for {device}{used}.{hint}"
 
 
 def _title(found: "Estimate") -> str:

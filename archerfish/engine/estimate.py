@@ -41,6 +41,8 @@ class Estimate:
     family: str
     num_parameters: int
     device: str
+    device_is_here: bool
+    """Whether this machine has such a device: a GPU can be planned for elsewhere."""
     dtype: str
     quantization: str
     kv_cache_dtype: str
@@ -128,6 +130,7 @@ def _estimate(
         family=checkpoint.arch.family,
         num_parameters=num_parameters(checkpoint.arch),
         device=resolved.device,
+        device_is_here=resolved.device == "cpu" or facts_of(checkpoint).has_cuda,
         dtype=resolved.dtype,
         quantization=resolved.quantization,
         kv_cache_dtype=resolved.kv_cache_dtype,

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.cli.running import archerfish, assert_refused
 
@@ -23,6 +24,40 @@ def test_the_table_says_what_is_needed_and_what_fits() -> None:
     ):
         assert said in result.stdout
     assert "It fits: 4,096 tokens in 256 blocks, 4.0 requests of 1,024 tokens." in result.stdout
+
+
+WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        pytest.param(
+            (),
+            "Planned for the CPU with 50% of its free memory (--gpu-memory-utilization 0.5). "
+            "There is no GPU here; --device cuda plans for one.",
+            marks=WITHOUT_GPU,
+        ),
+        (
+            ("--device", "cpu", "--gpu-memory-utilization", "0.25"),
+            "Planned for the CPU with 25% of its free memory (--gpu-memory-utilization 0.25).",
+        ),
+        pytest.param(
+            ("--device", "cuda"),
+            "Planned for a GPU that is not here with 90% of its free memory (--gpu-memory-utilization 0.9).",
+            marks=WITHOUT_GPU,
+        ),
+        (("--device", "cpu", "--kv-cache-memory-bytes", "64M"), "Planned for the CPU."),
+    ],
+    ids=" ".join,
+)
+def test_it_says_which_device_is_planned_for_and_how_much_of_it(flags: tuple[str, ...], says: str) -> None:
+    result = archerfish("estimate", "perch", *MEMORY, *flags)
+    assert result.exit_code == 0, result.stderr
+    text = " ".join(result.stdout.split())
+    assert says in text and ("There is no GPU" in text) == ("There is no GPU" in says)
+    found = json.loads(archerfish("estimate", "perch", *MEMORY, *flags, "--json").stdout)
+    assert found["device_is_here"] == ("not here" not in says)
 
 
 def test_settings_come_from_flags_and_environment() -> None:
