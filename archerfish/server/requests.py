@@ -12,6 +12,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
 from pydantic_core import from_json
+from starlette.requests import ClientDisconnect
 
 from archerfish.api.bodies.common import Body
 from archerfish.server.errors import ApiError
@@ -41,15 +42,19 @@ class BodyLimits:
         body, held = bytearray(), 0
         key: str = http.state.caller.name
         try:
-            async with asyncio.timeout(self.timeout):
-                async for piece in _pieces(http, self.max_bytes):
-                    more = max(0, len(body) + len(piece) - SMALL_BODY) - held
-                    self._hold(key, more)
-                    held += more
-                    body += piece
+            try:
+                async with asyncio.timeout(self.timeout):
+                    async for piece in _pieces(http, self.max_bytes):
+                        more = max(0, len(body) + len(piece) - SMALL_BODY) - held
+                        self._hold(key, more)
+                        held += more
+                        body += piece
+            except TimeoutError:
+                message = f"the body did not arrive within {self.timeout:g} seconds; send it faster"
+                raise ApiError(408, message) from None
+            except ClientDisconnect:
+                raise ApiError(499, "the client went away") from None
             yield bytes(body)
-        except TimeoutError:
-            raise ApiError(408, f"the body did not arrive within {self.timeout:g} seconds; send it faster") from None
         finally:
             self.held_bytes[key] -= held
             if not self.held_bytes[key]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.attack.books import check_books_empty
@@ -24,11 +25,12 @@ PATIENCE = 15.0
 
 
 @pytest.fixture(scope="module")
-def strict(key_file: Path) -> Iterator[RunningService]:
+def strict(key_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     """A service without a model that waits for nobody longer than TIMEOUT."""
     seconds = str(TIMEOUT)
     options = ("--key-file", str(key_file), "--body-timeout", seconds, "--keep-alive-timeout", seconds)
-    with running_service(*options, command=COMMAND) as running:
+    jobs = ("--data-dir", str(tmp_path_factory.mktemp("jobs")))
+    with running_service(*options, *jobs, command=COMMAND) as running:
         yield running
         check_books_empty(running, by("alice"))
 
@@ -111,7 +113,7 @@ def test_a_client_that_leaves_while_its_next_request_waits_frees_both(strict: Ru
     check_books_empty(strict, by("alice"))
 
 
-# -- what is not a body -----------------------------------------------------------------------------------------------
+# -- what is left of a body ------------------------------------------------------------------------------------------
 
 ENDLESS = {
     "trailers": (b"0\r\n", b"X-Trailer: " + b"a" * 10_000 + b"\r\n"),
@@ -156,3 +158,21 @@ def test_a_body_that_nobody_reads_has_a_limit_of_time(strict: RunningService, re
         return time.monotonic() - started
 
     assert asyncio.run(attack()) >= TIMEOUT
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages", "/v1/batches", "/tokenize"])
+def test_a_client_that_leaves_within_its_body_is_no_error_of_the_service(strict: RunningService, path: str) -> None:
+    async def attack() -> None:
+        _, writer = await asyncio.open_connection(*address(strict.url))
+        mark = f"X-Request-Id: left{path.replace('/', '-')}\r\n".encode()
+        writer.write(b"POST %b HTTP/1.1\r\n" % path.encode() + KEY + JSON + mark + b'Content-Length: 99\r\n\r\n{"mod')
+        await writer.drain()
+        await asyncio.sleep(0.2)
+        writer.close()
+
+    asyncio.run(attack())
+    line = strict.wait_for_line(f"id=left{path.replace('/', '-')}")
+    assert f"POST {path} 499 " in line.string
+    assert not any("Traceback" in line for line in strict.lines)
+    metrics = httpx.get(f"{strict.url}/metrics", headers=by("alice")).text
+    assert 'status="499"' in metrics and 'status="500"' not in metrics

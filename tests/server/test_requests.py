@@ -53,3 +53,14 @@ def test_what_was_held_is_given_back_whatever_happens() -> None:
         assert not limits.held_bytes
 
     asyncio.run(story())
+
+
+def test_a_timeout_of_the_work_is_not_reported_as_one_of_the_body() -> None:
+    async def story() -> None:
+        limits = BodyLimits(max_bytes=LARGE, timeout=10.0, max_held_bytes=40 * SMALL_BODY)
+        with pytest.raises(TimeoutError):
+            async with limits.body(sent_by("a", LARGE)):
+                raise TimeoutError
+        assert not limits.held_bytes
+
+    asyncio.run(story())
