@@ -125,8 +125,8 @@ requests get status 429."""
     max_body_bytes: int = 32 * 1024 * 1024
     """Largest body of a request, files aside. Accepts 8M."""
     max_body_items: int | None = None
-    """JSON items (values and object members) that one body may hold, and log-probabilities that its reply may hold; by \
-default 256K, or twice max_model_len if that is more."""
+    """JSON items (values and object members) that one body may hold, and log-probabilities that its reply may hold; \
+by default 256K, or twice max_model_len if that is more."""
     preprocessing_workers: int | None = None
     """Processes that read bodies, render chat templates and tokenize prompts; by default 2, more from 24 cores on."""
     max_file_bytes: int = 512 * 1024 * 1024
@@ -149,7 +149,9 @@ size may so take --max-file-bytes divided by this."""
     slo_tpot_ms: float | None = None
     """Time per output token, likewise."""
     stall_timeout: float = 30.0
-    """Seconds with work but without a finished step after which the service says that it is not alive."""
+    """Seconds that the engine may be silent, idle or not: no step finished, and no heartbeat where there is no work. \
+Then it is killed and started again, open requests end with an error, and until then the service says that it is not \
+alive."""
     shutdown_timeout: float = 30.0
     """Seconds that running requests may take to finish when the service is asked to stop."""
     data_dir: str | None = None

@@ -94,6 +94,22 @@ def test_each_key_of_a_file_is_found_with_its_limits(tmp_path: Path) -> None:
     assert keys.find(f"Bearer {digest}") is None, "the digest is not the key"
 
 
+def test_the_example_of_the_documentation_works_and_every_field_is_explained(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    section = text.partition("### The key file")[2].partition("\n## ")[0]
+    path = tmp_path / "keys.toml"
+    path.write_text(section.partition("```toml\n")[2].partition("```")[0])
+    path.chmod(0o600)
+    keys = Keys.load((), path)
+    alice, operator = keys.find("Bearer sk-alice"), keys.find("Bearer sk-c39aa4d0f2e6")
+    assert alice is not None and (alice.name, alice.cache_group, alice.min_priority) == ("alice", "team", -5)
+    assert operator is not None and operator.admin
+    table = section.partition("| field | meaning |")[2]
+    for field in keys_module._FIELDS:
+        assert f"`{field}`" in table
+        assert f"\n{field} = " in section, "it is in the example, too"
+
+
 def test_every_key_is_compared_whichever_is_the_right_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = Keys.load((), key_file(tmp_path, "".join(table(f"user {n}", f"sk-{n}") for n in range(5))))
     compared = []

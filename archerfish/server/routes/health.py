@@ -11,7 +11,11 @@ router = APIRouter()
 
 @router.get("/health/live")
 async def live(http: Request) -> Response:
-    """200 unless there is work and no step has finished for too long."""
+    """200, or 503 while the engine is silent for longer than --stall-timeout, and once it has ended for good.
+
+    Silent is one that finishes no step, or sends no heartbeat while it has nothing to do. The service itself kills and
+    replaces it, after which this is 200 again: 503 for long means that the whole service should be started again.
+    """
     health = service_of(http).health()
     return json_reply(health, status=200 if health["live"] else 503)
 
@@ -25,6 +29,6 @@ async def ready(http: Request) -> Response:
 
 @router.get("/health")
 async def health(http: Request) -> Response:
-    """200 if both."""
+    """200 if it is alive and ready."""
     health = service_of(http).health()
     return json_reply(health, status=200 if health["live"] and health["ready"] else 503)
