@@ -105,7 +105,7 @@ class Chat:
         if piece.finish_reason is not None:
             reason = self._finish_reason(piece.finish_reason, reader)
             end = {"index": piece.index, "delta": {}, "logprobs": None, "finish_reason": reason}
-            yield self._chunk({**end, "stop_reason": piece.stop_reason})
+            yield self._chunk({**end, "stop_reason": _stop_reason(piece.stop_reason, reader)})
 
     def end(self, written: Writing) -> Iterator[Chunk]:
         """What is told after the last token, if that was asked for."""
@@ -135,7 +135,7 @@ class Chat:
             "message": _message(reader.read(one.text), shows_reasoning=self._body.include_reasoning),
             "logprobs": self._logprobs(one.token_ids, one.logprobs),
             "finish_reason": self._finish_reason(one.finish_reason, reader),
-            "stop_reason": one.stop_reason,
+            "stop_reason": _stop_reason(one.stop_reason, reader),
         }
 
     def _is_shown(self, delta: Delta) -> bool:
@@ -173,6 +173,11 @@ def _check(body: ChatBody) -> None:
         raise InvalidParameter("top_logprobs", body.top_logprobs, "it needs logprobs = true")
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise InvalidParameter("max_tokens", body.max_tokens, "give it or max_completion_tokens, not both")
+
+
+def _stop_reason(reason: int | str | None, reader: AnswerReader) -> int | str | None:
+    """Explains an answer without text or calls to clients that know no field of invalid calls."""
+    return "invalid_tool_call" if reason is None and reader.has_invalid_calls else reason
 
 
 def _message(answer: Answer, *, shows_reasoning: bool) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What an answer is made of: words, reasoning and calls, in pieces and as a whole. Knows no model and no format."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import NamedTuple, TypeAlias
 
 
@@ -39,12 +39,16 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class InvalidCall:
-    """A whole call of a function that the request does not have."""
+    """A whole call that cannot be made: there is no such function, or it is not written as a call is."""
 
     name: str
+    """As the model wrote it; empty where it could not be read."""
     arguments: str
-    """As the model wrote them; empty where they broke off."""
+    """As the model wrote them; empty where they could not be read."""
     error: str
+    """Why it cannot be made."""
+    text: str
+    """The whole call as the model wrote it, without markers."""
 
 
 Delta: TypeAlias = Content | Reasoning | CallStart | CallArguments | InvalidCall
@@ -93,5 +97,5 @@ def joined(deltas: Iterable[Delta]) -> Answer:
 
 def as_field(calls: Iterable[InvalidCall]) -> dict[str, list[dict[str, str]]]:
     """For the endpoints' replies: the field `invalid_tool_calls`, or nothing where all calls were valid."""
-    told = [{"name": call.name, "arguments": call.arguments, "error": call.error} for call in calls]
-    return {"invalid_tool_calls": told} if told else {}
+    fields = [asdict(call) for call in calls]
+    return {"invalid_tool_calls": fields} if fields else {}

@@ -15,6 +15,10 @@ class AnswerReader:
     def has_calls(self) -> bool:
         return False
 
+    @property
+    def has_invalid_calls(self) -> bool:
+        return False
+
     def feed(self, text: str) -> list[Delta]:
         """Read on; what is certain now."""
         return [Content(text)] if text else []
@@ -79,6 +83,10 @@ class ReaderWithoutSpecialTexts(AnswerReader):
     @property
     def has_calls(self) -> bool:
         return self._reader.has_calls
+
+    @property
+    def has_invalid_calls(self) -> bool:
+        return self._reader.has_invalid_calls
 
     def feed(self, text: str) -> list[Delta]:
         return [told for delta in self._reader.feed(text) for told in self._cleaned(delta)]

@@ -23,6 +23,10 @@ class CallingReader(AnswerReader):
     def has_calls(self) -> bool:
         return self._reader.num_calls > 0
 
+    @property
+    def has_invalid_calls(self) -> bool:
+        return self._reader.num_invalid_calls > 0
+
     def feed(self, text: str) -> list[Delta]:
         return self._kept(self._reader.feed(text))
 

@@ -14,6 +14,7 @@ from archerfish.api.model import ServedModel, usual_tool_format
 from archerfish.api.responses import Turn
 from archerfish.box import models_in_box
 from archerfish.engine.intake import Intake
+from archerfish.request import FinishReason
 from archerfish.tokenizer import Tokenizer
 from tests.api.writings import begun, grown
 
@@ -28,8 +29,23 @@ TOLD = [
         "name": "FlyToMoon",
         "arguments": '{"speed": 7}',
         "error": "there is no function 'FlyToMoon'; there are get_weather",
+        "text": '{"name": "FlyToMoon", "arguments": {"speed": 7}}',
     }
 ]
+BROKEN = {
+    '{"name": "get_weather", "arguments": [1]}': ("get_weather", "the arguments are not a JSON object"),
+    '{"name": "get_weather", "input": {}}': ("get_weather", "a call has no field 'input'; it has name and arguments"),
+    '{"name": "get_weather", "argum': ("get_weather", "the call was cut off before its arguments"),
+    '{"na': ("", "the call was cut off before its name"),
+}
+"""Calls that cannot be read; the name and the error of each."""
+MALFORMED, (NAME, ERROR) = next(iter(BROKEN.items()))
+CASES = [
+    (RIGHT, None),
+    (UNKNOWN, TOLD),
+    (f"I see. <|tool_call|>{MALFORMED}", [{"name": NAME, "arguments": "", "error": ERROR, "text": MALFORMED}]),
+]
+"""Answers, and what is told of their invalid calls."""
 SIZES = [(), (1,) * 60, (3, 1, 4, 1, 5)]
 every_size = pytest.mark.parametrize("sizes", SIZES)
 
@@ -46,19 +62,22 @@ def encode(model: ServedModel, text: str) -> list[int]:
     return model.intake.tokenizer.encode(text, add_special_tokens=False)
 
 
-def chats(model: ServedModel, text: str, sizes: tuple[int, ...], **fields: Any) -> list[tuple[dict[str, Any], str]]:
-    """The message and the reason for its end: of the whole reply, and put together from events."""
+def chats(
+    model: ServedModel, text: str, sizes: tuple[int, ...], end: FinishReason = FinishReason.STOP, **fields: Any
+) -> list[tuple[dict[str, Any], tuple[str, Any]]]:
+    """The message and the reasons for its end: of the whole reply, and put together from events."""
     body = ChatBody.model_validate({"messages": [HI], "tools": CHAT_TOOLS, **fields})
     whole = Chat(model, body)
     writing = begun(model, whole.ask)
-    grown(writing, encode(model, text), sizes)
+    grown(writing, encode(model, text), sizes, end)
     [choice] = whole.reply([writing])["choices"]
     streamed = Chat(model, body.model_copy(update={"stream": True}))
     writing = begun(model, streamed.ask)
     message: dict[str, Any] = {"role": "assistant", "content": ""}
-    reason = ""
-    for chunk in (one for piece in grown(writing, encode(model, text), sizes) for one in streamed.add(piece)):
+    reasons: tuple[str, Any] = ("", None)
+    for chunk in (one for piece in grown(writing, encode(model, text), sizes, end) for one in streamed.add(piece)):
         delta = chunk["choices"][0]["delta"]
+        assert "<|" not in str(delta) or fields.get("skip_special_tokens") is False
         message["content"] += delta.pop("content", "")
         for call in delta.pop("tool_calls", ()):
             calls = message.setdefault("tool_calls", [])
@@ -67,23 +86,35 @@ def chats(model: ServedModel, text: str, sizes: tuple[int, ...], **fields: Any) 
             else:
                 calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
         message |= delta
-        reason = chunk["choices"][0]["finish_reason"] or reason
-    return [(choice["message"], choice["finish_reason"]), (message, reason)]
+        if chunk["choices"][0]["finish_reason"]:
+            reasons = (chunk["choices"][0]["finish_reason"], chunk["choices"][0]["stop_reason"])
+    return [(choice["message"], (choice["finish_reason"], choice["stop_reason"])), (message, reasons)]
 
 
 @every_size
 def test_a_name_in_another_case_is_the_function(model: ServedModel, sizes: tuple[int, ...]) -> None:
-    for message, reason in chats(model, RIGHT, sizes):
+    for message, reasons in chats(model, RIGHT, sizes):
         [call] = message["tool_calls"]
         assert call["function"] == {"name": "get_weather", "arguments": '{"city": "Paris"}'}
-        assert reason == "tool_calls" and not message["content"]
+        assert reasons == ("tool_calls", None) and not message["content"]
 
 
 @every_size
 def test_an_unknown_function_in_a_chat(model: ServedModel, sizes: tuple[int, ...]) -> None:
-    for message, reason in chats(model, UNKNOWN, sizes):
+    for message, reasons in chats(model, UNKNOWN, sizes):
         assert message == {"role": "assistant", "content": "I see.", "invalid_tool_calls": TOLD}
-        assert reason == "stop"
+        assert reasons == ("stop", "invalid_tool_call")
+
+
+@every_size
+@pytest.mark.parametrize("end", [FinishReason.STOP, FinishReason.LENGTH])
+@pytest.mark.parametrize("call", BROKEN)
+def test_a_malformed_call_in_a_chat(model: ServedModel, sizes: tuple[int, ...], end: FinishReason, call: str) -> None:
+    for message, reasons in chats(model, f"<|tool_call|>{call}", sizes, end):
+        name, error = BROKEN[call]
+        told = [{"name": name, "arguments": "", "error": error, "text": call}]
+        assert message == {"role": "assistant", "content": "", "invalid_tool_calls": told}
+        assert reasons == (end.value, "invalid_tool_call")
 
 
 @every_size
@@ -91,13 +122,13 @@ def test_an_unknown_function_in_a_chat(model: ServedModel, sizes: tuple[int, ...
     ("text", "content"),
     [
         ("<|tool_call|>Oh!<|tool_result|>", "Oh!"),
-        ("<|tool_call|><|tool_call|>{", "{"),
-        ("A <|system|>b<|tool_call|>", "A b"),
+        ("<|tool_call|><|tool_call|>Oh {", "Oh {"),
+        ("A <|system|>b<|tool_call|>?", "A b?"),
     ],
 )
 def test_what_is_no_call_has_no_markers(model: ServedModel, sizes: tuple[int, ...], text: str, content: str) -> None:
-    for message, reason in chats(model, text, sizes):
-        assert (message, reason) == ({"role": "assistant", "content": content}, "stop")
+    for message, reasons in chats(model, text, sizes):
+        assert (message, reasons) == ({"role": "assistant", "content": content}, ("stop", None))
     for message, _ in chats(model, text, sizes, skip_special_tokens=False):
         assert message["content"] == text
 
@@ -109,9 +140,9 @@ def test_a_told_invalid_call_can_be_sent_back(model: ServedModel) -> None:
 
 
 @every_size
-def test_an_unknown_function_in_a_response(model: ServedModel, sizes: tuple[int, ...]) -> None:
+def test_invalid_calls_in_a_response(model: ServedModel, sizes: tuple[int, ...]) -> None:
     body = ResponsesBody.model_validate({"input": "Hi", "tools": [{"type": "function", **WEATHER}]})
-    for text, invalid in ((RIGHT, None), (UNKNOWN, TOLD)):
+    for text, invalid in CASES:
         turn = Turn(model, body, is_kept=False)
         writing = begun(model, turn.ask)
         pieces = grown(writing, encode(model, text), sizes)
@@ -130,10 +161,10 @@ def streamed_response(turn: Turn, pieces: Any, writing: Any) -> dict[str, Any]:
 
 
 @every_size
-def test_an_unknown_function_in_a_message(model: ServedModel, sizes: tuple[int, ...]) -> None:
+def test_invalid_calls_in_a_message(model: ServedModel, sizes: tuple[int, ...]) -> None:
     tools = [{"name": "get_weather", "input_schema": PARAMETERS}]
     body = MessagesBody.model_validate({"messages": [HI], "max_tokens": 99, "tools": tools})
-    for text, invalid in ((RIGHT, None), (UNKNOWN, TOLD)):
+    for text, invalid in CASES:
         message = Message(model, body)
         writing = begun(model, message.ask)
         pieces = grown(writing, encode(model, text), sizes)

@@ -29,6 +29,10 @@ class ReasoningReader(AnswerReader):
     def has_calls(self) -> bool:
         return self._inner.has_calls
 
+    @property
+    def has_invalid_calls(self) -> bool:
+        return self._inner.has_invalid_calls
+
     def feed(self, text: str) -> list[Delta]:
         self._text += text
         return self._advance(is_complete=False)

@@ -18,11 +18,13 @@ _RUNS = {
     "escape": re.compile(r""),
 }
 _CLOSING = {"{": "}", "[": "]"}
+# What is no JSON may be code.
+_CLOSING_ANYWHERE = {**_CLOSING, "(": ")"}
 _SCALAR = re.compile(r"[\w.+-]*", re.ASCII)
 
 
 class Unexpected(Exception):
-    """The text is not what was to be read. It stays where the reader was."""
+    """The text is not what was to be read. It stays where the reader was. The message, if any, says why."""
 
 
 class Scanner:
@@ -44,6 +46,11 @@ class Scanner:
         """Cut off what was read: it cannot be read again."""
         taken, self.text, self.at = self.text[: self.at], self.text[self.at :], 0
         return taken
+
+    def take_before(self, position: int) -> None:
+        """Cut off what comes before a position, and read on from there."""
+        self.at = position
+        self.take()
 
     def rewind(self) -> None:
         """Read again what was not taken."""
@@ -85,6 +92,13 @@ class Scanner:
                 return False
             yield
 
+    def is_next(self, texts: Sequence[str]) -> Steps[bool]:
+        """Whether one of these texts comes next. It is not read."""
+        begin = self.at
+        is_next = yield from self.skip_one_of(texts)
+        self.at = begin
+        return is_next
+
     def run(self, pattern: re.Pattern[str]) -> Steps[str]:
         """As many characters as the pattern, which matches any number, takes."""
         begin = self.at
@@ -105,17 +119,21 @@ class Scanner:
         except ValueError:
             raise Unexpected from None
 
-    def value(self) -> Steps[str]:
-        """The text of a JSON value. Only where it ends is certain, not that it is valid."""
+    def value(self, stops: Sequence[str] | None = None) -> Steps[str]:
+        """The text of a JSON value. Only where it ends is certain, not that it is valid. `stops` as for `nested`."""
         begin = self.at
         if (yield from self.peek()) in ('"', "{", "["):
-            yield from self.nested()
+            yield from self.nested(stops=stops)
         elif not (yield from self.run(_SCALAR)):
             raise Unexpected
         return self.text[begin : self.at]
 
-    def nested(self, give: Callable[[], None] = lambda: None) -> Steps[None]:
-        """A string, or an object or list up to its last bracket. `give` may take what was read, now and then."""
+    def nested(self, give: Callable[[], None] = lambda: None, stops: Sequence[str] | None = None) -> Steps[None]:
+        """A string, or an object or list up to its last bracket. `give` may take what was read, now and then.
+
+        With `stops`, what turns out to be no JSON is read on as `broken` does; one of them where JSON has no such text
+        shows that it is none.
+        """
         closing: list[str] = []
         state = "plain"
         while True:
@@ -132,10 +150,13 @@ class Scanner:
                 state = "plain" if character == '"' else "escape"
             elif character == '"':
                 state = "string"
-            elif character in _CLOSING:
+            elif character in _CLOSING and not (stops and (yield from self.is_next(stops))):
                 closing.append(_CLOSING[character])
             elif closing and character == closing[-1]:
                 closing.pop()
+            elif stops is not None:
+                yield from self.broken(stops, closing, give)
+                return
             else:
                 give()
                 raise Unexpected
@@ -143,6 +164,41 @@ class Scanner:
             if state == "plain" and not closing:
                 give()
                 return
+
+    def broken(
+        self, stops: Sequence[str], closing: Sequence[str] = (), give: Callable[[], None] = lambda: None
+    ) -> Steps[bool]:
+        """What is no JSON, up to where its brackets close, as far as they match; False if the text ends before that.
+
+        A stop ends it, also within a string, and so does a bracket that closes nothing. Neither is read. `closing` are
+        the brackets that are open.
+        """
+        open_brackets, state = list(closing), "plain"
+        first_of_stops = {stop[0] for stop in stops}
+        while True:
+            if self.at == len(self.text):
+                give()
+            character = yield from self.peek()
+            is_stop = character in first_of_stops and (yield from self.is_next(stops))
+            is_closing = state == "plain" and character in _CLOSING_ANYWHERE.values()
+            if not character or is_stop or (is_closing and not open_brackets):
+                give()
+                return bool(character)
+            self.at += 1
+            if state == "escape":
+                state = "string"
+            elif character == '"':
+                state = "plain" if state == "string" else "string"
+            elif state == "string":
+                state = "escape" if character == "\\" else "string"
+            elif character in _CLOSING_ANYWHERE:
+                open_brackets.append(_CLOSING_ANYWHERE[character])
+            elif is_closing and character in open_brackets:
+                while open_brackets.pop() != character:
+                    pass
+                if not open_brackets:
+                    give()
+                    return True
 
     def _pass(self, pattern: re.Pattern[str]) -> None:
         match = pattern.match(self.text, self.at)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import time
 from collections.abc import Iterable
 
@@ -9,63 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from archerfish.api.deltas import CallArguments, CallStart, Content, Delta, InvalidCall, joined
-from archerfish.api.tools import FORMATS, ToolCallReader, ToolFormat, read_answer
-
-WEATHER = '{"city": "Bergen", "days": [1, 2, {"unit": "°C"}]}'
-TRICKY = (
-    r'{"code": "if (a) { b[\"}\"] = \"\\\\\"; }", "text": "]}\u00e5 å 好 🇳🇴 </tool_call> [ARGS] <|end|>\\", '
-    r'"n": {"m": [{}, []]}}'
-)
-EMPTY = "{}"
-
-
-def write(tool_format: ToolFormat, *calls: tuple[str, str]) -> str:
-    """Calls as the model was trained to write them."""
-    written = [tool_format.call.replace("$name", name).replace("$arguments", arguments) for name, arguments in calls]
-    return tool_format.openings[0] + tool_format.between.join(written) + tool_format.ending
-
-
-def numbered() -> Iterable[str]:
-    return (f"id{number}" for number in itertools.count())
-
-
-def read(
-    name: str, pieces: Iterable[str], known: tuple[str, ...] | None = None
-) -> tuple[str, list[tuple[str, str, str]]]:
-    """Content, and each call's id, name and arguments. Deltas must come in an order that a client can follow."""
-    ids = iter(numbered())
-    reader = ToolCallReader(FORMATS[name], known=known, new_id=lambda: next(ids))
-    deltas = [delta for piece in pieces for delta in reader.feed(piece)] + reader.finish()
-    content, calls = "", []
-    for delta in deltas:
-        match delta:
-            case Content(text):
-                assert text
-                content += text
-            case CallStart(index, call_id, function):
-                assert index == len(calls)
-                calls.append((call_id, function, ""))
-            case CallArguments(index, text):
-                assert text
-                assert index == len(calls) - 1
-                call_id, function, arguments = calls[index]
-                calls[index] = (call_id, function, arguments + text)
-    assert reader.num_calls == len(calls)
-    return content, calls
-
-
-def content_and_calls(name: str, text: str, known: tuple[str, ...] | None = None) -> tuple[str, list[tuple[str, str]]]:
-    """Read in one piece, by single characters, and cut in two at every place: always the same."""
-    whole = read(name, [text], known)
-    assert read(name, text, known) == whole
-    for cut in range(len(text) + 1):
-        assert read(name, [text[:cut], text[cut:]], known) == whole, (text[:cut], text[cut:])
-    content, calls = whole
-    return content, [(function, arguments) for _, function, arguments in calls]
-
-
-every_format = pytest.mark.parametrize("name", FORMATS)
+from archerfish.api.deltas import Answer, CallArguments, CallStart, Content, Delta, InvalidCall, joined
+from archerfish.api.tools import FORMATS, ToolCallReader, read_answer
+from tests.api.tools.texts import EMPTY, TRICKY, WEATHER, announced, content_and_calls, every_format, read, told, write
 
 
 @every_format
@@ -112,57 +59,28 @@ def test_space_is_kept_where_no_call_is(name: str) -> None:
     assert content_and_calls(name, text) == (text, [])
 
 
-@every_format
-def test_call_that_breaks_before_its_arguments_is_content(name: str) -> None:
-    call = write(FORMATS[name], ("get_weather", "{"))
-    # Everything up to what follows the arguments' first bracket.
-    end = call.index("{", call.index("get_weather"))
-    for cut in range(end + 2):
-        text = call[:cut]
-        assert content_and_calls(name, text) == (text, []), text
-
-
-@every_format
-@pytest.mark.parametrize("arguments", ["", "[1]", "{'a': 1}", "3", "{a: 1}", '"no json"', r'"{\"a\": \"\ud800\"}"'])
-def test_arguments_that_do_not_begin_as_an_object_are_content(name: str, arguments: str) -> None:
-    text = "Well: " + FORMATS[name].start + write(FORMATS[name], ("get_weather", arguments))
-    assert content_and_calls(name, text) == (text, [])
-
-
-def invalid_calls(name: str, text: str, known: tuple[str, ...]) -> tuple[str, list[tuple[str, str]]]:
-    """Content, and names and arguments of invalid calls: the same however the text is cut."""
-    told = []
-    for pieces in ([text], text, *([text[:cut], text[cut:]] for cut in range(len(text)))):
-        reader = ToolCallReader(FORMATS[name], known=known)
-        answer = joined([*(delta for piece in pieces for delta in reader.feed(piece)), *reader.finish()])
-        told.append((answer.content, [(one.name, one.arguments) for one in answer.invalid_calls]))
-        assert all(one.error == f"there is no function {one.name!r}; there are get_weather, now" for one in answer[3])
-    assert all(one == told[0] for one in told)
-    return told[0]
-
-
-def announced(name: str, *calls: tuple[str, str]) -> str:
-    """Calls behind a marker, also in formats that can do without."""
-    text = write(FORMATS[name], *calls)
-    return text if FORMATS[name].start in text else FORMATS[name].start + text
+NO_DELETE = "there is no function 'delete_all'; there are get_weather, now"
 
 
 @every_format
 def test_an_announced_call_of_an_unknown_function_is_no_content(name: str) -> None:
-    known = ("get_weather", "now")
     text = announced(name, ("delete_all", WEATHER))
-    assert invalid_calls(name, f"Let me see. {text}", known) == ("Let me see.", [("delete_all", WEATHER)])
+    content, calls, [invalid] = told(name, f"Let me see. {text}")
+    assert (content, calls) == ("Let me see.", [])
+    assert (invalid.name, invalid.arguments, invalid.error) == ("delete_all", WEATHER, NO_DELETE)
+    assert WEATHER in invalid.text and invalid.text in text and FORMATS[name].start not in invalid.text
     assert content_and_calls(name, text) == ("", [("delete_all", WEATHER)])
-    text = announced(name, ("now", EMPTY), ("delete_all", EMPTY))
-    assert content_and_calls(name, text, known) == ("", [("now", EMPTY)])
-    assert invalid_calls(name, text, known) == ("", [("delete_all", EMPTY)])
+    content, calls, [invalid] = told(name, announced(name, ("now", EMPTY), ("delete_all", EMPTY)))
+    assert (content, calls) == ("", [("now", EMPTY)])
+    assert (invalid.name, invalid.arguments, invalid.error) == ("delete_all", EMPTY, NO_DELETE)
 
 
 @every_format
 def test_a_call_of_an_unknown_function_that_breaks_off_is_no_content(name: str) -> None:
     text = announced(name, ("delete_all", WEATHER))
-    cut = text[: text.index("Bergen")]
-    assert invalid_calls(name, cut, ("get_weather", "now")) == ("", [("delete_all", "")])
+    content, calls, [invalid] = told(name, text[: text.index("Bergen")])
+    assert (content, calls) == ("", [])
+    assert (invalid.name, invalid.arguments, invalid.error) == ("delete_all", "", NO_DELETE)
 
 
 def test_an_unannounced_call_of_an_unknown_function_is_content() -> None:
@@ -187,13 +105,6 @@ def test_a_name_that_could_be_two_functions_is_neither(name: str) -> None:
 
 
 @every_format
-@pytest.mark.parametrize("function", ["", "get weather", "get.weather", "x" * 65, "{}"])
-def test_what_no_function_can_be_called_is_content(name: str, function: str) -> None:
-    text = write(FORMATS[name], (function, WEATHER))
-    assert content_and_calls(name, text) == (text, [])
-
-
-@every_format
 def test_arguments_that_break_off_are_left_as_they_are(name: str) -> None:
     call = write(FORMATS[name], ("run", TRICKY))
     begin = call.index(TRICKY)
@@ -205,11 +116,12 @@ def test_arguments_that_break_off_are_left_as_they_are(name: str) -> None:
 
 
 @every_format
-def test_brackets_that_do_not_match_break_a_call_off(name: str) -> None:
-    text = write(FORMATS[name], ("run", '{"a": [1}'))
-    content, calls = content_and_calls(name, text)
-    assert calls == [("run", '{"a": [1')]
-    assert content.startswith("}")
+def test_brackets_that_do_not_match_are_followed_in_announced_calls_alone(name: str) -> None:
+    text = announced(name, ("run", '{"a": [1}'), ("run", "{}"))
+    assert content_and_calls(name, text) == ("", [("run", '{"a": [1}'), ("run", "{}")])
+    if FORMATS[name].may_be_bare:
+        content, calls = content_and_calls(name, write(FORMATS[name], ("run", '{"a": [1}')))
+        assert calls == [("run", '{"a": [1')] and content.startswith("}")
 
 
 def test_nearly_json_is_given_as_it_was_written() -> None:
@@ -223,18 +135,14 @@ def test_nearly_json_is_given_as_it_was_written() -> None:
         ('<tool_call>\n{"name": "f", "arguments": {"a": 1}\n</tool_call>', ""),
         ('<tool_call>{"name": "f", "arguments": {"a": 1}', ""),
         ('<tool_call>{"name": "f", "arguments": {"a": 1}}', ""),
-        ('<tool_call>{"name": "f", "arguments": {"a": 1}, oops}</tool_call>', ", oops}</tool_call>"),
-        ('<tool_call>{"name": "f", "arguments": {"a": 1}}}</tool_call> bye', "}</tool_call> bye"),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1}, oops}</tool_call>', ""),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1}, }</tool_call>', ""),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1}}}</tool_call> bye', " bye"),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1}} bye', " bye"),
     ],
 )
 def test_a_call_that_is_not_closed_as_it_should_be(text: str, content: str) -> None:
     assert content_and_calls("hermes", text) == (content, [("f", '{"a": 1}')])
-
-
-def test_a_call_in_another_that_is_none() -> None:
-    inner = write(FORMATS["hermes"], ("f", WEATHER))
-    text = f'<tool_call>{{"name": "{inner}'
-    assert content_and_calls("hermes", text) == ('<tool_call>{"name": "', [("f", WEATHER)])
 
 
 def test_words_between_and_behind_calls() -> None:
@@ -262,7 +170,8 @@ def test_arguments_may_come_before_the_name_and_be_quoted_or_left_out() -> None:
 def test_no_arguments_are_given_out_before_the_name_is_known() -> None:
     reader = ToolCallReader(FORMATS["perch"], known=("f",))
     assert reader.feed('<|tool_call|>{"arguments": {"a": 1}, "name": "g"') == []
-    assert reader.feed("}") == [InvalidCall("g", '{"a": 1}', "there is no function 'g'; there are f")]
+    text = '{"arguments": {"a": 1}, "name": "g"}'
+    assert reader.feed("}") == [InvalidCall("g", '{"a": 1}', "there is no function 'g'; there are f", text)]
     reader = ToolCallReader(FORMATS["perch"], known=("f",), new_id=lambda: "id")
     assert reader.feed('<|tool_call|>{"arguments": {"a": 1}, "name": "f"') == []
     assert reader.feed("}") == [CallStart(0, "id", "f"), CallArguments(0, '{"a": 1}')]
@@ -319,11 +228,6 @@ def test_an_answer_in_json_is_given_out_as_soon_as_it_is_no_call() -> None:
 )
 def test_mistral_has_old_and_new_forms(name: str, text: str) -> None:
     assert content_and_calls(name, text) == ("", [("f", '{"a": 1}'), ("g", "{}")])
-
-
-def test_bad_call_in_a_list_is_content() -> None:
-    text = '[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"name": 3}]'
-    assert content_and_calls("mistral", text) == (', {"name": 3}]', [("f", "{}")])
 
 
 def test_deltas_come_as_soon_as_they_are_certain() -> None:
@@ -424,6 +328,10 @@ fragments = st.sampled_from(
         "\n",
         " ",
         "f",
+        "(",
+        ")",
+        "'",
+        '{"nom": ',
         "å",
         "<",
     ]
@@ -432,15 +340,26 @@ fragments = st.sampled_from(
 
 
 @settings(derandomize=True, deadline=None, max_examples=1000)
-@given(name=st.sampled_from(list(FORMATS)), parts=st.lists(fragments, max_size=12), places=places)
-def test_how_an_answer_is_cut_makes_no_difference(name: str, parts: list[str], places: list[float]) -> None:
+@given(
+    name=st.sampled_from(list(FORMATS)),
+    parts=st.lists(fragments, max_size=12),
+    places=places,
+    known=st.sampled_from([None, ("f", "g"), ("fly",)]),
+)
+def test_how_an_answer_is_cut_makes_no_difference(
+    name: str, parts: list[str], places: list[float], known: tuple[str, ...] | None
+) -> None:
     text = "".join(parts)
-    whole = read(name, [text])
-    assert read(name, cut(text, places)) == whole
-    assert read(name, text) == whole
-    content, calls = whole
-    if not calls:
-        assert content == text
+
+    def answer(pieces: Iterable[str]) -> Answer:
+        reader = ToolCallReader(FORMATS[name], known=known, new_id=lambda: "id")
+        return joined([*(delta for piece in pieces for delta in reader.feed(piece)), *reader.finish()])
+
+    whole = answer([text])
+    assert answer(cut(text, places)) == whole
+    assert answer(text) == whole
+    if not whole.calls and FORMATS[name].start not in text:
+        assert whole.content == text
 
 
 @settings(derandomize=True, deadline=None, max_examples=500)
@@ -458,6 +377,25 @@ def test_only_what_writes_a_call_is_left_out(name: str, parts: list[str]) -> Non
         at = text.index(given_out, at) + (0 if isinstance(delta, CallStart) else len(given_out))
 
 
+@settings(derandomize=True, deadline=None, max_examples=1000)
+@given(name=st.sampled_from(list(FORMATS)), parts=st.lists(fragments, max_size=12))
+def test_nothing_is_lost_but_markers_brackets_and_space(name: str, parts: list[str]) -> None:
+    """Where there is no call, the content and the invalid calls are the whole text but for what is around calls."""
+    text = "".join(parts)
+    reader = ToolCallReader(FORMATS[name])
+    deltas = reader.feed(text) + reader.finish()
+    if reader.num_calls:
+        return
+    given_out = [delta.text for delta in deltas if isinstance(delta, (Content, InvalidCall))]
+    assert len(given_out) == len(deltas)
+    if not reader.num_invalid_calls:
+        assert "".join(given_out) == text
+        return
+    around = [*map(re.escape, (FORMATS[name].start, *FORMATS[name].closers)), r"[ \n\[\]},;]"]
+    gap = f"(?:{'|'.join(around)})*"
+    assert re.fullmatch(gap + "".join(re.escape(one) + gap for one in given_out), text)
+
+
 @every_format
 def test_long_answers_are_read_in_time(name: str) -> None:
     tool_format = FORMATS[name]
@@ -471,10 +409,16 @@ def test_long_answers_are_read_in_time(name: str) -> None:
         write(tool_format, ("f", long)),
         tool_format.start + '{"arguments": ' + long,
         tool_format.start + '{"a":' * (size // 5),
+        tool_format.start + '{"name": "f", "arguments": {"a": {' + "'" * size,
+        tool_format.start + "words " * (size // 5),
+        (tool_format.start + " words ") * (size // 10),
+        (tool_format.start + '{"a": 1}') * (size // 10),
+        (tool_format.start + '{"arguments": {') * (size // 20),
+        (tool_format.start + '{"a" "') * (size // 20),
         write(tool_format, *[("f", '{"a": [[[[]]]]}')] * (size // 50)),
         tool_format.start + '{"arguments": ' + "[" * size + "]" * size + ', "name": "f"}',
     ):
         begin = time.perf_counter()
         content, calls = read(name, text)
         assert time.perf_counter() - begin < 5
-        assert calls or content == text
+        assert calls or content == text or tool_format.start in text
