@@ -150,8 +150,7 @@ size may so take --max-file-bytes divided by this."""
     """Time per output token, likewise."""
     stall_timeout: float = 30.0
     """Seconds that the engine may be silent, idle or not: no step finished, and no heartbeat where there is no work. \
-Then it is killed and started again, open requests end with an error, and until then the service says that it is not \
-alive."""
+Then the service says that it is not alive, kills the engine and starts it again; open requests end with an error."""
     shutdown_timeout: float = 30.0
     """Seconds that running requests may take to finish when the service is asked to stop."""
     data_dir: str | None = None

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from archerfish import LLM, AsyncEngineArgs, EngineArgs
-from archerfish.cli.foreign_options import own_settings
+from archerfish.cli.foreign_options import own_settings, without_foreign_options
 from archerfish.cli.main import program
 from archerfish.config.compatibility import Origin
 from archerfish.config.foreign_settings import FOREIGN
@@ -42,16 +42,20 @@ def test_the_table_names_settings_of_others_and_sends_to_ours(name: str) -> None
     assert foreign.instead or accepts_all, "what may be refused says what to use"
 
 
-@pytest.mark.parametrize("path", COMMANDS)
-def test_hints_name_flags_that_the_command_itself_has(path: str) -> None:
+def options_of(path: str) -> list[click.Option]:
+    """The options of a command."""
     command: click.Command = program
-    context = click.Context(program)
     for name in path.split():
         assert isinstance(command, click.Group)
-        found = command.get_command(context, name)
+        found = command.get_command(click.Context(program), name)
         assert found is not None
         command = found
-    options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+    return [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_hints_name_flags_that_the_command_itself_has(path: str) -> None:
+    options = options_of(path)
     flags = {flag for option in options for flag in (*option.opts, *option.secondary_opts)}
     origin = Origin(own_settings(options), flag_name)
     for name in FOREIGN:
@@ -61,6 +65,12 @@ def test_hints_name_flags_that_the_command_itself_has(path: str) -> None:
             named = set(re.findall(r"(?<!\w)--[a-z][a-z-]*", text))
             assert named <= flags, (name, text)
             assert "{" not in text
+
+
+@pytest.mark.parametrize("path", ["serve", "batch"])
+def test_parsers_of_tool_calls_are_formats_where_calls_are_read(path: str) -> None:
+    given = ["--enable-auto-tool-choice", "--tool-call-parser", "llama3_json", "more"]
+    assert without_foreign_options(options_of(path), given) == ["--tool-call-format", "llama3_json", "more"]
 
 
 def test_hints_in_python_name_settings_of_the_engine() -> None:
