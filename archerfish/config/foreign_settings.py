@@ -210,7 +210,7 @@ VLLM_SERVICE: Mapping[str, Foreign] = {
     "chat_template_content_format": Foreign(
         "content is given to a template in the format that it understands; leave it out", ("auto",)
     ),
-    "return_tokens_as_token_ids": _switch("give return_tokens_as_token_ids with each request"),
+    "return_tokens_as_token_ids": _switch("replies hold text; send it to /tokenize for its token ids"),
     "enable_prompt_tokens_details": _switch("", True, False),  # Replies always have them.
     "enable_force_include_usage": _switch("give stream_options with each request"),
     "lora_modules": Foreign(_LORA),

@@ -140,7 +140,7 @@ def test_what_asks_for_nothing_is_accepted() -> None:
         ("limit_mm_per_prompt", {"image": 1}, "only text is read"),
         ("rope_scaling", {"rope_type": "yarn"}, "use hf_overrides"),
         ("tool_call_parser", "hermes", "tool calls are part of the text here"),
-        ("return_tokens_as_token_ids", True, "with each request"),
+        ("return_tokens_as_token_ids", True, "replies hold text"),
         ("max_num_batched_token", 16, "did you mean max_num_batched_tokens?"),
         ("compilation_config", {"level": 3}, "use kernels reference"),
         ("generation_config", "vllm", "generation_config"),
