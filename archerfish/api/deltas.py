@@ -42,7 +42,7 @@ class InvalidCall:
     """A whole call that cannot be made: there is no such function, or it is not written as a call is."""
 
     name: str
-    """As the model wrote it; empty where it could not be read."""
+    """The function that is meant, or what the model wrote where there is none; empty where it could not be read."""
     arguments: str
     """As the model wrote them; empty where they could not be read."""
     error: str
