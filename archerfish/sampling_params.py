@@ -1,6 +1,7 @@
 """How an answer is to be written: what a client can choose, checked. Knows no engine and no tokenizer."""
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import wraps
@@ -28,6 +29,8 @@ _LARGEST_BIAS = 10_000.0  # Decides any draw, and leaves float32 logits far from
 _LARGEST_LENGTH_PENALTY = 100.0
 _MOST_BAD_WORDS = 1000
 _LONGEST_BAD_WORD = 1000  # Characters, or tokens.
+_MAX_STOPS = 256
+_MAX_STOP_LENGTH = 1000  # Characters.
 
 METHOD_ALIASES = {"suffix": "reference", "ngram": "reference"}
 """Other names of methods that propose draft tokens: in the literature, and in vLLM."""
@@ -257,8 +260,9 @@ class SamplingParams:
             raise InvalidParameter("min_tokens", self.min_tokens, f"it exceeds max_tokens = {self.max_tokens}")
         self._check_answers()
         self._check_words()
-        for value in self.logit_bias.values():
-            check_float("logit_bias", value, -_LARGEST_BIAS, _LARGEST_BIAS)
+        if not _are_biases(self.logit_bias.values()):
+            for value in self.logit_bias.values():
+                check_float("logit_bias", value, -_LARGEST_BIAS, _LARGEST_BIAS)
         if self.structured is not None and not isinstance(self.structured, Structured):
             raise InvalidParameter("structured", self.structured, "it must be a Structured")
         if self.speculation is not None and not isinstance(self.speculation, Speculation):
@@ -279,6 +283,9 @@ class SamplingParams:
     def _check_words(self) -> None:
         if any(not isinstance(text, str) or not text for text in self.stop):
             raise InvalidParameter("stop", self.stop, "every stop must be a text that is not empty")
+        if len(self.stop) > _MAX_STOPS or any(len(text) > _MAX_STOP_LENGTH for text in self.stop):
+            allowed = f"at most {_MAX_STOPS} texts of at most {_MAX_STOP_LENGTH:,} characters each"
+            raise InvalidParameter("stop", "...", allowed)
         if self.stop and not self.detokenize:
             raise InvalidParameter(
                 "stop", self.stop, "stop texts are found in text; with detokenize = False use stop_token_ids"
@@ -296,15 +303,16 @@ class SamplingParams:
 
     def check_token_ids(self, vocab_size: int) -> None:
         """Refuse token ids that the model does not have."""
-        named: tuple[tuple[str, Iterable[int]], ...] = (
+        named: tuple[tuple[str, Collection[int]], ...] = (
             ("logit_bias", self.logit_bias),
             ("allowed_token_ids", self.allowed_token_ids or ()),
             ("stop_token_ids", self.stop_token_ids),
-            ("bad_words_token_ids", (token_id for sequence in self.bad_words_token_ids for token_id in sequence)),
+            ("bad_words_token_ids", [token_id for sequence in self.bad_words_token_ids for token_id in sequence]),
         )
         for name, token_ids in named:
-            for token_id in token_ids:
-                check_int(name, token_id, 0, vocab_size - 1)
+            if not _are_token_ids(token_ids, vocab_size):
+                for token_id in token_ids:
+                    check_int(name, token_id, 0, vocab_size - 1)
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), 0, vocab_size)
@@ -357,9 +365,25 @@ def _why_unknown(name: str) -> str:
     return f"there is no such parameter; known are {', '.join(sorted(one.name for one in fields(SamplingParams)))}"
 
 
+def _are_biases(values: Collection[Any]) -> bool:
+    """Whether all are plainly valid: thousands of values are checked at the speed of the interpreter's own loops."""
+    if not set(map(type, values)) <= {int, float}:
+        return False
+    lowest, highest = min(values, default=0), max(values, default=0)
+    # The sum finds values that are not a number, which min and max may miss.
+    return lowest >= -_LARGEST_BIAS and highest <= _LARGEST_BIAS and math.isfinite(sum(values))
+
+
+def _are_token_ids(values: Collection[Any], vocab_size: int) -> bool:
+    """Whether all are plainly token ids of the model."""
+    return set(map(type, values)) <= {int} and min(values, default=0) >= 0 and max(values, default=0) < vocab_size
+
+
 def _as_bias(values: object) -> dict[int, float]:
     if values is None:
         return {}
+    if type(values) is dict and set(map(type, values)) <= {int}:
+        return values.copy()
     bad = InvalidParameter("logit_bias", "...", "it must map token ids to numbers")
     if not isinstance(values, Mapping):
         raise bad
