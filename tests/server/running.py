@@ -60,7 +60,7 @@ class RunningService:
     def children(self, module: str) -> list[int]:
         """Process ids of its children that run a module, `archerfish.engine.process` for instance."""
         found = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return [int(pid) for pid in found if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return [int(pid) for pid in found if module.encode() in command_line(pid)]
 
     @property
     def engine(self) -> int:
@@ -112,3 +112,11 @@ def running_service(
         if process.poll() is None:
             process.kill()
             process.wait()
+
+
+def command_line(pid: int) -> bytes:
+    """The arguments of a process, each ended by a zero byte; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""

@@ -15,7 +15,7 @@ from tests.attack.books import check_books_empty
 from tests.attack.conftest import KEYS, by
 from tests.attack.memory import resident
 from tests.attack.soak.ledger import Ledger
-from tests.server.running import RunningService, running_service
+from tests.server.running import RunningService, command_line, running_service
 
 STALL_TIMEOUT = 4.0
 _WORKER = "archerfish.server.preprocessing.worker"
@@ -144,13 +144,6 @@ class Victim:
         left = self._descendants
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(20):
-                while left := {pid for pid in left if _is_ours(pid)}:
+                while left := {pid for pid in left if b"archerfish" in command_line(pid)}:
                     await asyncio.sleep(0.1)
         self.ledger.leftovers += [f"process {pid} is still running" for pid in left]
-
-
-def _is_ours(pid: int) -> bool:
-    try:
-        return b"archerfish" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
