@@ -98,7 +98,13 @@ ENDPOINTS = tuple(_OFFLINE)
 
 
 def read_body(
-    model: ServedModel, endpoint: str, body: bytes, limits: JsonLimits, history: Turns | None = None
+    model: ServedModel,
+    endpoint: str,
+    body: bytes,
+    limits: JsonLimits,
+    history: Turns | None = None,
+    *,
+    in_batch: bool = False,
 ) -> Outcome | ErrorReply:
     """What a body asks of an endpoint, its prompts tokenized; or what is wrong with it."""
     parsed: object = None
@@ -106,6 +112,8 @@ def read_body(
         limits.check(body)
         # Unlike the standard library's, this parser refuses deep nesting instead of running out of stack.
         parsed = from_json(body, allow_inf_nan=False)
+        if in_batch and (refusal := refuse_in_batch(parsed)) is not None:
+            return refusal
         outcome = BODIES[endpoint].understand(model, BODIES[endpoint].body.model_validate(parsed), history)
         if not isinstance(outcome, (HistoryNeeded, bytes)):
             outcome.ask = outcome.ask.tokenized(model.intake)
@@ -113,7 +121,7 @@ def read_body(
     except (UserError, ValidationError) as error:
         return error_reply(error, parsed, _fields_of(endpoint))
     except ValueError as error:
-        return ErrorReply(400, f"the body is not valid JSON: {error}")
+        return _no_json(error)
     return outcome
 
 
@@ -125,8 +133,17 @@ def refuse_in_batch(body: object) -> ErrorReply | None:
     return None
 
 
-def understand_line(model: ServedModel, endpoint: str, body: object) -> Call | ErrorReply:
+def read_line(model: ServedModel, endpoint: str, body: bytes) -> Call | ErrorReply:
     """What the body of a line asks, answered where nothing is kept; or what is wrong with it."""
+    try:
+        parsed: object = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        return _no_json(error)
+    return understand_line(model, endpoint, parsed)
+
+
+def understand_line(model: ServedModel, endpoint: str, body: object) -> Call | ErrorReply:
+    """The same of a body that was parsed."""
     refusal = refuse_in_batch(body)
     if refusal is not None:
         return refusal
@@ -134,6 +151,10 @@ def understand_line(model: ServedModel, endpoint: str, body: object) -> Call | E
         return _OFFLINE[endpoint](model, BODIES[endpoint].body.model_validate(body))
     except (UserError, ValidationError) as error:
         return error_reply(error, body, _fields_of(endpoint))
+
+
+def _no_json(error: ValueError) -> ErrorReply:
+    return ErrorReply(400, f"the body is not valid JSON: {error}")
 
 
 def _fields_of(endpoint: str) -> list[str]:

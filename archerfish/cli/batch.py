@@ -16,10 +16,11 @@ from archerfish.cli.field_options import NUMBERS_NOTE, SectionedCommand
 from archerfish.config.settings import EngineConfig, ServerConfig
 from archerfish.console import ProgressBar, enable_logging, logger
 from archerfish.errors import ConfigError, RequestError, StorageFull
+from archerfish.jobs.input_lines import InputDamaged, InputLine, read_lines
 from archerfish.jobs.offline import OfflineAnswers
 from archerfish.jobs.partial import PartialOutput
 from archerfish.jobs.records import answered
-from archerfish.jobs.validate import InputDamaged, InputLimits, InputLine, read_lines, validate
+from archerfish.jobs.validate import InputLimits, validate
 
 if TYPE_CHECKING:
     from archerfish.engine.llm import LLM
@@ -129,8 +130,8 @@ def _read_tasks(source: Path, model: str) -> dict[str, _Task]:
 
 
 def _record_id(line: InputLine, model: str) -> str:
-    request = json.dumps([model, line.url, line.custom_id, line.body], sort_keys=True)
-    return "batch_req_" + hashlib.sha256(request.encode("ascii")).hexdigest()[:32]
+    request = json.dumps([model, line.url, line.custom_id]).encode("ascii") + line.body
+    return "batch_req_" + hashlib.sha256(request).hexdigest()[:32]
 
 
 def _missing_lines(source: Path, missing: Mapping[str, _Task]) -> Iterator[InputLine]:

@@ -1,18 +1,18 @@
 """One batch from its first line to its last: what is read, which lines come when, what ends it early."""
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from enum import Enum, auto
 from functools import partial
 from typing import BinaryIO
 
 from archerfish.console import logger
+from archerfish.jobs.input_lines import InputReader, LineSpan
 from archerfish.jobs.lines import LineAnswers, Shared, read_on
 from archerfish.jobs.patience import TROUBLE
 from archerfish.jobs.recorder import Recorder
 from archerfish.jobs.records import Batch, BatchStatus
 from archerfish.jobs.store import JobStore
 from archerfish.jobs.suspects import isolate
-from archerfish.jobs.validate import InputLine, read_lines
 
 
 class End(Enum):
@@ -68,6 +68,11 @@ class BatchRun:
 
     async def run(self) -> End:
         """Answer every line that has no result yet, as far as nothing ends it before."""
+        open_input = partial(self._files.open, self.batch.input_file_id, tenant=self.batch.tenant)
+        with await self._shared.storage.do(open_input) as stream:
+            return await self._run(stream)
+
+    async def _run(self, stream: BinaryIO) -> End:
         batch, shared, settings = self.batch, self._shared, self._shared.settings
         progress = await shared.storage.do(self._work.progress, batch.batch_id)
         self._recorder = Recorder(
@@ -77,24 +82,34 @@ class BatchRun:
             group_seconds=settings.group_seconds,
         )
         self._recorder.task.add_done_callback(lambda _: self._tell_news())
-        self._lines = LineAnswers(batch, shared, progress, self._recorder.add)
+        reader = InputReader(stream)
+        self._lines = LineAnswers(batch, reader, shared, progress, self._recorder.add)
         try:
-            with await shared.storage.do(partial(self._files.open, batch.input_file_id, tenant=batch.tenant)) as stream:
-                return await self._answer(stream, self._lines)
+            return await self._answer(reader, self._lines)
         finally:
             await self._settle(self._lines)
 
-    async def _answer(self, stream: BinaryIO, lines: LineAnswers) -> End:
+    async def _answer(self, reader: InputReader, lines: LineAnswers) -> End:
         done, suspects = lines.answered, lines.attempts
         try:
-            fresh = (line for line in read_lines(stream) if line.number not in done and line.number not in suspects)
+            found = self._find(reader)
+            fresh = (line for line in found if line.number not in done and line.number not in suspects)
             await lines.answer_all(fresh, self._check)
             while left := suspects.keys() - done:
-                if not await self._try_suspects(stream, lines, left):
+                num_found = await self._try_suspects(reader, lines, left)
+                await self._check()  # A search that was to stop has not found all of them.
+                if not num_found:
                     break  # The input has changed: they are not in it any more.
         except _Ended as ended:
             return ended.end
         return End.ANSWERED
+
+    def _find(self, reader: InputReader) -> Iterator[LineSpan]:
+        """Yield all requests of the input; the search ends when it is to stop."""
+        for line in reader.spans():
+            if self._stopping:
+                return
+            yield line
 
     async def _settle(self, lines: LineAnswers) -> None:
         """Nothing of this batch goes on after this, and what was answered is saved."""
@@ -131,24 +146,22 @@ class BatchRun:
 
     # -- suspects -------------------------------------------------------------------------------------------------
 
-    async def _try_suspects(self, stream: BinaryIO, lines: LineAnswers, numbers: Collection[int]) -> int:
+    async def _try_suspects(self, reader: InputReader, lines: LineAnswers, numbers: Collection[int]) -> int:
         """Try each once more, those first that have never failed alone. How many were found in the input."""
         in_company = {number for number in numbers if lines.attempts[number] == 0}
 
-        async def trial(group: Sequence[InputLine]) -> list[InputLine]:
+        async def trial(group: Sequence[LineSpan]) -> list[LineSpan]:
             return await lines.try_group(group, self._check)
 
         num_found = 0
         size = self._shared.settings.max_in_flight if in_company else 1
-        async for group in _groups(stream, in_company or numbers, size):
+        async for group in self._groups(reader, in_company or numbers, size):
             num_found += len(group)
             await isolate(group, trial)
         return num_found
 
-
-async def _groups(stream: BinaryIO, numbers: Collection[int], size: int) -> AsyncIterator[list[InputLine]]:
-    """The lines with these numbers, so many at a time."""
-    stream.seek(0)
-    found = (line for line in read_lines(stream) if line.number in numbers)
-    while group := await read_on(found, size):
-        yield group
+    async def _groups(self, reader: InputReader, numbers: Collection[int], size: int) -> AsyncIterator[list[LineSpan]]:
+        """The lines with these numbers, so many at a time."""
+        found = (line for line in self._find(reader) if line.number in numbers)
+        while group := await read_on(found, size):
+            yield group

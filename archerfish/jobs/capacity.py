@@ -11,9 +11,12 @@ from contextlib import contextmanager
 class Capacity:
     """Divided evenly between the batches that have lines to start, except while one of them has it to itself."""
 
-    def __init__(self, max_in_flight: int) -> None:
+    def __init__(self, max_in_flight: int, max_bytes: int) -> None:
+        """`max_bytes` are those of the lines in flight; one line more may be started while there are fewer."""
         self._max_in_flight = max_in_flight
+        self._max_bytes = max_bytes
         self._shares: list[Share] = []
+        """Those come first that have not started a line for longest: they are the first to use what becomes free."""
         self._trials: deque[Share] = deque()
         """Of the batches that want it to themselves, in their order."""
 
@@ -41,12 +44,21 @@ class Capacity:
 
     def may_start(self, share: "Share") -> bool:
         total = sum(one.num_in_flight for one in self._shares)
+        total_bytes = sum(one.num_bytes for one in self._shares)
+        if total_bytes >= self._max_bytes:
+            return False
         # One that rests before its trial leaves that time to others.
         trial = next((one for one in self._trials if one.num_in_flight or not one.is_resting), None)
         if trial is not None:
             return trial is share and total == share.num_in_flight < self._max_in_flight
-        num_active = sum(not one.is_resting for one in self._shares)
-        return total < self._max_in_flight and share.num_in_flight < max(1, self._max_in_flight // max(1, num_active))
+        num_active = max(1, sum(not one.is_resting for one in self._shares))
+        if total >= self._max_in_flight or share.num_in_flight >= max(1, self._max_in_flight // num_active):
+            return False
+        return share.num_bytes < max(1, self._max_bytes // num_active)
+
+    def started(self, share: "Share") -> None:
+        self._shares.remove(share)
+        self._shares.append(share)
 
     def changed(self) -> None:
         for share in self._shares:
@@ -58,6 +70,8 @@ class Share:
 
     def __init__(self, capacity: Capacity, on_change: Callable[[], None]) -> None:
         self.num_in_flight = 0
+        self.num_bytes = 0
+        """Of the lines in flight."""
         self.is_resting = False
         """Whether it starts no lines for a while, so that others may start more."""
         self.on_change = on_change
@@ -67,11 +81,16 @@ class Share:
         """Whether one more line may be started now."""
         return self._capacity.may_start(self)
 
-    def started(self) -> None:
+    def started(self, num_bytes: int) -> None:
+        """A line of so many bytes is in flight."""
         self.num_in_flight += 1
+        self.num_bytes += num_bytes
+        self._capacity.started(self)
 
-    def ended(self) -> None:
+    def ended(self, num_bytes: int) -> None:
+        """It is not any more."""
         self.num_in_flight -= 1
+        self.num_bytes -= num_bytes
         self._capacity.changed()
 
     def rest(self, is_resting: bool) -> None:

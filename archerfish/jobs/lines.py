@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -11,14 +12,14 @@ from archerfish.api.errors import MISTAKE, error_reply
 from archerfish.console import logger
 from archerfish.errors import EngineError, UserError
 from archerfish.jobs.capacity import Capacity, FailurePace
+from archerfish.jobs.input_lines import InputDamaged, InputReader, LineSpan, unreadable
 from archerfish.jobs.patience import PatientStorage, Wait
 from archerfish.jobs.recorder import Entry
-from archerfish.jobs.records import Batch, BatchError, LineRecord, LineResult, answered, told, unanswered
-from archerfish.jobs.validate import InputDamaged, InputLine
+from archerfish.jobs.records import Batch, LineRecord, LineReply, LineResult, answered, told, unanswered
 from archerfish.jobs.work import Attempts, Progress
 
-Answer = Callable[[str, Any, str, str], Awaitable[LineResult]]
-"""(endpoint, body, custom_id, tenant): the service's answer.
+Answer = Callable[[str, bytes, str, str], Awaitable[LineResult | LineReply]]
+"""(endpoint, body, custom_id, tenant): the service's answer. The body has the bytes of the input.
 
 Raises EngineError where the engine failed while it had the line, and NotNow where the line never came to it.
 """
@@ -41,6 +42,8 @@ class RunnerSettings:
 
     max_in_flight: int = 64
     """Lines of all batches that are being answered at once."""
+    max_bytes_in_flight: int = 16 * 1024 * 1024
+    """Bytes of these lines. The last of them may be one that is longer than what was left."""
     max_attempts: int = 3
     """Times that the engine may fail while it has a line alone; then that is the line's result."""
     group_size: int = 64
@@ -77,7 +80,12 @@ class LineAnswers:
     """The lines of one batch, as far as they are being answered."""
 
     def __init__(
-        self, batch: Batch, shared: Shared, progress: Progress, record: Callable[[Entry], Awaitable[None]]
+        self,
+        batch: Batch,
+        reader: InputReader,
+        shared: Shared,
+        progress: Progress,
+        record: Callable[[Entry], Awaitable[None]],
     ) -> None:
         self.news = asyncio.Event()
         self.answered = progress.answered
@@ -85,30 +93,35 @@ class LineAnswers:
         self.attempts = progress.attempts
         """By number, the lines that were in flight when the engine failed: how often they were so alone."""
         self._batch = batch
+        self._reader = reader
         self._shared = shared
         self._record = record
         self._share = shared.capacity.join(self.news.set)
-        self._source: Iterator[InputLine] = iter(())
-        self._next: deque[InputLine] = deque()
+        self._source: Iterator[LineSpan] = iter(())
+        self._next: deque[LineSpan] = deque()
         self._in_flight: set[asyncio.Task[None]] = set()
         self._most_in_flight = shared.settings.max_in_flight
         """A single one after the service has taken no more; one more with each answer."""
         self._pauses: dict[type[Exception], asyncio.Future[Any]] = {}
         """By their cause. While any lasts, no line is started."""
-        self._trial: Sequence[InputLine] = ()
+        self._trial: Sequence[LineSpan] = ()
         """The group that has the engine to itself."""
         self._trial_failed = False
         self._reasons: set[str] = set()
+        self._damage: InputDamaged | None = None
         self._stopping = False
 
-    async def answer_all(self, lines: Iterator[InputLine], check: Callable[[], Awaitable[None]]) -> None:
+    async def answer_all(self, lines: Iterator[LineSpan], check: Callable[[], Awaitable[None]]) -> None:
         """Until each of them has a result or was in flight when the engine failed.
 
-        `check` is called before lines are started, and may raise. What is in flight then goes on.
+        `check` is called before lines are started, and may raise. What is in flight then goes on. Raises InputDamaged
+        where a line is not there any more.
         """
         self._source = lines
         while True:
             await check()
+            if self._damage is not None:
+                raise self._damage
             await self._start_lines()
             if not self._in_flight and not self._next:
                 await check()  # Lines that ended without a result because of a stop are not done.
@@ -116,7 +129,7 @@ class LineAnswers:
             await self.news.wait()
             self.news.clear()
 
-    async def try_group(self, group: Sequence[InputLine], check: Callable[[], Awaitable[None]]) -> list[InputLine]:
+    async def try_group(self, group: Sequence[LineSpan], check: Callable[[], Awaitable[None]]) -> list[LineSpan]:
         """The same for a group with nothing else in flight. Those that have no result because the engine failed."""
         self._trial, self._trial_failed = group, False
         try:
@@ -160,21 +173,26 @@ class LineAnswers:
     async def _read_on(self) -> None:
         self._next.extend(await read_on(self._source, _LINES_AT_ONCE))
 
-    def _start(self, line: InputLine) -> None:
+    def _start(self, line: LineSpan) -> None:
         task = asyncio.create_task(self._answer_line(line))
         self._in_flight.add(task)
-        self._share.started()
-        task.add_done_callback(self._ended)
+        self._share.started(line.num_bytes)
+        task.add_done_callback(partial(self._ended, line))
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, line: LineSpan, task: asyncio.Task[None]) -> None:
         self._in_flight.discard(task)
-        self._share.ended()
+        self._share.ended(line.num_bytes)
 
     # -- one line -------------------------------------------------------------------------------------------------
 
-    async def _answer_line(self, line: InputLine) -> None:
+    async def _answer_line(self, line: LineSpan) -> None:
         try:
-            record = await self._try(line)
+            body = line.short_body
+            if body is None:  # Only now: long bodies of lines that wait would take much memory.
+                body = await asyncio.to_thread(self._reader.body, line)
+            record = await self._try(line, body)
+        except InputDamaged as damage:
+            self._damage = self._damage or damage
         except NotNow as refusal:
             self._turned_away(line, refusal)
         except EngineError as error:
@@ -183,10 +201,10 @@ class LineAnswers:
             self._most_in_flight = min(self._most_in_flight + 1, self._shared.settings.max_in_flight)
             await self._save(record)
 
-    async def _try(self, line: InputLine) -> LineRecord:
+    async def _try(self, line: LineSpan, body: bytes) -> LineRecord:
         batch = self._batch
         try:
-            result = await self._shared.answer(batch.endpoint, line.body, line.custom_id, batch.tenant)
+            result = await self._shared.answer(batch.endpoint, body, line.custom_id, batch.tenant)
             return answered(line.number, line.custom_id, result)
         except (NotNow, EngineError):
             raise
@@ -204,7 +222,7 @@ class LineAnswers:
         self.answered.add(record.line)
         await self._record(record)
 
-    def _turned_away(self, line: InputLine, refusal: NotNow) -> None:
+    def _turned_away(self, line: LineSpan, refusal: NotNow) -> None:
         """The line comes again, and until the service takes more, the others one by one."""
         if self._stopping:
             return
@@ -217,7 +235,7 @@ class LineAnswers:
         seconds = settings.retry_seconds if refusal.seconds is None else refusal.seconds
         self._pause(NotNow, min(seconds, settings.max_retry_seconds))
 
-    async def _failed_with(self, line: InputLine, reason: str) -> None:
+    async def _failed_with(self, line: LineSpan, reason: str) -> None:
         """The engine failed: the line may be why, and comes again after all others."""
         if self._stopping:
             return  # An engine that is being shut down says nothing about the line.
@@ -248,9 +266,9 @@ class LineAnswers:
         self._share.rest(True)
 
 
-async def read_on(lines: Iterator[InputLine], most: int) -> list[InputLine]:
-    """The next lines of an input, read in a thread."""
+async def read_on(lines: Iterator[LineSpan], most: int) -> list[LineSpan]:
+    """The next lines of an input, found in a thread."""
     try:
         return await asyncio.to_thread(lambda: list(islice(lines, most)))
     except OSError as error:  # Not waited out: a reader that has raised does not go on where it was.
-        raise InputDamaged(BatchError("input_file_unreadable", f"the input cannot be read: {error}")) from error
+        raise unreadable(error) from error

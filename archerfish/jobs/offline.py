@@ -5,15 +5,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from archerfish.api.ask import Call
-from archerfish.api.endpoints import understand_line
+from archerfish.api.endpoints import read_line
 from archerfish.api.errors import ErrorReply, error_reply, failed_reply
 from archerfish.api.model import ServedModel
 from archerfish.api.writing import Writing
 from archerfish.engine.engine import Engine
 from archerfish.engine.interrupts import uninterrupted
 from archerfish.errors import StepFailed, UserError
+from archerfish.jobs.input_lines import InputLine
 from archerfish.jobs.records import LineResult, new_id, told
-from archerfish.jobs.validate import InputLine
 from archerfish.request import FinishReason, Request, RequestClass
 
 
@@ -71,10 +71,10 @@ class OfflineAnswers:
 
     def _start(self, line: InputLine) -> ErrorReply | None:
         """Queue a line's requests; or say why not."""
-        call = understand_line(self._model, line.url, line.body)
+        call = read_line(self._model, line.url, line.body)
         if isinstance(call, ErrorReply):
             return call
-        open_line = _OpenLine(line, call, new_id("req_"))
+        open_line = _OpenLine(line._replace(body=b""), call, new_id("req_"))  # The call has all that is needed of it.
         try:
             call.ask = call.ask.tokenized(self._model.intake)
             requests = call.ask.requests(self._model.intake, open_line.request_id, request_class=RequestClass.BATCH)

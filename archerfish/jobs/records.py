@@ -1,13 +1,18 @@
 """Files, batches and the answers of their lines as plain data, and as the objects OpenAI's clients know."""
 
 import json
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import msgspec
+
 from archerfish.api.errors import ErrorReply
+
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
 
 
 class BatchStatus(Enum):
@@ -165,6 +170,15 @@ class LineResult(NamedTuple):
     request_id: str
 
 
+class LineReply(NamedTuple):
+    """The same, where the body is written already."""
+
+    status_code: int
+    body: bytes
+    """JSON."""
+    request_id: str
+
+
 class LineRecord(NamedTuple):
     """One line of the output or the error file, as it is kept."""
 
@@ -174,16 +188,20 @@ class LineRecord(NamedTuple):
     """JSON without a line's end. In ASCII: many programs split lines at characters that JSON leaves as they are."""
 
 
-def answered(line: int, custom_id: str, result: LineResult, record_id: str | None = None) -> LineRecord:
+def answered(line: int, custom_id: str, result: LineResult | LineReply, record_id: str | None = None) -> LineRecord:
     """The record of an answer, good or bad. A body that is no JSON raises ValueError or TypeError."""
-    response = {"status_code": result.status_code, "request_id": result.request_id, "body": result.body}
-    text = _record_text(record_id, custom_id, response, None)
+    # JSON has no infinity, though Python writes one.
+    written = json.dumps(result.body, allow_nan=False) if isinstance(result, LineResult) else _on_one_line(result.body)
+    status, request_id = json.dumps(result.status_code), json.dumps(result.request_id)
+    response = f'{{"status_code": {status}, "request_id": {request_id}, "body": {written}}}'
+    text = _record_text(record_id, custom_id, response, "null")
     return LineRecord(line, not 200 <= result.status_code < 300, text)
 
 
 def unanswered(line: int, custom_id: str, code: str, message: str, record_id: str | None = None) -> LineRecord:
     """The record of a line to which there is no response at all."""
-    return LineRecord(line, True, _record_text(record_id, custom_id, None, {"code": code, "message": message}))
+    error = json.dumps({"code": code, "message": message})
+    return LineRecord(line, True, _record_text(record_id, custom_id, "null", error))
 
 
 def told(reply: ErrorReply) -> LineResult:
@@ -195,15 +213,18 @@ def new_id(prefix: str) -> str:
     return prefix + uuid.uuid4().hex
 
 
-def _record_text(record_id: str | None, custom_id: str, response: object, error: object) -> str:
-    record = {
-        "id": record_id or new_id("batch_req_"),
-        "custom_id": custom_id,
-        "response": response,
-        "error": error,
-    }
-    # JSON has no infinity, though Python writes one.
-    return json.dumps(record, allow_nan=False)
+def _record_text(record_id: str | None, custom_id: str, response: str, error: str) -> str:
+    """Put a record together from its response and its error, which are JSON already."""
+    name = json.dumps(record_id or new_id("batch_req_"))
+    return f'{{"id": {name}, "custom_id": {json.dumps(custom_id)}, "response": {response}, "error": {error}}}'
+
+
+def _on_one_line(content: bytes) -> str:
+    """Return the same JSON in ASCII and without line ends. Nothing is built of it: it may be large."""
+    msgspec.json.decode(content, type=msgspec.Raw)  # Raises ValueError for what is no JSON.
+    # Only between values does JSON have line ends.
+    text = content.decode("utf-8").replace("\n", " ").replace("\r", " ")
+    return text if text.isascii() else _NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def errors_text(errors: Sequence[BatchError]) -> str | None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -11,11 +11,12 @@ from archerfish.errors import NotFound
 from archerfish.jobs.batch_run import BatchRun, End
 from archerfish.jobs.capacity import Capacity, FailurePace
 from archerfish.jobs.database import Claim
+from archerfish.jobs.input_lines import InputDamaged
 from archerfish.jobs.lines import Answer, RunnerSettings, Shared
 from archerfish.jobs.patience import TROUBLE, PatientStorage, Wait
 from archerfish.jobs.records import Batch, BatchError, BatchStatus
 from archerfish.jobs.store import JobStore
-from archerfish.jobs.validate import InputDamaged, InputLimits, validate
+from archerfish.jobs.validate import InputLimits, validate
 
 _MOST_TENANTS = 64
 """Whose batches are answered at the same time."""
@@ -29,10 +30,15 @@ class _Active(NamedTuple):
     task: asyncio.Task[None]
 
 
+class _Stopping(Exception):
+    """The runner is to stop: what it does for a batch is done again by the next one."""
+
+
 class BatchRunner:
     """Validates batches as they come, answers each tenant's oldest, writes the files of those that have ended.
 
-    Tenants do not wait for each other: a batch may take hours because its key has a low rate.
+    Tenants do not wait for each other: a batch may take hours because its key has a low rate. What is done for one
+    batch at a time, as reading a whole input, is done for each tenant in turn.
     It can be killed at any moment: the next runner on the same directory goes on with the lines that have no result.
     Where several processes share a directory, one of them runs and the others wait for its end.
     """
@@ -52,13 +58,17 @@ class BatchRunner:
         self._limits = limits or InputLimits()
         self._settings = settings = settings or RunnerSettings()
         self._storage = PatientStorage(wait, settings.storage_retry_seconds)
+        capacity = Capacity(settings.max_in_flight, settings.max_bytes_in_flight)
         pace = FailurePace(settings.max_failures, settings.failure_window, settings.retry_seconds, clock)
-        self._shared = Shared(answer, settings, self._storage, wait, Capacity(settings.max_in_flight), pace)
+        self._shared = Shared(answer, settings, self._storage, wait, capacity, pace)
         self._news = asyncio.Event()
         self._changed = asyncio.Event()
         self._stopping = False
         self._active: dict[str, _Active] = {}
         """By tenant."""
+        self._last_attended: dict[str, int] = {}
+        """By tenant with a batch that waits for a step: which step was the last one of this tenant."""
+        self._num_attended = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -135,12 +145,22 @@ class BatchRunner:
             waiting = [batch for batch in await self._open_batches() if not self._is_active(batch)]
             self._start_answering(waiting)
             # Only one, because meanwhile batches that are being answered may have ended. Answerable ones have time.
-            neglected = next((batch for batch in waiting if not self._is_answerable(batch)), None)
+            neglected = self._choose([batch for batch in waiting if not self._is_answerable(batch)])
             if neglected is not None:
                 await self._caring_for(neglected, self._attend(neglected))
                 self._tell_change()
             else:
                 await self._pause()
+
+    def _choose(self, batches: Sequence[Batch]) -> Batch | None:
+        """Return the oldest batch of the tenant that has waited for the most steps; None if there is no batch."""
+        tenants = {batch.tenant for batch in batches}
+        self._last_attended = {name: last for name, last in self._last_attended.items() if name in tenants}
+        chosen = min(batches, key=lambda batch: self._last_attended.get(batch.tenant, 0), default=None)
+        if chosen is not None:
+            self._num_attended += 1
+            self._last_attended[chosen.tenant] = self._num_attended
+        return chosen
 
     async def _open_batches(self) -> list[Batch]:
         for tenant, active in list(self._active.items()):
@@ -187,6 +207,8 @@ class BatchRunner:
         try:
             await step
             return
+        except _Stopping:
+            return
         except TROUBLE:
             raise  # Only while stopping: before that it was waited out.
         except InputDamaged as damage:
@@ -203,11 +225,15 @@ class BatchRunner:
 
     def _validate(self, batch: Batch) -> None:
         with self._store.files.open(batch.input_file_id, tenant=batch.tenant) as stream:
-            verdict = validate(stream, batch.endpoint, self._limits)
+            verdict = validate(stream, batch.endpoint, self._limits, self._check_running)
         if verdict.errors:
             self._store.work.refuse(batch.batch_id, verdict.errors)
         else:
             self._store.work.begin(batch.batch_id, verdict.num_lines)
+
+    def _check_running(self) -> None:
+        if self._stopping:
+            raise _Stopping
 
     # -- waiting --------------------------------------------------------------------------------------------------
 

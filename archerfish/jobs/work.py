@@ -13,6 +13,7 @@ from archerfish.jobs.batches import NOW_OR_LATER, batch_from_row
 from archerfish.jobs.database import Claim, Database, marks
 from archerfish.jobs.drafts import Draft
 from archerfish.jobs.files import OUTPUT_PURPOSE, FileStore
+from archerfish.jobs.input_lines import InputReader
 from archerfish.jobs.records import (
     OPEN_STATUSES,
     Batch,
@@ -22,7 +23,6 @@ from archerfish.jobs.records import (
     errors_text,
     unanswered,
 )
-from archerfish.jobs.validate import read_lines
 
 _PAGE = 100  # Results read or written at once while a batch is finalized.
 _NOT_RUN = {
@@ -213,7 +213,7 @@ class WorkStore:
         answered = self.progress(batch.batch_id).answered
         records: list[LineRecord] = []
         with self._files.open(batch.input_file_id, tenant=batch.tenant) as stream:
-            for line in read_lines(stream):
+            for line in InputReader(stream).spans():
                 if line.number not in answered:
                     records.append(unanswered(line.number, line.custom_id, code, message))
                 if len(records) == _PAGE:

@@ -1,18 +1,16 @@
 """Batches in the service: their lines go through the same endpoints as everybody's requests, in the batch class."""
 
 import asyncio
-import json
 from typing import Any, NamedTuple
 
 import msgspec
 from starlette.types import ASGIApp, Message
 
-from archerfish.api.endpoints import refuse_in_batch
 from archerfish.engine.async_engine import DEATHS_WINDOW, MOST_DEATHS
 from archerfish.errors import EngineStopped, StepFailed
 from archerfish.jobs.lines import NotNow, RunnerSettings
 from archerfish.jobs.patience import Wait
-from archerfish.jobs.records import LineResult, new_id, told
+from archerfish.jobs.records import LineReply, new_id
 from archerfish.jobs.runner import BatchRunner
 from archerfish.jobs.store import JobStore
 from archerfish.request import RequestClass
@@ -28,22 +26,18 @@ _ENGINE_FAILED = "engine_failed"
 def new_runner(store: JobStore, service: Service, app: ASGIApp, wait: Wait = asyncio.sleep) -> BatchRunner:
     """Answers lines with the application itself."""
 
-    async def answer(endpoint: str, body: Any, _custom_id: str, tenant: str) -> LineResult:
+    async def answer(endpoint: str, body: bytes, _custom_id: str, tenant: str) -> LineReply:
         try:
             await service.wait_ready()
         except EngineStopped as error:
             raise NotNow("the engine has ended") from error  # Another process will answer it.
-        refusal = refuse_in_batch(body)
-        if refusal is not None:
-            return told(refusal)
         request_id = new_id("req_")
         caller = service.keys.owner(tenant)
-        # Unlike other encoders, this one writes all that it can read: lone surrogates, numbers of any length.
-        reply = await _call(app, endpoint, json.dumps(body).encode("ascii"), caller, request_id)
-        content = msgspec.json.decode(reply.body)
+        # The bytes of the input go in and those of the reply come out: parsing either here would hold up all others.
+        reply = await _call(app, endpoint, body, caller, request_id)
         if reply.status in _NOT_NOW:
-            raise _not_answered(content["error"], reply.retry_after)
-        return LineResult(reply.status, content, request_id)
+            raise _not_answered(msgspec.json.decode(reply.body)["error"], reply.retry_after)
+        return LineReply(reply.status, reply.body, request_id)
 
     settings = RunnerSettings(
         max_in_flight=_IN_FLIGHT, max_failures=MOST_DEATHS - 1, failure_window=DEATHS_WINDOW + 1.0

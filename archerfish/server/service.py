@@ -266,11 +266,12 @@ class Service:
         _ = self.model  # Without one, nothing can be read.
         check_content_type(http)
         async with self.bodies.body(http) as body:
-            tenant = http.state.caller.name
-            outcome = await self._understand(Job(endpoint, body), tenant)
+            tenant, in_batch = http.state.caller.name, _request_class(http) is RequestClass.BATCH
+            outcome = await self._understand(Job(endpoint, body, in_batch=in_batch), tenant)
             if isinstance(outcome, HistoryNeeded):
                 assert find_history is not None, "only where histories are kept can they be asked for"
-                outcome = await self._understand(Job(endpoint, body, find_history(outcome.response_id)), tenant)
+                history = find_history(outcome.response_id)
+                outcome = await self._understand(Job(endpoint, body, history, in_batch), tenant)
         return outcome
 
     async def read_reply(self, http: HttpRequest, endpoint: str) -> bytes:
@@ -305,7 +306,7 @@ class Service:
             http.state.log["key"] = caller.name
         if ask.body.user is not None:
             http.state.log["user"] = ask.body.user
-        request_class = getattr(http.state, "request_class", RequestClass.ONLINE)
+        request_class = _request_class(http)
         make_requests = partial(
             ask.requests,
             self.intake,
@@ -434,6 +435,11 @@ class Service:
 def service_of(http: HTTPConnection) -> Service:
     service: Service = http.app.state.service
     return service
+
+
+def _request_class(http: HTTPConnection) -> RequestClass:
+    request_class: RequestClass = getattr(http.state, "request_class", RequestClass.ONLINE)
+    return request_class
 
 
 def _check_priority(caller: Key, priority: int) -> None:

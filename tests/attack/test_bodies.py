@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import time
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -12,68 +10,20 @@ import pytest
 from tests.attack.big_bodies import BIG_BODIES
 from tests.attack.books import check_books_empty
 from tests.attack.conftest import by
-from tests.attack.memory import forget_peak, peak, resident
+from tests.attack.watching import LONGEST_WAIT, SMALL, TRIES, Watch, watched
 from tests.server.running import RunningService
 
-LONGEST_WAIT = 0.5
-"""Seconds for a small request and for /health/live, on a machine that does nothing else."""
-MOST_GROWTH = 200 << 20
-"""Bytes of the process that serves HTTP."""
 MOST_OF_WORKER = (768 + 1) << 20
 """Bytes, what it has after loading included."""
-TRIES = 4
-"""The best of several counts: the machine may do other things, too."""
 ALLOWED = (200, 400, 404, 413)
 
-SMALL = {"prompt": "Once", "max_tokens": 2, "temperature": 0}
 
+async def send(service: RunningService, path: str, body: bytes) -> Watch:
+    async def attack(alice: httpx.AsyncClient) -> None:
+        reply = await alice.post(path, content=body, headers={"Content-Type": "application/json"})
+        assert reply.status_code in ALLOWED
 
-@dataclass
-class Watch:
-    """What happened to others while a body was sent."""
-
-    longest_wait: float = 0.0
-    most_of_worker: int = 0
-    growth: int = 0
-    status: int = 0
-
-    @property
-    def is_good(self) -> bool:
-        return self.longest_wait <= LONGEST_WAIT and self.growth <= MOST_GROWTH
-
-
-async def watched(service: RunningService, path: str, body: bytes) -> Watch:
-    watch, ended = Watch(), asyncio.Event()
-
-    async def ask_again_and_again(ask: Callable[[], Awaitable[httpx.Response]]) -> None:
-        while not ended.is_set():
-            started = time.monotonic()
-            reply = await ask()
-            watch.longest_wait = max(watch.longest_wait, time.monotonic() - started)
-            assert reply.status_code == 200, reply.text
-
-    async def look_at_workers() -> None:
-        while not ended.is_set():
-            workers = service.children("archerfish.server.preprocessing.worker")
-            watch.most_of_worker = max([watch.most_of_worker, *map(resident, workers)])
-            await asyncio.sleep(0.02)
-
-    async with httpx.AsyncClient(base_url=service.url, timeout=120) as small, httpx.AsyncClient(timeout=120) as big:
-        before = resident(service.process.pid)
-        forget_peak(service.process.pid)
-        others = asyncio.gather(
-            ask_again_and_again(lambda: small.post("/v1/completions", json=SMALL, headers=by("bob"))),
-            ask_again_and_again(lambda: small.get("/health/live")),
-            look_at_workers(),
-        )
-        headers = {**by("alice"), "Content-Type": "application/json"}
-        try:
-            reply = await big.post(f"{service.url}{path}", content=body, headers=headers)
-        finally:
-            ended.set()
-        await others
-    watch.status, watch.growth = reply.status_code, peak(service.process.pid) - before
-    return watch
+    return await watched(service, attack)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -88,8 +38,7 @@ def test_a_big_body_holds_up_no_other_client(service: RunningService, name: str)
     body = make()
     tries = []
     for _ in range(TRIES):
-        tries.append(asyncio.run(watched(service, path, body)))
-        assert tries[-1].status in ALLOWED
+        tries.append(asyncio.run(send(service, path, body)))
         assert tries[-1].most_of_worker <= MOST_OF_WORKER
         if tries[-1].is_good:
             return
@@ -163,6 +112,6 @@ def test_ids_that_are_named_often_count_once(service: RunningService) -> None:
     body = {"prompt": "a", "max_tokens": 30, "ignore_eos": True, "n": 8, "allowed_token_ids": [5, 6] * 100_000}
 
     def ask() -> Watch:
-        return asyncio.run(watched(service, "/v1/completions", httpx.Request("POST", "http://a", json=body).content))
+        return asyncio.run(send(service, "/v1/completions", httpx.Request("POST", "http://a", json=body).content))
 
     assert min(ask().longest_wait for _ in range(TRIES)) <= LONGEST_WAIT

@@ -5,7 +5,7 @@ import os
 import signal
 import sqlite3
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from archerfish.jobs.files import Draft, FileStore
@@ -46,7 +46,7 @@ async def main(directory: str, moment: str, number: int) -> None:
             countdown.tick()
         return file
 
-    async def answer(endpoint: str, body: Mapping[str, Any], custom_id: str, tenant: str) -> LineResult:
+    async def answer(endpoint: str, body: bytes, custom_id: str, tenant: str) -> LineResult:
         if moment == "answered":
             countdown.tick()
         return await echo(endpoint, body, custom_id, tenant)

@@ -1,8 +1,5 @@
 """A clock that is set back or forward: times of a batch stay in their order, and what has ended has ended."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import pytest
 
 from archerfish.jobs.records import Batch, BatchStatus, LineResult
@@ -24,7 +21,7 @@ def moments(batch: Batch) -> list[int]:
 def test_a_jump_while_lines_are_answered_loses_none(store: JobStore, clock: Clock, jump: int, at: int) -> None:
     seen = 0
 
-    async def answer(endpoint: str, body: Mapping[str, Any], custom_id: str, tenant: str) -> LineResult:
+    async def answer(endpoint: str, body: bytes, custom_id: str, tenant: str) -> LineResult:
         nonlocal seen
         if seen == at:
             clock.now += jump

@@ -6,10 +6,10 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -73,7 +73,7 @@ def live(
     store = JobStore(directory, clock)
     asked: list[str] = []
 
-    async def answer(endpoint: str, body: Mapping[str, Any], custom_id: str, tenant: str) -> LineResult:
+    async def answer(endpoint: str, body: bytes, custom_id: str, tenant: str) -> LineResult:
         asked.append(custom_id)
         if life is not None and life.event == "expire" and len(asked) == 3:
             clock.now += 86400

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -80,7 +79,7 @@ def test_bad_inputs_fail_with_their_lines(store: JobStore) -> None:
 
 
 def test_errors_of_lines_go_to_the_error_file(store: JobStore, caplog: pytest.LogCaptureFixture) -> None:
-    async def answer(endpoint: str, body: Mapping[str, Any], custom_id: str, tenant: str) -> LineResult:
+    async def answer(endpoint: str, body: bytes, custom_id: str, tenant: str) -> LineResult:
         if custom_id == "request-1":
             return LineResult(404, {"error": {"message": "no such model"}}, "req_1")
         if custom_id == "request-2":
@@ -126,7 +125,7 @@ def test_answers_in_any_order_make_files_in_the_input_s(store: JobStore) -> None
 def test_no_more_lines_are_in_flight_than_allowed(store: JobStore) -> None:
     running = most = 0
 
-    async def answer(endpoint: str, body: Mapping[str, Any], custom_id: str, tenant: str) -> LineResult:
+    async def answer(endpoint: str, body: bytes, custom_id: str, tenant: str) -> LineResult:
         nonlocal running, most
         running += 1
         most = max(most, running)
@@ -273,7 +272,7 @@ def test_a_window_that_ended_while_nobody_ran(store: JobStore, clock: Clock) -> 
 
 
 def test_a_window_that_ends_with_the_last_answer_has_cut_nothing_short(store: JobStore, clock: Clock) -> None:
-    async def answer(endpoint: str, body: Mapping[str, Any], custom_id: str, tenant: str) -> LineResult:
+    async def answer(endpoint: str, body: bytes, custom_id: str, tenant: str) -> LineResult:
         clock.now += 3600
         return await echo(endpoint, body, custom_id, tenant)
 
@@ -363,7 +362,7 @@ def test_an_input_that_goes_away_ends_its_batch_alone(store: JobStore) -> None:
     folder = store.directory / "files"
     (folder / lost.input_file_id).unlink()
 
-    async def answer(endpoint: str, body: Mapping[str, Any], custom_id: str, tenant: str) -> LineResult:
+    async def answer(endpoint: str, body: bytes, custom_id: str, tenant: str) -> LineResult:
         (folder / changed.input_file_id).write_bytes(lines(2))
         (folder / cut.input_file_id).write_bytes(lines(3)[:-20])
         return await echo(endpoint, body, custom_id, tenant)

@@ -117,7 +117,7 @@ def test_answers_wait_for_room_and_lines_wait_for_answers(store: JobStore) -> No
         told = asyncio.Event()
         room = asyncio.Event()
 
-        async def answer(endpoint: str, body: Any, custom_id: str, tenant: str) -> Any:
+        async def answer(endpoint: str, body: bytes, custom_id: str, tenant: str) -> Any:
             seen.append(custom_id)
             result = await echo(endpoint, body, custom_id, tenant)
             return result._replace(body={"padding": "x" * 5000})

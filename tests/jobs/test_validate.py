@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from archerfish.jobs.input_lines import InputDamaged, read_lines
 from archerfish.jobs.records import BatchError
-from archerfish.jobs.validate import InputDamaged, InputLimits, read_lines, validate
+from archerfish.jobs.validate import InputLimits, validate
 from tests.jobs.working import CHAT, jsonl, line, lines
 
 
@@ -40,16 +41,17 @@ def test_an_empty_input(content: bytes) -> None:
         (b"[]", "invalid_json_line", "must be a JSON object", None),
         (b"\xff", "invalid_utf8", "byte 1 ", None),
         (json.dumps(line("a")).encode()[:-2] + b"\xe4}}", "invalid_utf8", "is not UTF-8", None),
-        (b"9" * 5000, "invalid_json_line", "not valid JSON", None),
-        (b"[" * 100_000, "invalid_json_line", "not valid JSON", None),
-        (json.dumps(line("a", body={"t": float("nan")})).encode(), "invalid_json_line", "NaN", None),
+        (b"9" * 5000, "invalid_json_line", "must be a JSON object", None),
+        (b"[" * 100_000, "invalid_json_line", "must be a JSON object", None),
+        (b'{"body":' * 100_000, "invalid_json_line", "nests too many", None),
+        (json.dumps(line("a", body={"t": float("nan")})).encode(), "invalid_json_line", "invalid character", None),
         (jsonl({"custom_id": "a"}), "missing_required_parameter", "method is missing", "method"),
         (jsonl(line("a", extra=1)), "unknown_parameter", "'extra'", "extra"),
-        (jsonl({**line("a"), "custom_id": 7}), "invalid_custom_id", "must be a text", "custom_id"),
+        (jsonl({**line("a"), "custom_id": 7}), "invalid_custom_id", "must be a string", "custom_id"),
         (jsonl(line("")), "invalid_custom_id", "1 to 512", "custom_id"),
         (jsonl(line("x" * 513)), "invalid_custom_id", "1 to 512", "custom_id"),
         (jsonl(line("a", method="GET")), "invalid_method", "'GET'", "method"),
-        (jsonl(line("a", url=None)), "invalid_url", "None", "url"),
+        (jsonl(line("a", url=None)), "invalid_url", "null", "url"),
         (jsonl(line("a", url="/v1/completions")), "mismatched_url", "'/v1/chat/completions'", "url"),
     ],
 )  # fmt: skip
@@ -92,7 +94,7 @@ def test_bodies_are_judged_when_they_are_answered(body: object) -> None:
     content = jsonl(line("a", body=body))
     assert errors(content) == errors(content, endpoint=None) == []
     [found] = read_lines(io.BytesIO(content))
-    assert found.body == body
+    assert json.loads(found.body) == body
 
 
 def test_without_an_endpoint_any_will_do() -> None:

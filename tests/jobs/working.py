@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +64,9 @@ def ids(records: list[dict[str, Any]]) -> list[str]:
     return [record["custom_id"] for record in records]
 
 
-async def echo(endpoint: str, body: Mapping[str, Any], custom_id: str, tenant: str) -> LineResult:
+async def echo(endpoint: str, body: bytes, custom_id: str, tenant: str) -> LineResult:
     """An answer that takes no time."""
-    return LineResult(200, {"echo": body, "tenant": tenant, "endpoint": endpoint}, f"req_{custom_id}")
+    return LineResult(200, {"echo": json.loads(body), "tenant": tenant, "endpoint": endpoint}, f"req_{custom_id}")
 
 
 class Gate:
@@ -78,7 +78,7 @@ class Gate:
         self.cancelled: list[str] = []
         self._came = asyncio.Event()
 
-    async def __call__(self, endpoint: str, body: Mapping[str, Any], custom_id: str, tenant: str) -> LineResult:
+    async def __call__(self, endpoint: str, body: bytes, custom_id: str, tenant: str) -> LineResult:
         self.seen.append(custom_id)
         future = self.waiting[custom_id] = asyncio.get_running_loop().create_future()
         self._came.set()

@@ -31,6 +31,8 @@ class Job(NamedTuple):
     endpoint: str
     body: bytes
     history: Turns | None = None
+    in_batch: bool = False
+    """Whether it is the body of a line of a batch."""
 
     @property
     def size(self) -> int:
@@ -49,7 +51,7 @@ class Job(NamedTuple):
 
     def run(self, model: ServedModel, limits: JsonLimits) -> Any:
         """An Outcome of api.endpoints, or an ErrorReply."""
-        outcome = read_body(model, self.endpoint, self.body, limits, self.history)
+        outcome = read_body(model, self.endpoint, self.body, limits, self.history, in_batch=self.in_batch)
         if len(self.body) > _LARGEST_RETAINED and not isinstance(outcome, (ErrorReply, HistoryNeeded, bytes)):
             return _retained_error(outcome) or outcome
         return outcome

@@ -1,0 +1,296 @@
+"""Reads the lines of a batch's input: the form of each, and its body as the bytes that the file has. Knows no store.
+
+Lines come from anybody. Nothing is built of a body here, whatever it holds: it is parsed where it is answered, within
+the limits of every other body.
+"""
+
+import codecs
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from itertools import islice
+from typing import BinaryIO, NamedTuple
+
+import msgspec
+
+from archerfish.jobs.records import BatchError
+
+_FIELDS = ("custom_id", "method", "url", "body")
+
+_LONGEST_CUSTOM_ID = 512
+_MAX_TEXT_BYTES = 12 * _LONGEST_CUSTOM_ID + 2
+"""Bytes that the longest custom_id can take in JSON, where every character is a pair of escapes."""
+_PIECE = 1024 * 1024
+_SHORT_LINE = 64 * 1024
+"""Bytes of a line that is parsed within a millisecond, whatever it holds."""
+_MAX_WAITING_BYTES = 4096
+"""Bytes of a line whose body is in memory before it is its turn."""
+_NOTICEABLE_SECONDS = 0.005
+"""How long other threads may have to wait for the interpreter anyway."""
+_LONGEST_REST = 0.2
+
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_HEX = rb"[0-9a-fA-F]"
+_SURROGATE_PAIR = rb"\\u[dD][89abAB]" + 2 * _HEX + rb"\\u[dD][c-fC-F]" + 2 * _HEX
+_LONE_SURROGATE = re.compile(
+    # Text, other escapes and whole pairs come before it. What is no escape at all is stepped over.
+    rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89a-fA-F])|" + _SURROGATE_PAIR + rb")*+"
+    rb"(?:\\u([dD][89a-fA-F]" + 2 * _HEX + rb")|\\u?|\Z)"
+)
+_MAX_LONE_SURROGATES = 10_000
+"""How many are looked for in one line. It is refused as no JSON if it has more."""
+
+
+class InputLine(NamedTuple):
+    """One request of a batch."""
+
+    number: int
+    """The file's first line is 1."""
+    custom_id: str
+    url: str
+    body: bytes
+    """JSON of any value, however deep or long; only an object can be answered."""
+
+
+class LineSpan(NamedTuple):
+    """Where the file has a request. A long body stays there until it is needed."""
+
+    number: int
+    custom_id: str
+    offset: int
+    num_bytes: int
+    short_body: bytes | None
+    """The body, where the line is so short that many may wait with theirs."""
+
+
+class RawLine(NamedTuple):
+    """A line that is not blank, without its end."""
+
+    number: int
+    offset: int
+    text: bytes
+    """Of a line that is too long, a piece that is longer than allowed."""
+
+
+class InputDamaged(Exception):
+    """A line that was good when it was checked cannot be read."""
+
+    def __init__(self, error: BatchError) -> None:
+        super().__init__(f"line {error.line}: {error.message}")
+        self.error = error
+
+
+class InputReader:
+    """Reads one input, from any thread: its lines one after another, and bodies in between."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+        """Held from moving within the stream to reading there."""
+
+    def raw_lines(self, max_line_bytes: int | None = None) -> Iterator[RawLine]:
+        """Yield the lines that are not blank. They count in the numbers of lines."""
+        limit = -1 if max_line_bytes is None else max_line_bytes + 2
+        position, number = 0, 0
+        while text := self._read_line(position, limit):
+            number += 1
+            offset, position = position, position + len(text)
+            if max_line_bytes is not None and len(text) > max_line_bytes and not text.endswith(b"\n"):
+                position = self._skip_line(position)
+            if number == 1 and text.startswith(codecs.BOM_UTF8):
+                text, offset = text.removeprefix(codecs.BOM_UTF8), offset + len(codecs.BOM_UTF8)
+            text = text.removesuffix(b"\n")
+            if text.strip():
+                yield RawLine(number, offset, text)
+
+    def lines(self) -> Iterator[InputLine]:
+        """Yield the requests of an input that was found good. Raises InputDamaged where it is not any more."""
+        for raw in self.raw_lines():
+            yield _undamaged(raw)
+
+    def spans(self) -> Iterator[LineSpan]:
+        """Yield where the same requests are."""
+        for raw in self.raw_lines():
+            line = _undamaged(raw)
+            short_body = line.body if len(raw.text) <= _MAX_WAITING_BYTES else None
+            yield LineSpan(line.number, line.custom_id, raw.offset, len(raw.text), short_body)
+
+    def body(self, span: LineSpan) -> bytes:
+        """Read the body of a request. Raises InputDamaged if the file has another request there now."""
+        try:
+            with self._lock:
+                self._stream.seek(span.offset)
+                text = self._stream.read(span.num_bytes)
+        except OSError as error:
+            raise unreadable(error) from error
+        line = _undamaged(RawLine(span.number, span.offset, text))
+        if line.custom_id != span.custom_id:
+            text_now = f"the custom_id was {short(span.custom_id)} when it was checked, and is {short(line.custom_id)}"
+            raise InputDamaged(BatchError("input_file_changed", text_now, span.number, "custom_id"))
+        return line.body
+
+    def _read_line(self, position: int, limit: int) -> bytes:
+        with self._lock:
+            self._stream.seek(position)
+            return self._stream.readline(limit)
+
+    def _skip_line(self, position: int) -> int:
+        """Return the position behind the end of the line."""
+        while piece := self._read_line(position, _PIECE):
+            position += len(piece)
+            if piece.endswith(b"\n"):
+                break
+        return position
+
+
+def read_lines(stream: BinaryIO) -> Iterator[InputLine]:
+    """Yield the requests of an input that was found good. Raises InputDamaged where it is not any more."""
+    return InputReader(stream).lines()
+
+
+def unreadable(error: OSError) -> InputDamaged:
+    """Return what is raised where the file system fails."""
+    return InputDamaged(BatchError("input_file_unreadable", f"the input cannot be read: {error}"))
+
+
+def parse_line(number: int, text: bytes) -> InputLine | BatchError:
+    """Return what a line asks for, or what is wrong with its form.
+
+    Of a field that is there twice the last one counts, as in any JSON object that Python reads.
+    """
+    if len(text) <= _SHORT_LINE:
+        return _parse(number, text)
+    # The parser holds the interpreter: long lines take turns, and leave as much time as they take to everything else.
+    with _parsing_long_line:
+        started = time.monotonic()
+        line = _parse(number, text)
+        seconds = time.monotonic() - started
+        if seconds > _NOTICEABLE_SECONDS:
+            time.sleep(min(seconds, _LONGEST_REST))
+    return line
+
+
+_parsing_long_line = threading.Lock()
+
+
+class _Fields(msgspec.Struct, forbid_unknown_fields=True):
+    """A line whose values are the bytes that it has for them."""
+
+    custom_id: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    method: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    url: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    body: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+_decoder = msgspec.json.Decoder(_Fields)
+
+
+def _undamaged(raw: RawLine) -> InputLine:
+    line = parse_line(raw.number, raw.text)
+    if isinstance(line, BatchError):
+        raise InputDamaged(line)
+    return line
+
+
+def _parse(number: int, text: bytes) -> InputLine | BatchError:
+    try:
+        if not text.isascii():
+            text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return BatchError("invalid_utf8", f"byte {error.start + 1} of the line is not UTF-8 text", number)
+    try:
+        fields = _decode(text)
+    except msgspec.ValidationError as error:
+        return _no_request(number, str(error))
+    except UnicodeDecodeError:  # The name of a field is half of a character.
+        return _unknown_field(number, "\ufffd")
+    except msgspec.DecodeError as error:
+        reason = str(error).removeprefix("JSON is malformed: ")
+        return BatchError("invalid_json_line", f"the line is not valid JSON: {reason}", number)
+    except RecursionError:
+        reason = "it nests too many arrays and objects in one another"
+        return BatchError("invalid_json_line", f"the line is not valid JSON: {reason}", number)
+    return _as_line(number, fields)
+
+
+def _decode(text: bytes) -> _Fields:
+    try:
+        return _decoder.decode(text)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        # JSON may name half of a character, which this parser takes nowhere. Written as bytes it passes: the body is
+        # refused when it is answered, and a custom_id goes back as it came.
+        written = _with_surrogates_as_bytes(text)
+        if written == text:
+            raise
+    return _decoder.decode(written)
+
+
+def _with_surrogates_as_bytes(text: bytes) -> bytes:
+    written, end = bytearray(), 0
+    for found in islice(_LONE_SURROGATE.finditer(text), _MAX_LONE_SURROGATES):
+        if found[1] is not None:
+            written += text[end : found.start(1) - len(rb"\u")]
+            written += chr(int(found[1], 16)).encode("utf-8", "surrogatepass")
+            end = found.end()
+    return bytes(written + text[end:])
+
+
+def _no_request(number: int, reason: str) -> BatchError:
+    """Return the error of a line that is no object, or has a field that no line has."""
+    found = _UNKNOWN_FIELD.fullmatch(reason)
+    if found is None:
+        return BatchError("invalid_json_line", "the line must be a JSON object", number)
+    return _unknown_field(number, found[1])
+
+
+def _unknown_field(number: int, name: str) -> BatchError:
+    message = f"{short(name)} is not a field of a request; there are {', '.join(_FIELDS)}"
+    return BatchError("unknown_parameter", message, number, name[:_LONGEST_CUSTOM_ID])
+
+
+def _as_line(number: int, fields: _Fields) -> InputLine | BatchError:
+    for name in _FIELDS:
+        if getattr(fields, name) is msgspec.UNSET:
+            return BatchError("missing_required_parameter", f"{name} is missing", number, name)
+    assert isinstance(fields.body, msgspec.Raw)
+    custom_id, method, url = (_value(getattr(fields, name)) for name in _FIELDS[:3])
+    if not custom_id.is_string or not 0 < len(custom_id.text) <= _LONGEST_CUSTOM_ID:
+        message = f"custom_id must be a string of 1 to {_LONGEST_CUSTOM_ID} characters"
+        return BatchError("invalid_custom_id", message, number, "custom_id")
+    if method != _Value("POST", is_string=True):
+        return BatchError("invalid_method", f"method is {method} and must be 'POST'", number, "method")
+    if not url.is_string:
+        return BatchError("invalid_url", f"url is {url} and must be a string", number, "url")
+    return InputLine(number, custom_id.text, url.text, bytes(fields.body))
+
+
+class _Value(NamedTuple):
+    """A value that must be a short string."""
+
+    text: str
+    """The string itself; of any other value its JSON, and of one that is too long the beginning of that."""
+    is_string: bool
+
+    def __str__(self) -> str:
+        return short(self.text) if self.is_string else _cut(self.text)
+
+
+def _value(raw: msgspec.Raw) -> _Value:
+    data = memoryview(raw)
+    is_string = bytes(data[:1]) == b'"'
+    text = str(data[:_MAX_TEXT_BYTES], "utf-8", "surrogatepass" if len(data) <= _MAX_TEXT_BYTES else "replace")
+    # One that is longer than any good one stays as it is written, which no good one is equal to.
+    return _Value(json.loads(text) if is_string and len(data) <= _MAX_TEXT_BYTES else text, is_string)
+
+
+def short(text: str) -> str:
+    """Return how a refused string is shown: it may be a whole document."""
+    return _cut(repr(text[:100]))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "..."
