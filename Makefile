@@ -30,14 +30,14 @@ sanitize: $(INSTALLED)
 	cmake --build build/sanitize
 	NATIVE_ARCHERFISH=$(CURDIR)/build/sanitize/_kernels.so ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-	$(BIN)/python -m pytest -n auto tests/ops/cpu tests/execution/test_recorded_drafts.py \
+	$(BIN)/python -m pytest -n auto tests/ops/cpu tests/execution/backends/test_cpu_program_drafts.py \
 		tests/end_to_end/test_sizes.py
 
 # On a machine with a GPU, with whatever Python has torch there: kernels' tests compiled instead of interpreted, models
 # through graphs; and the table of speeds, also as JSON. Neither installs anything.
 GPU_PYTHON ?= python3
 test-gpu:
-	$(GPU_PYTHON) -m pytest tests/ops/triton tests/execution/test_captured.py tests/end_to_end/test_triton*.py
+	$(GPU_PYTHON) -m pytest tests/ops/triton tests/execution/backends/cuda/test_graphs.py tests/end_to_end/test_triton*.py
 
 bench-gpu:
 	$(GPU_PYTHON) benchmarks/gpu/run.py

@@ -20,9 +20,9 @@ from workbench import show
 
 from archerfish import LLM, SamplingParams
 from archerfish.execution.local import LocalExecutor
-from archerfish.execution.speculative import Speculator
-from archerfish.execution.ways import Way
+from archerfish.speculation.controller import Speculator
 from archerfish.speculation.draft import Draft
+from archerfish.speculation.method import Way
 from archerfish.speculation.proposer import Ask
 
 BATCHES = (1, 4, 16, 64)

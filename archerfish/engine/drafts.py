@@ -28,19 +28,19 @@ from archerfish.engine.models import (
     weight_format,
 )
 from archerfish.errors import ConfigError
-from archerfish.execution.eager import EagerEagle
-from archerfish.execution.features import FeatureStore
-from archerfish.execution.filled import Filled, kept_group
+from archerfish.execution.backends.cpu_program import RecordedDrafts, RecordedMedusa, RecordedModel, record_eagle
+from archerfish.execution.backends.eager import EagerEagle
 from archerfish.execution.memory import Beside
-from archerfish.execution.networks import DraftModel, EagleNetwork, MedusaNetwork, Vocabulary
-from archerfish.execution.recorded import RecordedDrafts, RecordedMedusa, RecordedModel, record_eagle
-from archerfish.execution.rows import Rows
+from archerfish.execution.step.rows import Rows
 from archerfish.kvcache.layout import KVLayout, kv_layout
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
 from archerfish.models.eagle import Eagle
 from archerfish.models.medusa import Medusa
 from archerfish.ops import torch_dtype
+from archerfish.speculation.drafters.cache_progress import Filled, kept_group
+from archerfish.speculation.drafters.drafter import DraftModel, EagleNetwork, MedusaNetwork, Vocabulary
+from archerfish.speculation.drafters.feature_store import FeatureStore
 from archerfish.weights.heads import load_head, read_head
 from archerfish.weights.locate import locate, read_json
 from archerfish.weights.packing import Packer

@@ -12,20 +12,13 @@ from archerfish.config.resolve import ResolvedConfig
 from archerfish.console import logger
 from archerfish.engine.sizing import Stage
 from archerfish.errors import ConfigError
-from archerfish.execution.drafting import NetworkProposer
-from archerfish.execution.eager import EagerModel
+from archerfish.execution.backends.cpu_program import RecordedModel
+from archerfish.execution.backends.eager import EagerModel
 from archerfish.execution.executor import Executor
-from archerfish.execution.features import FeatureStore
-from archerfish.execution.filled import Filled
 from archerfish.execution.local import LocalExecutor
-from archerfish.execution.networks import Network
-from archerfish.execution.recorded import RecordedModel
-from archerfish.execution.rehearsal import CudaMemory
-from archerfish.execution.rows import Rows
-from archerfish.execution.runnable import Most, RunnableModel
-from archerfish.execution.speculative import Speculator
-from archerfish.execution.verifying import Rules, Verifier
-from archerfish.execution.ways import Way
+from archerfish.execution.profile_run import CudaMemory
+from archerfish.execution.step.model import Most, RunnableModel
+from archerfish.execution.step.rows import Rows
 from archerfish.kept import Kept
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
@@ -43,11 +36,18 @@ from archerfish.ops import (
 from archerfish.ops.cpu.native import NativeOps
 from archerfish.sampling.grammar import Grammars
 from archerfish.sampling.sampler import Sampler
+from archerfish.speculation.acceptance_rate import Trust
+from archerfish.speculation.controller import Speculator
 from archerfish.speculation.draft import MOST_NODES
-from archerfish.speculation.lookahead import LookaheadProposer
-from archerfish.speculation.reference import ReferenceProposer
-from archerfish.speculation.trust import Trust
-from archerfish.speculation.verification import Typical
+from archerfish.speculation.drafters.cache_progress import Filled
+from archerfish.speculation.drafters.drafter import Network
+from archerfish.speculation.drafters.feature_store import FeatureStore
+from archerfish.speculation.drafters.model_proposer import NetworkProposer
+from archerfish.speculation.method import Way
+from archerfish.speculation.proposers.lookahead import LookaheadProposer
+from archerfish.speculation.proposers.suffix import ReferenceProposer
+from archerfish.speculation.verification.rules import Typical
+from archerfish.speculation.verification.verifier import Rules, Verifier
 
 if TYPE_CHECKING:
     from archerfish.ops.triton.operations import TritonOps
@@ -222,9 +222,9 @@ def build_executor(
     captured = None
     if kernels.triton is not None:
         # Triton takes its time, and may not be there.
-        from archerfish.execution.captured import CapturedModel
+        from archerfish.execution.backends.cuda.device_rows import DeviceRows
+        from archerfish.execution.backends.cuda.graphs import CapturedModel
         from archerfish.execution.device import DeviceExecutor
-        from archerfish.execution.device_rows import DeviceRows
 
         rows = device_rows = DeviceRows(*size, config.device)
         runnable = captured = CapturedModel(model, storage, kernels.triton, device_rows, most_of(config), taps)

@@ -15,7 +15,7 @@ from archerfish.config.resolve import ResolvedConfig
 from archerfish.console import logger
 from archerfish.execution.executor import Executor
 from archerfish.execution.memory import CacheSize, Measured, Memory
-from archerfish.execution.rehearsal import MemoryReader, Rehearsed, measure_peak, rehearsed_steps
+from archerfish.execution.profile_run import MemoryReader, Rehearsed, measure_peak, rehearsed_steps
 from archerfish.kept import Kept
 from archerfish.request import SamplingParams
 

@@ -1,1 +1,1 @@
-"""Execution: what runs a plan. The protocol (executor.py), a local one in torch, a scripted one for tests."""
+"""Execution: the executors that run a plan, and the sizing of their memory."""

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archerfish.execution.captured import CapturedModel
-from archerfish.execution.device_rows import DeviceRows
+from archerfish.execution.backends.cuda.device_rows import DeviceRows
+from archerfish.execution.backends.cuda.graphs import CapturedModel
 from archerfish.execution.executor import Finished
-from archerfish.execution.inputs import Outline
 from archerfish.execution.local import LocalExecutor
+from archerfish.execution.step.inputs import Outline
 from archerfish.sampling.sampler import why_nothing
 from archerfish.scheduling.plan import Plan, RoomForGuesses, StepResult
 

@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 
 from archerfish.execution.executor import Finished
-from archerfish.execution.features import FeatureStore
-from archerfish.execution.inputs import Outline
 from archerfish.execution.memory import LOGIT_ROWS_AT_ONCE
-from archerfish.execution.rows import Rows
-from archerfish.execution.runnable import Most, RunnableModel
-from archerfish.execution.speculative import Speculator
-from archerfish.execution.verifying import Drawing, Guesses, Outcome, Rules, Verifier
+from archerfish.execution.step.inputs import Outline
+from archerfish.execution.step.model import Most, RunnableModel
+from archerfish.execution.step.rows import Rows
 from archerfish.kvcache.storage import KVStorage
 from archerfish.ops.signatures import DrawRows
 from archerfish.request import TokenLogprobs
 from archerfish.sampling.sampler import Sampler, token_logprobs
 from archerfish.scheduling.plan import Chunk, Plan, RoomForGuesses, StepResult
+from archerfish.speculation.controller import Speculator
 from archerfish.speculation.draft import Draft
+from archerfish.speculation.drafters.feature_store import FeatureStore
+from archerfish.speculation.verification.verifier import Drawing, Guesses, Outcome, Rules, Verifier
 
 PromptListener = Callable[[Tensor, Tensor], None]
 """Called with logits [rows, vocabulary], good until it returns, and the tokens [rows] that the prompt goes on with."""
@@ -119,7 +119,7 @@ class LocalExecutor:
             outline = Outline.of(plan.chunks)
             result = self.compute(plan, outline)
         else:
-            outline = Outline.of(plan.chunks, np.array([len(draft) for draft in drafts])).with_drafts(drafts)
+            outline = Outline.of(plan.chunks, np.array([len(draft) for draft in drafts])).with_trees(drafts)
             result = self.check(plan, outline, drafts)
         speculator.took(int(outline.query_ends[-1]), sum(map(len, result.tokens)))
         result.guess_seconds, result.saved_seconds = speculator.seconds, self._saved

@@ -1,1 +1,1 @@
-"""Guesses of tokens to come, and which of them stand."""
+"""Proposers and drafters suggest draft tokens, verification accepts them, a controller chooses how many."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from archerfish import LLM, SamplingParams
-from archerfish.execution.recorded import RecordedModel
+from archerfish.execution.backends.cpu_program import RecordedModel
 from tests.checkpoints import CONFIG
 from tests.end_to_end import bits
 from tests.end_to_end.bits import assert_alike

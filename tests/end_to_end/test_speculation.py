@@ -13,9 +13,9 @@ import torch
 from archerfish import LLM, RequestOutput, SamplingParams, Speculation
 from archerfish.errors import ConfigError, InvalidParameter
 from archerfish.execution.local import LocalExecutor
-from archerfish.execution.ways import Way
 from archerfish.request import Structured
 from archerfish.speculation.draft import ROOT, Draft
+from archerfish.speculation.method import Way
 from archerfish.speculation.proposer import Ask
 from tests.checkpoints import CONFIG
 from tests.end_to_end.heads import write_heads

@@ -17,7 +17,7 @@ from archerfish.engine.sizing import Stage, measured_size, refusing
 from archerfish.errors import DoesNotFit
 from archerfish.execution.executor import Executor, Finished
 from archerfish.execution.memory import CacheSize, Memory
-from archerfish.execution.rehearsal import Reading
+from archerfish.execution.profile_run import Reading
 from archerfish.kept import Kept
 from archerfish.kvcache.layout import kv_layout
 from archerfish.kvcache.storage import KVStorage

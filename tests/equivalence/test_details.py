@@ -109,9 +109,9 @@ def test_layers_that_share_keys_and_values_agree_with_dense_attention() -> None:
     tokens = prompt_of(41)
     expected = model.logits(model(torch.tensor(tokens), torch.arange(41), PlainAttention(arch)))
 
-    from archerfish.execution.eager import EagerModel
+    from archerfish.execution.backends.eager import EagerModel
     from archerfish.execution.local import LocalExecutor
-    from archerfish.execution.rows import Rows
+    from archerfish.execution.step.rows import Rows
     from archerfish.kvcache.layout import kv_layout
     from archerfish.kvcache.pool import BlockId
     from archerfish.kvcache.storage import KVStorage

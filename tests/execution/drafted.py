@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archerfish.execution.inputs import Outline
 from archerfish.execution.local import RunnableModel
-from archerfish.execution.rows import Rows
+from archerfish.execution.step.inputs import Outline
+from archerfish.execution.step.rows import Rows
 from archerfish.kvcache.storage import KVStorage
 from archerfish.request import SamplingParams
 from archerfish.scheduling.plan import Chunk, SequenceStart
@@ -77,7 +77,7 @@ def run(
     model: RunnableModel, rows: Rows, chunks: list[Chunk], drafts: tuple[Draft | None, ...] | None = None
 ) -> Tensor:
     outline = Outline.of(chunks)
-    return model.run(outline if drafts is None else outline.with_drafts(drafts), rows).hidden.clone()
+    return model.run(outline if drafts is None else outline.with_trees(drafts), rows).hidden.clone()
 
 
 def tokens_of(row: int, count: int) -> list[int]:

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 
 from archerfish.arch import Arch, AttentionSpec, LayerSpec, MlpSpec, NormSpec, RopeSpec
-from archerfish.execution.inputs import Outline
 from archerfish.execution.local import RunnableModel
-from archerfish.execution.rows import Rows
-from archerfish.execution.runnable import Passed
+from archerfish.execution.step.inputs import Outline
+from archerfish.execution.step.model import Passed
+from archerfish.execution.step.rows import Rows
 from archerfish.request import SamplingParams
 from archerfish.scheduling.plan import Chunk, SequenceStart
 

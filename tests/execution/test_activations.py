@@ -10,10 +10,10 @@ from torch.profiler import ProfilerActivity, profile
 from archerfish import LLM
 from archerfish.config import EngineConfig
 from archerfish.config.resolve import Facts, resolve
-from archerfish.execution.eager import EagerModel
+from archerfish.execution.backends.eager import EagerModel
 from archerfish.execution.local import LocalExecutor
 from archerfish.execution.memory import Memory
-from archerfish.execution.rows import Rows
+from archerfish.execution.step.rows import Rows
 from archerfish.kvcache.layout import kv_layout
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from archerfish.execution.eager import EagerModel
+from archerfish.execution.backends.eager import EagerModel
 from archerfish.execution.local import LocalExecutor
-from archerfish.execution.rows import Rows
+from archerfish.execution.step.rows import Rows
 from archerfish.kvcache.layout import kv_layout
 from archerfish.kvcache.storage import KVStorage
 from archerfish.kvcache.tables import BlockCopy

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archerfish.execution.trees import StepTrees
+from archerfish.execution.step.trees import StepTrees
 from archerfish.ops.signatures import Attend, Chunks, LayerCache, Trees, WriteKv
 from archerfish.speculation.draft import Draft
 

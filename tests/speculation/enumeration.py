@@ -16,7 +16,7 @@ from torch import Tensor
 from archerfish.ops.reference.probabilities import probabilities
 from archerfish.request import SamplingParams
 from archerfish.speculation.draft import ROOT, Draft
-from archerfish.speculation.verification import Verdict
+from archerfish.speculation.verification.rules import Verdict
 from tests.ops.draws import rows_of
 from tests.sampling import naive
 

@@ -1,0 +1,1 @@
+"""Proposers without weights: draft tokens copied from texts, or taken from the model's own passes."""

@@ -1,0 +1,394 @@
+"""Copies: how long they are, where they come from, and whose they are not."""
+
+from collections.abc import Sequence
+from math import prod
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from archerfish.speculation.draft import MOST_NODES, NO_DRAFT, ROOT, Draft
+from archerfish.speculation.proposer import Ask
+from archerfish.speculation.proposers import suffix
+from archerfish.speculation.proposers.suffix import MANY_WAYS, Ends, Match, ReferenceProposer
+from archerfish.speculation.proposers.suffix_automaton import EMPTY, SuffixAutomaton
+
+PROSE = list(range(100, 140))
+WIDE = 0.001
+"""A chance that every copy has: drafts as long as they may be."""
+
+
+REPEATED = [900_000, 900_001, 900_000, 900_001]
+
+
+def started(tokens: Sequence[int], **options: bool | float) -> ReferenceProposer:
+    """In a text of which something has been repeated before."""
+    proposer = ReferenceProposer(**options)  # type: ignore[arg-type]
+    proposer.start(0, REPEATED, len(REPEATED), "tenant")
+    proposer.extend(0, tokens)
+    return proposer
+
+
+def guess(proposer: ReferenceProposer, row: int = 0, most: int = MOST_NODES) -> Draft:
+    (draft,) = proposer.propose([Ask(row, most)])
+    return draft
+
+
+def tell(proposer: ReferenceProposer, draft: Draft, *, right: bool, row: int = 0) -> None:
+    """A pass in which every guess of a chain stands, or none."""
+    assert draft.is_chain
+    proposer.saw(row, draft, [*draft.tokens, -1] if right else [-1] * (1 + len(draft)))
+
+
+def searched(text: Sequence[int], shortest: int) -> list[int]:
+    """What followed the latest of the longest matches, by looking at all of them; the text follows itself."""
+    for length in range(len(text) - 1, shortest - 1, -1):
+        for end in range(len(text) - 1, length - 1, -1):
+            if text[end - length : end] == text[-length:]:
+                return [*text[end:], *text[end:]]
+    return []
+
+
+def test_what_followed_the_longest_match_follows_again() -> None:
+    proposer = started([*PROSE, 7, 8, 9, *PROSE[:10]])
+    assert guess(proposer).tokens[:9] == tuple(PROSE[10:19])
+    assert guess(proposer, most=4) == Draft.chain(PROSE[10:14])
+    assert guess(started([*PROSE, 50])) == NO_DRAFT and guess(started([3])) == NO_DRAFT
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=40).filter(lambda text: len(set(text)) > 1))
+def test_where_a_match_occurred_once_the_copy_is_what_a_search_finds(text: list[int]) -> None:
+    draft = guess(started(text, shortest=2, least=WIDE), most=1)
+    found = searched(text, 2)
+    assert bool(len(draft)) == bool(found)
+    length = max((n for n in range(1, len(text)) if found and occurrences(text, text[-n:]) > 1), default=0)
+    if found and occurrences(text, text[-length:]) == 2:
+        assert draft.tokens[0] == found[0]
+
+
+def occurrences(text: list[int], string: list[int]) -> int:
+    return sum(text[at : at + len(string)] == string for at in range(len(text)))
+
+
+def test_what_follows_most_often_comes_first_and_of_as_often_the_latest() -> None:
+    often = started([1, 2, 5, 1, 2, 6, 1, 2, 5, 1, 2, 7, 1, 2], least=WIDE)
+    assert guess(often, most=1).tokens == (5,)
+    latest = started([1, 2, 5, 1, 2, 6, 1, 2], least=WIDE)
+    assert guess(latest, most=1).tokens == (6,)
+
+
+def test_until_a_pair_of_tokens_comes_again_nothing_is_looked_for() -> None:
+    proposer = ReferenceProposer()
+    proposer.start(0, [5, 6, 7, 5], 4, "tenant")
+    assert guess(proposer) == NO_DRAFT
+    proposer.extend(0, [6])
+    assert guess(proposer).tokens[0] == 7
+    proposer.extend(0, [8, 5])
+    assert guess(proposer).tokens[0] == 6, "from then on one token is enough"
+
+
+def test_a_hint_is_a_pair_of_tokens_that_came_before() -> None:
+    proposer = ReferenceProposer(shared=True)
+    proposer.start(0, [5, 6, 7, 5], 4, "tenant")
+    assert not proposer.hints(0)
+    found = []
+    for token in (6, 9, 6, 7, 3):
+        proposer.extend(0, [token])
+        found.append(proposer.hints(0))
+    assert found == [True, False, False, True, False], "5 6 and 6 7"
+    proposer.start(1, [1, 2], 2, "tenant")
+    assert not proposer.hints(1)
+    proposer.extend(1, [6, 7])
+    assert proposer.hints(1), "another sequence wrote it"
+
+
+def test_a_short_match_makes_a_short_draft_and_a_long_one_a_long() -> None:
+    lengths = [len(guess(started([*PROSE, 7, *PROSE[:length]]))) for length in (1, 2, 4)]
+    # A draft stands with a chance of one in four at least: three times its match, where doubt is one.
+    assert lengths == [3, 6, 12]
+
+
+def test_a_line_that_repeats_is_guessed_beyond_the_end_of_the_text() -> None:
+    line = [4, 5, 6]
+    assert guess(started(line * 20, least=WIDE), most=12) == Draft.chain(line * 4)
+
+
+def test_where_a_copy_comes_to_the_end_of_its_text_it_goes_on_as_a_shorter_match() -> None:
+    # One of two, then two of three, then one of two again: one in six.
+    assert guess(started([5, 6, 5])) == Draft.chain([6, 5])
+    assert len(guess(started([5, 6, 5], least=0.16))) == 3
+
+
+@given(st.lists(st.integers(0, 2), max_size=30), st.lists(st.integers(0, 2), max_size=15))
+def test_reading_beside_a_text_keeps_the_longest_suffix_that_occurs_in_it(text: list[int], read: list[int]) -> None:
+    automaton = SuffixAutomaton()
+    automaton.extend(EMPTY, text)
+    match = Match(automaton, EMPTY, 0)
+    for token in read:
+        match = match.read(token)
+    assert match.length == next(n for n in range(len(read), -1, -1) if not n or occurrences(text, read[-n:]))
+
+
+def test_shortest_is_the_least_match() -> None:
+    text = [*PROSE, 7, *PROSE[:3]]
+    assert len(guess(started(text, shortest=3))) and not len(guess(started(text, shortest=4)))
+
+
+def test_a_string_that_went_on_in_many_ways_tells_nothing() -> None:
+    ways = [token for way in range(MANY_WAYS + 1) for token in (1, 1000 + way)]
+    assert guess(started([*ways, 1], least=WIDE, branches=8)) == NO_DRAFT
+    assert len(guess(started([*ways[2:], 1], least=WIDE, branches=8), most=8)) == 8
+
+
+def test_drafts_grow_where_copies_go_well_and_shrink_where_they_fail() -> None:
+    text = [*PROSE, 7, *PROSE[:4]]
+    good, bad = started(text), started(text)
+    first = guess(good)
+    tell(good, first, right=True)
+    tell(bad, first, right=False)
+    assert len(guess(bad)) < len(first) < len(guess(good))
+    for _ in range(100):
+        tell(bad, first, right=False)
+    assert not guess(bad)
+    bad.extend(0, PROSE[4:20])
+    assert len(guess(bad)) > 1, "a long match is trusted again"
+
+
+def test_what_is_learned_is_the_rows_own_and_new_rows_begin_with_a_little_of_it() -> None:
+    text = [*PROSE, 7, *PROSE[:4]]
+    proposer = started(text)
+    proposer.start(1, text, len(text), "tenant")
+    first = guess(proposer)
+    tell(proposer, first, right=False)
+    proposer.start(2, text, len(text), "tenant")
+    assert len(guess(proposer)) < len(guess(proposer, 1)) == len(guess(proposer, 2)) < len(first)
+    for _ in range(200):
+        proposer.start(0, text, len(text), "tenant")
+        tell(proposer, first, right=False)
+    proposer.start(2, text, len(text), "tenant")
+    assert len(guess(proposer, 2)) == 1
+    for _ in range(200):
+        proposer.start(0, text, len(text), "tenant")
+        tell(proposer, first, right=True)
+    proposer.start(2, text, len(text), "tenant")
+    assert len(guess(proposer, 2)) > len(first)
+
+
+def known(proposer: ReferenceProposer) -> list[float]:
+    """Doubts of the first row, and in matches as short as six tokens."""
+    return [proposer._rows[0].doubt, proposer._ends.odds[6]]
+
+
+@pytest.mark.parametrize("branches", [1, 2])
+def test_what_nobody_checked_is_learned_from_what_was_written_instead(branches: int) -> None:
+    text = [*PROSE, *PROSE[:6]]
+    fits, fails = (started(text, branches=branches) for _ in range(2))
+    before = known(fits)
+    assert guess(fits) == guess(fails)
+    fits.extend(0, PROSE[6:9])
+    fails.extend(0, [7, 8])
+    for fitted, at_first, failed in zip(known(fits), before, known(fails), strict=True):
+        assert fitted < at_first < failed
+    learned = known(fits)
+    fits.extend(0, [5])
+    assert known(fits) == learned, "once"
+    checked = started(text, branches=branches)
+    draft = guess(checked)
+    checked.saw(0, draft, [*draft.tokens, -1])
+    learned = known(checked)
+    checked.extend(0, [*draft.tokens, 5])
+    assert known(checked) == learned, "and not of what was checked"
+
+
+def test_at_which_length_copies_end_is_learned_of_all() -> None:
+    """Where none ends early, a short match is believed: what ends far behind says nothing of it."""
+    ends = Ends()
+    for _ in range(200):
+        ends.learn(1, 39, True, 1.0)
+    assert ends.odds[1] < 0.1 and ends.odds[8] < 0.02 < 0.1 < ends.odds[40]
+    chances = [1 / (1 + odds) for odds in ends.odds[1:32]]
+    assert prod(chances) > 0.5 > prod(1 / (1 + odds) for odds in Ends().odds[1:32])
+    for _ in range(200):
+        ends.learn(1, 0, True, 1.0)
+    assert ends.odds[1] > 1 and ends.odds[8] < 0.02
+
+
+def test_copies_are_worth_looking_for_the_less_the_worse_long_ones_went() -> None:
+    text = [*PROSE, *PROSE[:8]]
+    well, badly = started(text), started(text)
+    for _ in range(20):
+        tell(well, guess(well), right=True)
+        tell(badly, guess(badly), right=False)
+    assert badly.surest < started(text).surest < well.surest < 1
+
+
+def test_branches_are_the_ways_a_text_went_on_merged_where_they_begin_alike() -> None:
+    text = [1, 2, 3, 4, 5, 9, 1, 2, 3, 4, 6, 9, 1, 2, 3, 8, 1, 2]
+    chain = guess(started(text, least=WIDE), most=3)
+    assert chain.is_chain and chain.tokens[0] == 3
+    tree = guess(started(text, least=0.05, branches=3), most=12)
+    paths = {tuple(tree.tokens[node] for node in tree.path(place)) for place in range(len(tree))}
+    assert {(3,), (3, 4), (3, 8), (3, 4, 6), (3, 4, 5)} <= paths and len(paths) == len(tree)
+    assert [tree.tokens[child] for child in tree.children(0)] == [4, 8], "what is likelier stands first"
+    assert guess(started(text, least=0.05, branches=3), most=2).tokens == (3, 4)
+
+
+@given(st.lists(st.integers(0, 5), min_size=2, max_size=60), st.sampled_from([0.05, 0.25, 0.5]), st.integers(1, 20))
+def test_a_chain_is_a_tree_with_a_single_branch(text: list[int], least: float, most: int) -> None:
+    proposer = started(text, least=least)
+    chain, row = guess(proposer, most=most), proposer._rows[0]
+    if (match := row.match()).length:
+        tree = suffix._Growth(match.text, proposer._ends.odds, row.doubt, 1, least).grow(match, most)
+        assert chain == tree and chain.chances == pytest.approx(tree.chances)
+
+
+def test_of_a_tree_the_branch_that_was_drawn_counts() -> None:
+    text = [1, 2, *PROSE[:15], 1, 2, *PROSE[20:35], 1, 2]
+    right, wrong = started(text, least=0.1, branches=2), started(text, least=0.1, branches=2)
+    tree = guess(right)
+    drawn = [-1] * (1 + len(tree))
+    wrong.saw(0, tree, drawn)
+    node = ROOT
+    while children := tree.children(node):
+        drawn[node + 1] = tree.tokens[children[-1]]
+        node = children[-1]
+    assert tree.tokens[node] in PROSE[:15], "the branch of the earlier occurrence, which stands behind the other"
+    right.saw(0, tree, drawn)
+    assert len(guess(wrong)) < len(tree) < len(guess(right))
+
+
+def test_asking_changes_nothing() -> None:
+    proposer = started([*PROSE, *PROSE[:5]], branches=2, shared=True)
+    asks = [Ask(0, 10), Ask(0, 3), Ask(0, 0)]
+    drafts = proposer.propose(asks)
+    assert drafts == proposer.propose(asks) and [len(draft) for draft in drafts] == [10, 3, 0]
+
+
+# -- what others of the tenant wrote ----------------------------------------------------------------------------------
+
+
+def served(*answers: Sequence[int], tenant: str = "tenant", **options: bool | float) -> ReferenceProposer:
+    proposer = ReferenceProposer(shared=True, **options)  # type: ignore[arg-type]
+    for row, answer in enumerate(answers, start=1):
+        proposer.start(row, [row], 1, tenant)
+        proposer.extend(row, answer)
+    proposer.start(0, [0], 1, "tenant")
+    return proposer
+
+
+def test_what_another_sequence_wrote_is_copied_while_it_still_writes() -> None:
+    proposer = served(PROSE[:6])
+    proposer.extend(0, PROSE[:3])
+    assert guess(proposer).tokens == tuple(PROSE[3:6])
+    proposer.extend(1, PROSE[6:20])
+    assert guess(proposer).tokens[:5] == tuple(PROSE[3:8])
+    assert guess(proposer, row=1) == NO_DRAFT, "nobody wrote further than it"
+
+
+def test_sequences_that_write_by_turns_are_told_apart() -> None:
+    proposer = served([], [])
+    for first, second in zip(PROSE[:20], PROSE[20:], strict=True):
+        proposer.extend(1, [first])
+        proposer.extend(2, [second])
+    proposer.extend(0, PROSE[4:8])
+    assert guess(proposer, most=8) == Draft.chain(PROSE[8:16])
+
+
+def test_no_tenant_sees_what_another_wrote_nor_anyone_a_prompt() -> None:
+    proposer = served(PROSE, tenant="another")
+    proposer.start(5, PROSE[::-1], len(PROSE), "tenant")
+    proposer.extend(0, PROSE[:5])
+    assert guess(proposer) == NO_DRAFT
+    proposer.extend(0, PROSE[20:10:-1])
+    assert guess(proposer) == NO_DRAFT
+
+
+def test_the_own_text_is_copied_unless_another_matches_longer() -> None:
+    proposer = served([7, 1, 2, 50, 51, 52])
+    proposer.start(0, [8, 1, 2, 60, 61, 62, 8], 7, "tenant")
+    proposer.extend(0, [1, 2])
+    assert guess(proposer).tokens[0] == 60
+    proposer.start(0, [1, 2, 60, 61, 62], 5, "tenant")
+    proposer.extend(0, [1, 2])
+    assert guess(proposer).tokens[0] == 60, "as long a match of its own comes first"
+    proposer.start(0, [1, 2, 60, 61, 62], 5, "tenant")
+    proposer.extend(0, [7, 1, 2])
+    assert guess(proposer).tokens[0] == 50
+
+
+def test_what_was_written_before_a_preemption_is_found_again() -> None:
+    proposer = served(PROSE)
+    proposer.start(0, [0, *PROSE[:6]], 1, "tenant")
+    assert guess(proposer).tokens[:4] == tuple(PROSE[6:10])
+
+
+def test_memory_is_bounded_and_what_was_written_last_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suffix, "SHARED_TOKENS", 80)
+    proposer = served(PROSE[:30], range(200, 230))
+    proposer.extend(0, PROSE[:3])
+    assert guess(proposer).tokens[:3] == tuple(PROSE[3:6]), "the old generation is still asked"
+    proposer.extend(0, [*range(300, 337), 200, 201])
+    assert guess(proposer).tokens[:2] == (202, 203)
+    proposer.start(3, [3], 1, "tenant")
+    proposer.extend(3, PROSE[8:11])
+    assert guess(proposer, row=3) == NO_DRAFT, "by now it is forgotten"
+
+
+def test_a_sequence_keeps_its_place_when_generations_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suffix, "SHARED_TOKENS", 80)
+    proposer = served(PROSE[:30])
+    proposer.extend(0, PROSE[:10])
+    assert guess(proposer).tokens[:3] == tuple(PROSE[10:13])
+    proposer.extend(1, [1])
+    assert guess(proposer) == NO_DRAFT
+    proposer.extend(0, PROSE[10:11])
+    assert len(guess(proposer)) > 15 and guess(proposer).tokens[:3] == tuple(PROSE[11:14])
+
+
+def test_a_sequence_that_waited_while_its_place_was_forgotten_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suffix, "SHARED_TOKENS", 80)
+    proposer = served(PROSE[:30])
+    proposer.extend(0, PROSE[:10])
+    proposer.extend(1, range(200, 240))
+    proposer.extend(1, range(300, 340))
+    proposer.extend(0, [310])
+    assert guess(proposer) == Draft.chain(range(311, 314)), "one token of a match"
+
+
+def test_tenants_that_started_nothing_for_long_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suffix, "MOST_TENANTS", 2)
+    proposer = served(PROSE)
+    for tenant in ("second", "tenant", "third"):
+        proposer.start(9, [1], 1, tenant)
+    proposer.extend(0, PROSE[:3])
+    assert len(guess(proposer))
+    proposer.start(9, [1], 1, "second")
+    proposer.start(0, [0], 1, "tenant")
+    proposer.extend(0, PROSE[:3])
+    assert guess(proposer) == NO_DRAFT
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=40), st.integers(1, 5))
+def test_a_bounded_lookup_copies_what_followed_the_last_tokens_alone(text: list[int], longest: int) -> None:
+    automaton = SuffixAutomaton()
+    end = automaton.extend(EMPTY, text)
+    match = Match(automaton, end, automaton.length[end]).continued()
+    within = match.within(longest)
+    assert within.length == min(match.length, longest)
+    if within.length:
+        ngram = text[-within.length :]
+        followed = {
+            text[start + len(ngram)]
+            for start in range(len(text) - len(ngram))
+            if text[start : start + len(ngram)] == ngram
+        }
+        assert {follower.token for follower in automaton.followers(within.state)} == followed
+
+
+def test_lookups_are_as_long_as_is_asked_for() -> None:
+    # After 1 2 3 came 7, but after 3 alone came 8 more often, and at last.
+    text = [1, 2, 3, 7, 3, 8, 3, 8, 3, 8, 1, 2, 3]
+    assert guess(started(text), most=1).tokens == (7,)
+    assert guess(started(text, longest=1), most=1).tokens == (8,)
+    assert guess(started(text, longest=3, shortest=3), most=1).tokens == (7,)
+    assert guess(started(text, shortest=4)) == NO_DRAFT
