@@ -26,7 +26,7 @@ check: $(INSTALLED)
 # The native kernels' tests, and engines of the smallest sizes, with AddressSanitizer and UndefinedBehaviorSanitizer, which
 # see what matrix tiles load only in software. Needs CMake and gcc.
 sanitize: $(INSTALLED)
-	cmake -S csrc -B build/sanitize -DSANITIZE=ON -DTILES_IN_SOFTWARE=ON
+	cmake -S csrc -B build/sanitize -DSANITIZE=ON -DTILES_IN_SOFTWARE=ON -DWARNINGS_AS_ERRORS=ON
 	cmake --build build/sanitize
 	NATIVE_ARCHERFISH=$(CURDIR)/build/sanitize/_kernels.so ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \

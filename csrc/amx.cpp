@@ -1,7 +1,6 @@
 // Whether matrix tiles work here: what the CPU says, whether the operating system lets us, and a trial.
 #include "amx.h"
 
-#include <cerrno>
 #include <cpuid.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -9,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <initializer_list>
 
 #define ISA amx

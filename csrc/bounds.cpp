@@ -1,5 +1,5 @@
-// What a call brings is checked against what its program was built for, before anything is computed. Once a call: kernels
-// rely on it and check nothing.
+// What a call brings is checked against what its program was built for, before anything is computed. Once a call:
+// kernels rely on it and check nothing.
 #include "bounds.h"
 
 #include <algorithm>
@@ -49,7 +49,8 @@ bool can_attend(const Step& step, const Capacity& capacity, int64_t chunk, Refus
 bool can_assemble(const Assembly& from, const Capacity& capacity, Refusal& refusal) {
     if (!within(refusal, Limit::chunks, from.num_chunks, 0, from.max_chunks)) return false;
     if (!within(refusal, Limit::groups, capacity.groups, 0, from.num_groups)) return false;
-    if (capacity.groups && !within(refusal, Limit::block_size, from.block_size, capacity.block_size, capacity.block_size))
+    if (capacity.groups &&
+        !within(refusal, Limit::block_size, from.block_size, capacity.block_size, capacity.block_size))
         return false;
     int64_t num_rows = 0, num_picked = 0;
     for (int64_t c = 0; c < from.num_chunks; ++c) {

@@ -11,8 +11,8 @@
 #define ARCHERFISH_AVX512 1
 #endif
 
-namespace archerfish {
-namespace ISA {  // One namespace for each instruction set: the same names are compiled several times.
+// One namespace for each instruction set: the same names are compiled several times.
+namespace archerfish::ISA {
 
 constexpr int LANES = 16;
 
@@ -47,9 +47,7 @@ inline Floats fma(Floats a, Floats b, Floats c) { return {_mm512_fmadd_ps(a.v, b
 inline Floats max(Floats a, Floats b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline Floats min(Floats a, Floats b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline Floats absolute(Floats a) { return {_mm512_abs_ps(a.v)}; }
-inline Floats rounded(Floats a) {
-    return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
-}
+inline Floats rounded(Floats a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 inline Floats where_less(Floats a, Floats b, Floats yes, Floats no) {
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), no.v, yes.v)};
 }
@@ -92,7 +90,8 @@ inline Ints shifted_right(Ints a) {
 inline Ints bits_of(Floats a) { return {_mm512_castps_si512(a.v)}; }
 inline Floats floats_of(Ints bits) { return {_mm512_castsi512_ps(bits.v)}; }
 inline Ints counted_from(int32_t first) {
-    return {_mm512_add_epi32(_mm512_set1_epi32(first), _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0))};
+    return {_mm512_add_epi32(_mm512_set1_epi32(first),
+                             _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0))};
 }
 inline void store_ints(int32_t* p, Ints x) { _mm512_storeu_si512(p, x.v); }
 // One bit for each lane.
@@ -103,15 +102,15 @@ inline uint32_t lanes_of_nan(Floats a) { return _mm512_cmp_ps_mask(a.v, a.v, _CM
 inline Bytes load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
 inline void store_bytes(uint8_t* p, Bytes x) { _mm512_storeu_si512(p, x.v); }
 inline Bytes low_nibbles(Bytes x) { return {_mm512_and_si512(x.v, _mm512_set1_epi8(0x0F))}; }
-inline Bytes high_nibbles(Bytes x) {
-    return {_mm512_and_si512(_mm512_srli_epi16(x.v, 4), _mm512_set1_epi8(0x0F))};
-}
+inline Bytes high_nibbles(Bytes x) { return {_mm512_and_si512(_mm512_srli_epi16(x.v, 4), _mm512_set1_epi8(0x0F))}; }
 inline Bytes less(Bytes x, uint8_t y) { return {_mm512_sub_epi8(x.v, _mm512_set1_epi8((char)y))}; }
 // Sixteen sums of four products each: unsigned bytes with the four signed ones of `four`.
 inline Ints add_products(Ints sum, Bytes x, int32_t four) {
 #ifdef __AVX512VNNI__
     // As an instruction of its own: around the intrinsic gcc 12 copies the sum to another register and back.
-    asm("vpdpbusd %[four], %[bytes], %[sum]" : [sum] "+v"(sum.v) : [bytes] "v"(x.v), [four] "v"(_mm512_set1_epi32(four)));
+    asm("vpdpbusd %[four], %[bytes], %[sum]"
+        : [sum] "+v"(sum.v)
+        : [bytes] "v"(x.v), [four] "v"(_mm512_set1_epi32(four)));
     return sum;
 #else
     __m512i y = _mm512_set1_epi32(four), low_mask = _mm512_set1_epi16(0x00FF);
@@ -193,7 +192,8 @@ inline __m256 eight_of_bf16(const uint16_t* p) {
 }
 inline Floats load_bf16(const uint16_t* p) { return {eight_of_bf16(p), eight_of_bf16(p + 8)}; }
 inline Floats load_f16(const uint16_t* p) {
-    return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
+    return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
+            _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }
 inline __m256 eight_of_int8(const int8_t* p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
@@ -367,5 +367,4 @@ inline void store_some(float* p, Floats x, int count) {
     std::memcpy(p, lanes, count * sizeof(float));
 }
 
-}  // namespace ISA
-}  // namespace archerfish
+}  // namespace archerfish::ISA

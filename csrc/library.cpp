@@ -91,10 +91,11 @@ int64_t archerfish_size_of(const char* name) {
         int64_t size;
     } sizes[] = {
 #define SIZE(structure) {#structure, sizeof(structure)}
-        SIZE(Embed), SIZE(Add), SIZE(Scale), SIZE(Softcap), SIZE(Norm), SIZE(Rotate), SIZE(Activate), SIZE(Pack),
-        SIZE(Linear), SIZE(WriteKv), SIZE(Attend), SIZE(Route), SIZE(Group), SIZE(Gather), SIZE(ExpertLinear),
-        SIZE(Combine), SIZE(Step), SIZE(Draw), SIZE(DrawRow), SIZE(Select), SIZE(Spread), SIZE(Assembly), SIZE(Instruction),
-        SIZE(Instructions), SIZE(Pass), SIZE(Drafting), SIZE(Refusal),
+        SIZE(Embed),    SIZE(Add),      SIZE(Scale),        SIZE(Softcap),  SIZE(Norm),        SIZE(Rotate),
+        SIZE(Activate), SIZE(Pack),     SIZE(Linear),       SIZE(WriteKv),  SIZE(Attend),      SIZE(Route),
+        SIZE(Group),    SIZE(Gather),   SIZE(ExpertLinear), SIZE(Combine),  SIZE(Step),        SIZE(Draw),
+        SIZE(DrawRow),  SIZE(Select),   SIZE(Spread),       SIZE(Assembly), SIZE(Instruction), SIZE(Instructions),
+        SIZE(Pass),     SIZE(Drafting), SIZE(Refusal),
 #undef SIZE
     };
     for (const auto& one : sizes)
@@ -115,8 +116,8 @@ void* archerfish_open(const char* kernels, int num_threads) {
 
 void archerfish_close(void* runner) { delete (Runner*)runner; }
 
-// Each of these says in `refusal` whether it was run: where something exceeds what its instructions were built for, nothing
-// was computed.
+// Each of these says in `refusal` whether it was run: where something exceeds what its instructions were built for,
+// nothing was computed.
 
 void archerfish_run(void* runner, const Instructions* instructions, const Step* step, Refusal* refusal) {
     auto* chosen = (Runner*)runner;
@@ -125,7 +126,8 @@ void archerfish_run(void* runner, const Instructions* instructions, const Step* 
 }
 
 // The step that the chunks come to. Returns its number of rows.
-int64_t archerfish_run_chunks(void* runner, const Instructions* instructions, const Assembly* chunks, Refusal* refusal) {
+int64_t archerfish_run_chunks(void* runner, const Instructions* instructions, const Assembly* chunks,
+                              Refusal* refusal) {
     auto* chosen = (Runner*)runner;
     *refusal = {};
     return run_chunks(chosen->team, *chosen->table, *instructions, *chunks, *refusal);

@@ -49,7 +49,7 @@ struct Packed {
     int64_t width;   // Padded.
     int64_t stride;  // Bytes from one row to the next.
     uint8_t* data;   // [rows][width]
-    float* scales;  // [rows][width / group]
+    float* scales;   // [rows][width / group]
     int32_t* sums;
 };
 
@@ -164,8 +164,9 @@ struct Linear {
 constexpr int64_t MOST_HEAD_DIM = 256;  // Of heads in the cache.
 
 // The cache of one layer: blocks of num_heads * head_dim * block_size numbers. Keys of a block are
-// [heads][block_size / 16][head_dim][16 tokens], so that sixteen scores grow side by side; values [block_size][heads][head_dim].
-// int8 ones are whole multiples of a scale for each head and token, which lie [heads][block_size] in a block.
+// [heads][block_size / 16][head_dim][16 tokens], so that sixteen scores grow side by side; values
+// [block_size][heads][head_dim]. int8 ones are whole multiples of a scale for each head and token, which lie
+// [heads][block_size] in a block.
 struct Cache {
     uint8_t* keys;
     uint8_t* values;
@@ -282,10 +283,10 @@ constexpr int64_t MOST_TREE_TOKENS = 64;  // Of a chunk that is a tree.
 
 struct Step {
     int64_t num_rows;
-    int64_t num_threads;  // That work on it.
+    int64_t num_threads;       // That work on it.
     const int64_t* tokens;     // [rows]
     const int64_t* positions;  // [rows]
-    int64_t num_groups;  // Of tables and slots.
+    int64_t num_groups;        // Of tables and slots.
     int64_t num_chunks;
     const int32_t* query_starts;   // [chunks + 1]
     const int32_t* ends;           // [chunks]
@@ -308,7 +309,8 @@ struct Chunk {
     int64_t num_picked;  // Of its last tokens.
 };
 
-// What a step is made from: chunks of sequences, whose tokens and block tables are kept in rows. And room to make it in.
+// What a step is made from: chunks of sequences, whose tokens and block tables are kept in rows. And room to make it
+// in.
 struct Assembly {
     int64_t num_chunks;
     Chunk* chunks;  // [max_chunks]
@@ -353,7 +355,7 @@ struct Drafting {
     Pass first;
     Pass further;  // Takes the states of the pass before, if anything.
     int64_t max_chunks;
-    int64_t max_count;  // Draft tokens of a chunk at most.
+    int64_t max_count;      // Draft tokens of a chunk at most.
     const int64_t* counts;  // [chunks of the first pass] guesses wanted, at least 1.
     int64_t* chunks;        // [chunks] room: which of those each chunk of a later pass belongs to.
     DrawRow* rows;          // [chunks] what the pass draws by.
@@ -367,24 +369,24 @@ struct Drafting {
 // What a call can exceed.
 enum class Limit : int32_t {
     none = 0,
-    chunks,       // Number of chunks.
-    rows,         // Tokens of a step.
-    picked,       // Tokens of a step whose logits are computed.
-    row,          // Row of a chunk's sequence.
-    start,        // First position of a chunk.
-    length,       // Tokens of a chunk.
-    chunk_picked, // Of those, tokens whose logits are computed.
-    end,          // Position after a chunk.
-    token,        // Token id.
-    position,     // Position that a table is looked up by.
-    groups,       // Number of KV groups.
-    block_size,   // Tokens of a block.
-    block,        // Id of a block.
-    slot,         // Slot of a token in the cache.
-    tree,         // Tokens that have a depth in a tree.
-    depth,        // Depth of a token in its tree.
-    line,         // Token of a tree in the line of another.
-    count,        // Number of draft tokens.
+    chunks,        // Number of chunks.
+    rows,          // Tokens of a step.
+    picked,        // Tokens of a step whose logits are computed.
+    row,           // Row of a chunk's sequence.
+    start,         // First position of a chunk.
+    length,        // Tokens of a chunk.
+    chunk_picked,  // Of those, tokens whose logits are computed.
+    end,           // Position after a chunk.
+    token,         // Token id.
+    position,      // Position that a table is looked up by.
+    groups,        // Number of KV groups.
+    block_size,    // Tokens of a block.
+    block,         // Id of a block.
+    slot,          // Slot of a token in the cache.
+    tree,          // Tokens that have a depth in a tree.
+    depth,         // Depth of a token in its tree.
+    line,          // Token of a tree in the line of another.
+    count,         // Number of draft tokens.
 };
 
 // Why a call was refused: a number that is not from `least` to `most`. Nothing was computed then.

@@ -18,25 +18,25 @@ namespace archerfish {
 
 // A number that only grows, and can be waited for: spinning at first, then giving way to others, then asleep.
 class Signal {
-   public:
+ public:
     uint64_t value() const { return value_.load(std::memory_order_acquire); }
     void raise();
     void wait_beyond(uint64_t seen);
 
-   private:
+ private:
     alignas(64) std::atomic<uint64_t> value_{0};
     std::atomic<int> num_sleeping_{0};
 };
 
 class Team {
-   public:
+ public:
     // The calling thread is one of them. Throws where the system has no memory or no threads left.
     explicit Team(int num_threads);
     ~Team();
 
     void run(const KernelTable& kernels, const Instructions& instructions, const Step& step);
 
-   private:
+ private:
     // What is being done now. Changed only while nobody works on it: by who finished it, or before it is opened.
     struct Work {
         const KernelTable* kernels = nullptr;

@@ -1,15 +1,15 @@
 // Matrix tiles (AMX): eight registers of up to 16 rows of 64 bytes, and products of two of them added to a third.
 //
 // Written as instructions, because the compiler's own intrinsics want the numbers of registers as literals, and because
-// gcc 12 believes that loading a configuration reads eight bytes of it. Without ARCHERFISH_TILES_IN_SOFTWARE the CPU does
-// it; with it a model of the CPU, for machines that have none and for sanitizers, which do not see what tiles load.
+// gcc 12 believes that loading a configuration reads eight bytes of it. Without ARCHERFISH_TILES_IN_SOFTWARE the CPU
+// does it; with it a model of the CPU, for machines that have none and for sanitizers, which do not see what tiles
+// load.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
-namespace archerfish {
-namespace ISA {
+namespace archerfish::ISA {
 
 struct alignas(64) TileShapes {
     uint8_t palette = 1;
@@ -104,5 +104,4 @@ inline void tile_add_bf16_products() {
 
 #endif
 
-}  // namespace ISA
-}  // namespace archerfish
+}  // namespace archerfish::ISA

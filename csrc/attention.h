@@ -1,12 +1,26 @@
-// Paged attention with a running softmax over tiles of keys. Included by kernels.cpp.
+// Paged attention with a running softmax over tiles of keys.
 //
 // Tiles and spans begin at position 0 and have one size each, so a query meets the same ones in the same order however
 // its prompt was cut into chunks, and whoever else is in the step. It starts anew with every span, and what the spans
-// gave is put together in their order: the same numbers come out whether one unit walks all of them or each has its own.
-// Keys it may not see take no part at all, or weigh exactly zero.
+// gave is put together in their order: the same numbers come out whether one unit walks all of them or each has its
+// own. Keys it may not see take no part at all, or weigh exactly zero.
 //
-// A token of a tree sees its own line there: where that begins, its keys are brought together from where they were stored,
-// and then walked like everybody's. What lies before the tree, tokens of one chunk walk together as ever.
+// A token of a tree sees its own line there: where that begins, its keys are brought together from where they were
+// stored, and then walked like everybody's. What lies before the tree, tokens of one chunk walk together as ever.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "attention_tiles.h"
+#include "cache.h"
+#include "lanes.h"
+#include "program.h"
+#include "rows.h"
+
+namespace archerfish::ISA {
+namespace {
 
 constexpr int64_t MOST_QUERIES = 32;  // Heads x rows that one unit works on.
 
@@ -16,8 +30,9 @@ inline int64_t rows_a_unit(const Attend& o) {
     return std::max<int64_t>(1, MOST_QUERIES / (o.queries.num_parts / o.cache.num_heads));
 }
 
-// How many units share out the spans of the same queries: as many as the longest of the step may have, or one that walks
-// all of its spans where there is no room for so many parts. Then there are many queries, and work enough for everybody.
+// How many units share out the spans of the same queries: as many as the longest of the step may have, or one that
+// walks all of its spans where there is no room for so many parts. Then there are many queries, and work enough for
+// everybody.
 inline int64_t spans_apart(const Attend& o, const Step& step) {
     int64_t queries = step.num_rows * o.queries.num_parts, longest = 0;
     if (2 * queries > MOST_PARTS) return 1;
@@ -49,7 +64,8 @@ inline Queries queries_of(const Attend& o, const Step& step, int64_t unit) {
     q.repeat = o.queries.num_parts / o.cache.num_heads;
     int64_t left = unit / o.cache.num_heads, rows = rows_a_unit(o);
     for (q.chunk = 0;; ++q.chunk) {
-        int64_t length = step.query_starts[q.chunk + 1] - step.query_starts[q.chunk], units = (length + rows - 1) / rows;
+        int64_t length = step.query_starts[q.chunk + 1] - step.query_starts[q.chunk],
+                units = (length + rows - 1) / rows;
         if (left < units) {
             q.first_row = step.query_starts[q.chunk] + left * rows;
             q.num_rows = std::min(rows, length - left * rows);
@@ -88,7 +104,8 @@ inline Queries line_of(const Attend& o, const Step& step, const Queries& all, in
 
 // A tile in which each row of a tree has keys of its own.
 template <typename T>
-void walk_lines(const Attend& o, const Step& step, const Queries& q, const Walk& walk, const int32_t* table, int64_t start) {
+void walk_lines(const Attend& o, const Step& step, const Queries& q, const Walk& walk, const int32_t* table,
+                int64_t start) {
     for (int64_t row = 0; row < q.num_rows; ++row) {
         Queries one = line_of(o, step, q, row);
         if (start < one.seen_to && start + TILE > one.seen_from)
@@ -128,7 +145,8 @@ void walk_all_spans(const Attend& o, const Step& step, const Queries& q, const W
     write_out(o, q, walk.all);
 }
 
-// One span, whose part is left for the unit that comes to its end last: that one puts the parts together, in their order.
+// One span, whose part is left for the unit that comes to its end last: that one puts the parts together, in their
+// order.
 template <typename T>
 void walk_one_span(const Attend& o, const Step& step, const Queries& q, const Walk& walk, int64_t span, int64_t apart) {
     int64_t head_dim = o.cache.head_dim;
@@ -160,3 +178,6 @@ void attend(const void* operands, const Step& step, int64_t unit, uint8_t* scrat
         apart == 1 ? walk_all_spans<T>(o, step, q, walk) : walk_one_span<T>(o, step, q, walk, span, apart);
     });
 }
+
+}  // namespace
+}  // namespace archerfish::ISA

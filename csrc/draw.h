@@ -1,10 +1,23 @@
-// The next token of each row, by its own temperature, filters and seeded noise. Included by kernels.cpp.
+// The next token of each row, by its own temperature, filters and seeded noise.
 //
 // The largest of logits / temperature + Gumbel noise is a draw from their softmax; the noise is a function of seed,
 // position and token. Filters are thresholds, found by halving: no vocabulary is ever sorted.
+#pragma once
 
-constexpr float NEGLIGIBLE = 32.0f;  // So far below the peak no noise lifts a token over it, and all together weigh nothing.
-constexpr int64_t FEW = 128;         // Values that are sorted once no more are left.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "lanes.h"
+#include "program.h"
+#include "rows.h"
+
+namespace archerfish::ISA {
+namespace {
+
+constexpr float NEGLIGIBLE =
+    32.0f;                    // So far below the peak no noise lifts a token over it, and all together weigh nothing.
+constexpr int64_t FEW = 128;  // Values that are sorted once no more are left.
 
 // -- noise ------------------------------------------------------------------------------------------------------------
 
@@ -200,3 +213,6 @@ void draw(const void* operands, const Step&, int64_t row, uint8_t* scratch) {
     float threshold = threshold_of(asked, values, shares, count, peak / asked.temperature);
     o.tokens[row] = noisiest(asked, values, count, threshold);
 }
+
+}  // namespace
+}  // namespace archerfish::ISA

@@ -1,7 +1,22 @@
-// Feed-forward experts, of which every row chooses a few. Included by kernels.cpp.
+// Feed-forward experts, of which every row chooses a few.
 //
 // Rows that chose the same expert are brought together, so that its matrices are read once for all of them. Who else is
 // there decides where a row's places are, and nothing about the numbers in them.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "lanes.h"
+#include "linear.h"
+#include "panels.h"
+#include "program.h"
+#include "rows.h"
+
+namespace archerfish::ISA {
+namespace {
 
 // -- choosing ---------------------------------------------------------------------------------------------------------
 
@@ -133,3 +148,6 @@ void combine(const Combine& o, const Step&, int64_t row, uint8_t*) {
         store_lanes(out + i, total, lanes);
     });
 }
+
+}  // namespace
+}  // namespace archerfish::ISA

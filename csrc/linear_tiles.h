@@ -1,7 +1,20 @@
-// Products of many rows by matrix tiles, from the same packed matrices. Included by kernels.cpp for CPUs that have them.
+// Products of many rows by matrix tiles, from the same packed matrices.
 //
-// Sums of bytes are whole numbers, so these have the bits of linear.inc and take over where rows are many enough. Sums
+// Sums of bytes are whole numbers, so these have the bits of linear.h and take over where rows are many enough. Sums
 // of bfloat16 are rounded in a way of their own: with tiles, every number of rows goes this way.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "lanes.h"
+#include "panels.h"
+#include "program.h"
+#include "tiles.h"
+
+namespace archerfish::ISA {
+namespace {
 
 constexpr int64_t TILE_ROWS = 16;
 constexpr int64_t TILE_BYTES = 64;  // Of a row.
@@ -49,10 +62,12 @@ inline void add_column(const uint8_t* weights) {
 
 // Adds `steps` tiles' depth of rows and weights to the sums.
 template <int ROW_TILES, bool BF16>
-inline void add_steps(const uint8_t* rows, int64_t row_bytes, const uint8_t* weights, int64_t steps, int64_t depth_bytes) {
+inline void add_steps(const uint8_t* rows, int64_t row_bytes, const uint8_t* weights, int64_t steps,
+                      int64_t depth_bytes) {
     for (int64_t k = 0; k < steps; ++k) {
         tile_load<ROWS_TILE>(rows + k * depth_bytes, row_bytes);
-        if constexpr (ROW_TILES == 2) tile_load<ROWS_TILE + 1>(rows + TILE_ROWS * row_bytes + k * depth_bytes, row_bytes);
+        if constexpr (ROW_TILES == 2)
+            tile_load<ROWS_TILE + 1>(rows + TILE_ROWS * row_bytes + k * depth_bytes, row_bytes);
         add_column<ROW_TILES, BF16, 0>(weights);
         weights += depth_bytes / 4 * PANEL_ROW;
         // With few rows the matrix comes from memory, whose pages the CPU's own prefetching does not cross.
@@ -180,7 +195,8 @@ void int8_pass(const TileWork& work, int part, int64_t row, int64_t num_rows, in
     for (int64_t g = first_group; g < last_group; ++g) {
         TileSums<ROW_TILES>::clear();
         add_steps<ROW_TILES, false>(in.data + row * in.stride + g * in.group, in.stride,
-                                    work.bytes + g * in.group / 4 * PANEL_ROW + part * TILE_BYTES, in.group / depth, depth);
+                                    work.bytes + g * in.group / 4 * PANEL_ROW + part * TILE_BYTES, in.group / depth,
+                                    depth);
         if (g > first_group) add(g - 1);
         counts[g % 2].store();
     }
@@ -196,7 +212,8 @@ void bf16_pass(const TileWork& work, int part, int64_t row, int64_t num_rows) {
                                in.width * sizeof(uint16_t) / TILE_BYTES, TILE_BYTES);
     found.store();
     for (int64_t r = 0; r < num_rows; ++r)
-        std::memcpy(work.sums + (row - work.first_row + r) * PANEL + part * LANES, found.numbers[r], sizeof found.numbers[r]);
+        std::memcpy(work.sums + (row - work.first_row + r) * PANEL + part * LANES, found.numbers[r],
+                    sizeof found.numbers[r]);
 }
 
 template <int ROW_TILES>
@@ -257,3 +274,6 @@ void linear_by_tiles(const Linear& o, int64_t panel_index, int64_t row, int64_t 
         for (int p = 0; p < PARTS; ++p)
             store_output(o, row + r, panel_index * PANEL + p * LANES, load(work.sums + r * PANEL + p * LANES));
 }
+
+}  // namespace
+}  // namespace archerfish::ISA

@@ -1,14 +1,28 @@
-// Attention of some queries to one tile of keys, with a running softmax. Included by kernels.cpp.
+// Attention of some queries to one tile of keys, with a running softmax.
 //
 // Knows queries and where the cache has their keys; which queries a unit has, and which tiles it walks, is for
-// attention.inc to say.
+// attention.h to say.
+#pragma once
 
-constexpr int64_t TILE = 64;          // Keys. A multiple of every block size or a divisor of it.
-constexpr int64_t SPAN = 512;         // Keys that one unit walks where spans are shared out: a multiple of a tile.
-constexpr float NEVER = -3.0e38f;     // Below every score; not infinite, so that differences stay defined.
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
 
-// The queries of one unit: consecutive rows of one chunk, all heads that share one head of keys. And the keys that any of
-// them may see.
+#include "cache.h"
+#include "lanes.h"
+#include "program.h"
+#include "rows.h"
+
+namespace archerfish::ISA {
+namespace {
+
+constexpr int64_t TILE = 64;       // Keys. A multiple of every block size or a divisor of it.
+constexpr int64_t SPAN = 512;      // Keys that one unit walks where spans are shared out: a multiple of a tile.
+constexpr float NEVER = -3.0e38f;  // Below every score; not infinite, so that differences stay defined.
+
+// The queries of one unit: consecutive rows of one chunk, all heads that share one head of keys. And the keys that any
+// of them may see.
 struct Queries {
     int64_t chunk, first_row, num_rows, first_position, head, repeat, count, seen_from, seen_to;
     int64_t root;           // Position of the chunk's first token.
@@ -62,10 +76,10 @@ inline void add_gathered(const Gathered& to, int64_t query, const Gathered& from
 
 // What a unit keeps of its queries while it walks the keys.
 struct Walk {
-    float* q;       // [queries][head_dim], scaled.
-    float* scores;  // [queries][TILE], then the weights.
-    Gathered span;  // Of the span that is walked.
-    Gathered all;   // Of all spans so far.
+    float* q;            // [queries][head_dim], scaled.
+    float* scores;       // [queries][TILE], then the weights.
+    Gathered span;       // Of the span that is walked.
+    Gathered all;        // Of all spans so far.
     float* line_keys;    // [TILE][head_dim] numbers as the cache has them, of keys that are brought together,
     float* line_scales;  // [TILE] and their scales.
 
@@ -246,7 +260,8 @@ struct Stored {
     Stored(const Cache& cache, const int32_t* table, int64_t head, int64_t place) {
         int64_t block = table[place / cache.block_size], offset = place % cache.block_size, size = cache.head_dim;
         int64_t first = block * cache.block_size * cache.num_heads * size;
-        keys = (const T*)cache.keys + first + (head * cache.block_size + offset / LANES * LANES) * size + offset % LANES;
+        keys =
+            (const T*)cache.keys + first + (head * cache.block_size + offset / LANES * LANES) * size + offset % LANES;
         values = (const T*)cache.values + first + (offset * cache.num_heads + head) * size;
         key_scales = scale_of(cache, cache.key_scales, block, head, offset);
         value_scales = scale_of(cache, cache.value_scales, block, head, offset);
@@ -259,7 +274,8 @@ struct Stored {
 
 // Sixteen keys from a position on, which lie together.
 template <typename T>
-void take_sixteen(const Cache& cache, const Queries& q, const int32_t* table, int64_t position, int64_t j, Tile<T>& tile) {
+void take_sixteen(const Cache& cache, const Queries& q, const int32_t* table, int64_t position, int64_t j,
+                  Tile<T>& tile) {
     Stored<T> stored(cache, table, q.head, position);
     for (int64_t i = 0; i < LANES; ++i) tile.values[j + i] = stored.values + i * cache.num_heads * cache.head_dim;
     if (stored.value_scales) store(tile.scales + j, load(stored.value_scales));
@@ -268,7 +284,8 @@ void take_sixteen(const Cache& cache, const Queries& q, const int32_t* table, in
 
 // The sixteen just taken, of which some are others in a line: those are fetched from where they were stored.
 template <typename T>
-void follow_line(const Attend& o, const Queries& q, const Walk& walk, const int32_t* table, int64_t position, Tile<T>& tile) {
+void follow_line(const Attend& o, const Queries& q, const Walk& walk, const int32_t* table, int64_t position,
+                 Tile<T>& tile) {
     const Cache& cache = o.cache;
     Sixteen<T>& sixteen = tile.sixteens[tile.num_sixteens - 1];
     T* keys = (T*)(walk.line_keys + sixteen.place * cache.head_dim);
@@ -314,6 +331,10 @@ void walk_tile(const Attend& o, const Queries& q, const Walk& walk, const int32_
     }
     int64_t first = std::max<int64_t>(0, q.seen_from - start), last = std::min<int64_t>(TILE, q.seen_to - start);
     by_fours(q.count, [&](int64_t i, auto n) {
-        add_values<T, n.value>(tile.values, first, last, head_dim, walk.scores + i * TILE, walk.span.sums + i * head_dim);
+        add_values<T, n.value>(tile.values, first, last, head_dim, walk.scores + i * TILE,
+                               walk.span.sums + i * head_dim);
     });
 }
+
+}  // namespace
+}  // namespace archerfish::ISA

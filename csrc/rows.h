@@ -1,4 +1,16 @@
-// Everything that works on one row after the other: norms, rotation, activation, packing. Included by kernels.cpp.
+// Everything that works on one row after the other: norms, rotation, activation, packing.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "lanes.h"
+#include "program.h"
+
+namespace archerfish::ISA {
+namespace {
 
 // Units of so many rows: few enough to share between threads, enough to be worth the asking.
 constexpr int64_t ROWS_PER_UNIT = 4;
@@ -125,9 +137,8 @@ void add(const Add& o, const Step&, int64_t row, uint8_t*) {
 void scale(const Scale& o, const Step&, int64_t row, uint8_t*) {
     const float* in = part_of(o.in, row, 0);
     float* out = part_of(o.out, row, 0);
-    over_lanes(o.out.width, [&](int64_t i, int lanes) {
-        store_lanes(out + i, load_lanes(in + i, lanes) * all(o.factor), lanes);
-    });
+    over_lanes(o.out.width,
+               [&](int64_t i, int lanes) { store_lanes(out + i, load_lanes(in + i, lanes) * all(o.factor), lanes); });
 }
 
 void softcap(const Softcap& o, const Step&, int64_t row, uint8_t*) {
@@ -279,3 +290,6 @@ void activate(const Activate& o, const Step&, int64_t row, uint8_t* scratch) {
             return activate_row<Activation::relu>(o, row, scratch);
     }
 }
+
+}  // namespace
+}  // namespace archerfish::ISA

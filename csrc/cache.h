@@ -1,6 +1,17 @@
-// Keys and values on their way into the cache, and as they are read from it. Included by kernels.cpp.
+// Keys and values on their way into the cache, and as they are read from it.
 //
 // What is stored of a token depends on its own keys and values alone: never on its neighbours in the step or the block.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "lanes.h"
+#include "program.h"
+#include "rows.h"
+
+namespace archerfish::ISA {
+namespace {
 
 // Calls f with a number of the type that the cache has.
 template <typename Function>
@@ -62,3 +73,6 @@ void write_row(const WriteKv& o, const Step& step, int64_t row) {
 void write_kv(const WriteKv& o, const Step& step, int64_t row, uint8_t*) {
     with_number(o.cache.number, [&](auto number) { write_row<decltype(number)>(o, step, row); });
 }
+
+}  // namespace
+}  // namespace archerfish::ISA

@@ -1,12 +1,25 @@
-// Products with a packed matrix, and rows looked up in one. Included by kernels.cpp.
+// Products with a packed matrix.
 //
 // An output is summed over the inputs in one order, whatever the number of rows and whoever computes it: rows and
 // panels are shared out, inputs never are.
+#pragma once
 
-constexpr int PARTS = PANEL / LANES;  // Vectors of a panel.
+#include <algorithm>
+#include <cstdint>
+
+#include "lanes.h"
+#include "panels.h"
+#include "program.h"
+#include "rows.h"
+#ifdef ARCHERFISH_TILES
+#include "linear_tiles.h"
+#endif
+
+namespace archerfish::ISA {
+namespace {
+
 constexpr int64_t PREFETCH_BYTES = 4096;
 constexpr int64_t BFLOAT16_PREFETCH_BYTES = 12288;  // It is read twice as fast as formats of fewer bits.
-constexpr int64_t PANEL_ROW = 4 * PANEL;  // Bytes of four inputs, or of two in bfloat16.
 
 // Rows that are worked on at once, and vectors of a panel: as many sums as registers hold.
 #ifdef ARCHERFISH_AVX512
@@ -16,7 +29,9 @@ constexpr int WIDE = PARTS;
 #else
 constexpr int MOST_ROWS = 4;
 template <int ROWS>
-constexpr int WIDE = ROWS == 1 ? PARTS : ROWS == 2 ? PARTS / 2 : PARTS / 4;
+constexpr int WIDE = ROWS == 1   ? PARTS
+                     : ROWS == 2 ? PARTS / 2
+                                 : PARTS / 4;
 #endif
 
 // The sums of ROWS rows with some vectors of a panel, from `first` on, before scales of outputs and bias.
@@ -127,15 +142,6 @@ inline void times_int4(Sums<ROWS>& sums, const Weight&, const uint8_t* panel, co
     }
 }
 
-// Sixteen outputs of a row from their sums. Past the last output there are none.
-inline void store_output(const Linear& o, int64_t row, int64_t first, Floats sum) {
-    int lanes = (int)std::min<int64_t>(LANES, o.weight.num_outputs - first);
-    if (lanes <= 0) return;
-    Floats factor = o.weight.format == Format::int8 ? load_lanes(o.weight.scales + first, lanes) : all(1.0f);
-    Floats bias = o.weight.bias ? load_lanes(o.weight.bias + first, lanes) : zeros();
-    store_lanes(o.out.data + row * o.out.stride + first, fma(sum, factor, bias), lanes);
-}
-
 // A few rows with some vectors of a panel, into the output.
 template <int ROWS>
 void linear_part(const Linear& o, int64_t panel_index, int64_t row, int first_part) {
@@ -170,8 +176,6 @@ void linear_tile(const Linear& o, int64_t panel_index, int64_t row) {
     for (int first = 0; first < PARTS; first += WIDE<ROWS>) linear_part<ROWS>(o, panel_index, row, first);
 }
 
-inline int64_t num_panels(const Weight& weight) { return (weight.num_outputs + PANEL - 1) / PANEL; }
-
 // At most ROWS rows: by the tile that is made for that many.
 template <int ROWS>
 inline void linear_some(const Linear& o, int64_t panel, int64_t row, int64_t count) {
@@ -180,13 +184,6 @@ inline void linear_some(const Linear& o, int64_t panel, int64_t row, int64_t cou
         linear_some<ROWS - 1>(o, panel, row, count);
     }
 }
-
-#ifdef ARCHERFISH_TILES
-constexpr int64_t ROWS_PER_BLOCK = 256;
-#include "linear_tiles.inc"
-#else
-constexpr int64_t ROWS_PER_BLOCK = 96;
-#endif
 
 // Rows [row, last) with one panel: a block of them at most.
 inline void linear_rows(const Linear& o, int64_t panel, int64_t row, int64_t last, [[maybe_unused]] uint8_t* scratch) {
@@ -224,54 +221,5 @@ void linear(const void* operands, const Step& step, int64_t unit, uint8_t* scrat
     linear_rows(o, panel, row, std::min(step.num_rows, row + ROWS_PER_BLOCK), scratch);
 }
 
-// -- lookup -----------------------------------------------------------------------------------------------------------
-
-inline float half_to_float(uint16_t bits) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(bits))); }
-
-// A table that is not packed, one row after the other, has panels of no bytes.
-inline void copy_row(const Weight& weight, int64_t output, float* out) {
-    if (weight.format == Format::float32) {
-        std::memcpy(out, (const float*)weight.data + output * weight.num_inputs, weight.num_inputs * sizeof(float));
-    } else {
-        const uint16_t* row = (const uint16_t*)weight.data + output * weight.num_inputs;
-        for (int64_t k = 0; k < weight.num_inputs; ++k) out[k] = float_of((uint32_t)row[k] << 16);
-    }
-}
-
-void unpack_row(const Weight& weight, int64_t output, float* out) {
-    if (weight.panel_bytes == 0) return copy_row(weight, output, out);
-    const uint8_t* panel = weight.data + output / PANEL * weight.panel_bytes;
-    int64_t lane = output % PANEL;
-    switch (weight.format) {
-        case Format::float32:
-            for (int64_t k = 0; k < weight.num_inputs; ++k) out[k] = ((const float*)panel)[k * PANEL + lane];
-            break;
-        case Format::bfloat16:
-            for (int64_t k = 0; k < weight.num_inputs; ++k) {
-                uint16_t value = ((const uint16_t*)panel)[(k / 2 * PANEL + lane) * 2 + k % 2];
-                out[k] = float_of((uint32_t)value << 16);
-            }
-            break;
-        case Format::int8:
-            for (int64_t k = 0; k < weight.num_inputs; ++k)
-                out[k] = ((int)panel[(k / 4 * PANEL + lane) * 4 + k % 4] - 128) * weight.scales[output];
-            break;
-        default: {
-            bool zeros = weight.format == Format::int4_zeros;
-            int64_t head = (zeros ? 3 : 2) * PANEL, group_bytes = head + weight.group / 2 * PANEL;
-            for (int64_t k = 0; k < weight.num_inputs; ++k) {
-                const uint8_t* group = panel + k / weight.group * group_bytes;
-                int64_t j = k % weight.group;
-                uint8_t both = group[head + (j / 8 * PANEL + lane) * 4 + j % 4];
-                int value = j % 8 < 4 ? both & 15 : both >> 4;
-                int zero = zeros ? group[2 * PANEL + lane] : 8;
-                out[k] = (value - zero) * half_to_float(((const uint16_t*)group)[lane]);
-            }
-        }
-    }
-}
-
-void embed(const Embed& o, const Step& step, int64_t row, uint8_t*) {
-    const int64_t* index = o.index == Index::tokens ? step.tokens : step.positions;
-    unpack_row(o.table, index[row], o.out.data + row * o.out.stride);
-}
+}  // namespace
+}  // namespace archerfish::ISA
