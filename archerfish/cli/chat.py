@@ -43,7 +43,7 @@ def command(system: str | None, sampling: Mapping[str, Any], config: EngineConfi
         # A model that cannot chat should say so before anybody types; what it thinks of this turn does not matter.
         with suppress(RequestError):
             llm.assembly.intake.chat_text([{"role": "user", "content": "Hello"}])
-        params = sampling_params(llm.assembly.recommended, sampling)
+        params = sampling_params(llm.assembly.recommended, sampling, llm.assembly.intake.max_model_len)
         conversation = Conversation(_chat_model(llm), params, system)
         if sys.stdin.isatty():
             _notice(_WELCOME.format(conversation.max_model_len))

@@ -50,7 +50,9 @@ def command(
         raise ConfigError("--logprobs and --prompt-logprobs are shown only with --json: add it")
     prompts = gather_prompts(texts, file, token_ids)
     with open_model(config) as llm:
-        params = replace(sampling_params(llm.assembly.recommended, sampling), structured=form)
+        params = replace(
+            sampling_params(llm.assembly.recommended, sampling, llm.assembly.intake.max_model_len), structured=form
+        )
         has_text = llm.assembly.intake.tokenizer is not None
         if as_json:
             write_json(llm.generate(prompts, params))

@@ -53,10 +53,12 @@ def sampling_options(*, left_out: tuple[str, ...] = ()) -> Callable[[CommandFunc
     return decorate
 
 
-def sampling_params(recommended: Mapping[str, Any], sampling: Mapping[str, Any]) -> SamplingParams:
-    """What the model recommends, with the user's own parameters over it."""
+def sampling_params(
+    recommended: Mapping[str, Any], sampling: Mapping[str, Any], max_model_len: int = _MAX_TOKENS
+) -> SamplingParams:
+    """Return what the model recommends, with the user's own parameters over it; the default length fits the model."""
     # The library's default length is short, for tests and scripts; here a person waits for an answer.
-    return SamplingParams.from_dict({"max_tokens": _MAX_TOKENS, **recommended, **sampling})
+    return SamplingParams.from_dict({"max_tokens": min(_MAX_TOKENS, max_model_len), **recommended, **sampling})
 
 
 @contextmanager

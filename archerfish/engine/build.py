@@ -88,7 +88,8 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
     """Load the model and connect everything. Every error a user can fix is raised before weights are read."""
     checkpoint = read_checkpoint(config)
     resolved = with_named_method(resolve(config, facts_of(checkpoint)))
-    recommended = _recommended(checkpoint.generation, checkpoint.directory / "generation_config.json")
+    generation_path = checkpoint.directory / "generation_config.json"
+    recommended = _recommended(checkpoint.generation, generation_path, resolved.max_model_len)
     tokenizer_directory = _tokenizer_directory(config, checkpoint)
     tokenizer = None if tokenizer_directory is None else Tokenizer.load(tokenizer_directory, config.chat_template)
     eos_token_ids = _eos_token_ids(checkpoint, tokenizer)
@@ -234,7 +235,7 @@ def _start_token_id(checkpoint: Checkpoint, eos: tuple[int, ...]) -> int:
     return next(token for token in named if isinstance(token, int) and 0 <= token < checkpoint.arch.vocab_size)
 
 
-def _recommended(generation: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def _recommended(generation: Mapping[str, Any], path: Path, max_model_len: int) -> dict[str, Any]:
     names = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
     names |= {"repetition_penalty": "repetition_penalty", "max_new_tokens": "max_tokens"}
     given = {ours: generation[theirs] for theirs, ours in names.items() if generation.get(theirs) is not None}
@@ -244,4 +245,7 @@ def _recommended(generation: Mapping[str, Any], path: Path) -> dict[str, Any]:
         SamplingParams.from_dict(given)  # A value that makes no sense shows now, not at the first request.
     except InvalidParameter as error:
         raise ModelError(f"{path}: {error}") from error
+    if "max_tokens" in given:
+        # Requests may not exceed the context; the file does not know how long a context is served.
+        given["max_tokens"] = min(given["max_tokens"], max_model_len)
     return given

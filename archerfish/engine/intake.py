@@ -13,6 +13,8 @@ from archerfish.request import LARGEST_PRIORITY, SLO, Best, Request, RequestClas
 from archerfish.sampling.trial import Trial
 from archerfish.tokenizer import Tokenizer
 
+_DEFAULT_MAX_TOKENS = SamplingParams().max_tokens or 0
+
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 
@@ -107,11 +109,22 @@ class Intake:
             sequences = (*params.bad_words_token_ids, *self._bad_sequences(params.bad_words))
             params = replace(params, bad_words=(), bad_words_token_ids=sequences)
         params.check_token_ids(self._vocab_size)
+        self.check_max_tokens(params.max_tokens)
         if params.best_of is None or params.best_of == params.n:
             return SettledParams(copy(params), None)
         best = Best(params.n, shows_logprobs=params.logprobs is not None)
         params = replace(params, n=params.best_of, best_of=None, logprobs=params.logprobs or 0)
         return SettledParams(params, best)
+
+    def check_max_tokens(self, max_tokens: int | None) -> None:
+        """Raise if an answer of this length exceeds the whole context.
+
+        Smaller values are cut to what the prompt leaves. The default is never refused: a model with a tiny context can
+        be used without naming a length.
+        """
+        if max_tokens is not None and max_tokens > max(self.max_model_len, _DEFAULT_MAX_TOKENS):
+            allowed = f"the context has {self.max_model_len} tokens (--max-model-len), prompt and answer together"
+            raise InvalidParameter("max_tokens", max_tokens, allowed)
 
     def _bad_sequences(self, words: Sequence[str]) -> list[tuple[int, ...]]:
         """Words as the tokenizer splits them, at the start of a text and behind a space."""

@@ -217,6 +217,7 @@ class LLM:
         refuse_unsupported("beam_search", {"lora_request": lora_request})
         if not isinstance(params, BeamSearchParams):
             raise InvalidParameter("params", params, "they must be BeamSearchParams")
+        self._intake.check_max_tokens(params.max_tokens)
         listed = [self._intake.token_ids(prompt.content) for prompt in as_prompts(prompts)]
         for token_ids in listed:
             self._intake.check_length(token_ids)

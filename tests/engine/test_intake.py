@@ -109,8 +109,21 @@ def test_the_best_of_several_answers_is_found_by_log_probabilities(intake: Intak
     assert intake.request([5], SamplingParams(n=3, best_of=3)).best is None
 
 
+def test_an_answer_longer_than_the_context_is_refused_with_the_limit(tokenizer: Tokenizer) -> None:
+    intake = Intake(tokenizer, VOCABULARY, 64, lambda: 1.0)
+    with pytest.raises(InvalidParameter, match=r"max_tokens = 65 .* 64 tokens \(--max-model-len\)") as caught:
+        intake.request([5], SamplingParams(max_tokens=65))
+    assert caught.value.name == "max_tokens"
+    for max_tokens in (1, 64, None):
+        assert intake.request([5], SamplingParams(max_tokens=max_tokens)).params.max_tokens == max_tokens
+
+
+def test_the_default_length_fits_every_context(tokenizer: Tokenizer) -> None:
+    assert Intake(tokenizer, VOCABULARY, 8, lambda: 1.0).request([5], SamplingParams()).params.max_tokens == 16
+
+
 @pytest.mark.parametrize(
-    ("most", "max_tokens", "kept"), [(None, 4, 12), (5, 4, 5), (100, 4, 12), (-1, 4, 12), (-1, 10, 6), (-1, 99, 1)]
+    ("most", "max_tokens", "kept"), [(None, 4, 12), (5, 4, 5), (100, 4, 12), (-1, 4, 12), (-1, 10, 6), (-1, 16, 1)]
 )
 def test_the_end_of_a_prompt_is_kept(intake: Intake, most: int | None, max_tokens: int, kept: int) -> None:
     prompt = list(range(12))

@@ -68,10 +68,22 @@ BODIES: dict[str, list[dict[str, Any]]] = {
 }
 REFUSED: dict[str, list[dict[str, Any]]] = {
     # What the model or other fields make wrong shows when a line is answered, not when it is checked.
-    CHAT: [{"messages": APRIL, "top_logprobs": 2}, {"messages": APRIL, "model": "gpt-9"}],
-    COMPLETIONS: [{"prompt": "A", "max_tokens": 0}, {"prompt": [99_999]}],
+    CHAT: [
+        {"messages": APRIL, "top_logprobs": 2},
+        {"messages": APRIL, "model": "gpt-9"},
+        {"messages": APRIL, "max_completion_tokens": 100_000},
+    ],
+    COMPLETIONS: [
+        {"prompt": "A", "max_tokens": 0},
+        {"prompt": [99_999]},
+        {"prompt": "A", "max_tokens": 100_000},
+    ],
     EMBEDDINGS: [{"input": "long " * 9000}],
-    RESPONSES: [{"input": "A", "tool_choice": "required"}, {"input": "A", "top_logprobs": 3}],
+    RESPONSES: [
+        {"input": "A", "tool_choice": "required"},
+        {"input": "A", "top_logprobs": 3},
+        {"input": "A", "max_output_tokens": 100_000},
+    ],
 }
 DIFFERENT = ("id", "call_id", "created", "created_at", "completed_at", "metrics")
 
