@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from archerfish.checks import check_float
 from archerfish.sampling_params import GREEDY_BELOW as GREEDY_BELOW
+from archerfish.sampling_params import MAX_DRAFT_TOKENS as MAX_DRAFT_TOKENS
 from archerfish.sampling_params import METHOD_ALIASES as METHOD_ALIASES
-from archerfish.sampling_params import MOST_GUESSES as MOST_GUESSES
 from archerfish.sampling_params import RequestOutputKind as RequestOutputKind
 from archerfish.sampling_params import SamplingParams as SamplingParams
 from archerfish.sampling_params import Speculation as Speculation
@@ -119,7 +119,7 @@ class TokenEvent(NamedTuple):
     """With the first token, for requests that asked."""
     prompt_states: bytes | None = None
     """The same for the last layer's state of each prompt token: float32, one row after the other."""
-    num_guesses: int = 0
+    num_draft_tokens: int = 0
     """Tokens that were guessed in this step, and checked."""
-    num_stood: int = 0
+    num_accepted_tokens: int = 0
     """Those of them that stood, even past the sequence's end."""

@@ -18,7 +18,7 @@ GREEDY_BELOW = 1e-5
 
 Verification = Literal["coupled", "rejection", "typical"]
 """Which guessed tokens stand. Coupled keeps the very tokens, rejection their distribution; typical is lossy."""
-MOST_GUESSES = 63
+MAX_DRAFT_TOKENS = 63
 """For one sequence in one step."""
 
 _LARGEST_SEED = 2**64 - 1
@@ -96,7 +96,7 @@ class Speculation:
             raise InvalidParameter("speculation.method", self.method, "it must be the name of a method")
         object.__setattr__(self, "method", METHOD_ALIASES.get(self.method or "", self.method))
         if self.num_speculative_tokens is not None:
-            check_int("speculation.num_speculative_tokens", self.num_speculative_tokens, 1, MOST_GUESSES)
+            check_int("speculation.num_speculative_tokens", self.num_speculative_tokens, 1, MAX_DRAFT_TOKENS)
         if self.verification is not None and self.verification not in get_args(Verification):
             known = ", ".join(get_args(Verification))
             raise InvalidParameter("speculation.verification", self.verification, f"it must be one of {known}")
@@ -105,7 +105,7 @@ class Speculation:
             raise InvalidParameter(f"speculation.{given[0]}", getattr(self, given[0]), "with method = off leave it out")
 
     @property
-    def most_guesses(self) -> int | None:
+    def max_draft_tokens(self) -> int | None:
         """In a step; None as many as the service likes."""
         return 0 if self.method == "off" else self.num_speculative_tokens
 

@@ -154,16 +154,19 @@ class Bench:
         for setting in settings:
             # The first time it learns what pays.
             times_as_fast = statistics.median(seconds[OFF] / seconds[setting] for seconds in turns[1:])
-            num_drafts, num_stood, num_checked = drafts[setting]
-            tokens_a_step, trust = 1 + num_stood / max(1, num_drafts), num_stood / max(1, num_checked)
+            num_drafts, num_accepted_tokens, num_checked = drafts[setting]
+            tokens_a_step, trust = (
+                1 + num_accepted_tokens / max(1, num_drafts),
+                num_accepted_tokens / max(1, num_checked),
+            )
             found.append(Ran(times_as_fast, float(tokens_a_step), float(trust)))
         return found
 
     def _drafts(self, setting: Setting) -> NDArray[np.float64]:
         """So far: how many, guesses that stood, and guesses that were checked, as those are before which all stood."""
-        num_drafts, stood_at = self._counts.num_drafts, self._counts.stood_at
-        checked = stood_at if setting.fixed is None else stood_at[: setting.fixed - 1]
-        return np.array([num_drafts, sum(stood_at), num_drafts + sum(checked)], np.float64)
+        num_drafts, accepted_per_position = self._counts.num_drafts, self._counts.accepted_per_position
+        checked = accepted_per_position if setting.fixed is None else accepted_per_position[: setting.fixed - 1]
+        return np.array([num_drafts, sum(accepted_per_position), num_drafts + sum(checked)], np.float64)
 
     def _switch(self, setting: Setting, watched: Speculator | None) -> None:
         if watched is not None:

@@ -12,13 +12,13 @@ from archerfish.errors import ConfigError, InvalidParameter
 from archerfish.request import SamplingParams, Speculation
 
 _SECTION = "Sampling (by default what the model's generation_config.json names, else the values shown)"
-_GUESSING = "Guessing tokens, for these requests alone (by default as --speculative-config says)"
+_SPECULATION = "Speculative decoding, for these requests alone (by default as --speculative-config says)"
 _NOT_FLAGS = (
     *("structured", "structured_outputs", "guided_decoding", "speculation", "prompt_embedding", "prompt_states"),
     *("bad_words_token_ids", "detokenize", "output_kind"),
 )
 """What has flags of its own (here and in form_options), or is too much for a terminal."""
-_GUESSING_PREFIX = "guessing_"
+_SPECULATION_PREFIX = "speculation_"
 _PREFIX = "sampling_"
 _MAX_TOKENS = 128
 
@@ -30,17 +30,17 @@ def sampling_options(*, left_out: tuple[str, ...] = ()) -> Callable[[CommandFunc
         @wraps(command)
         def with_sampling(**parameters: Any) -> None:
             sampling = read_flags(SamplingParams, take_given(parameters, _PREFIX), _flag)
-            guessing = read_flags(Speculation, take_given(parameters, _GUESSING_PREFIX), _guessing_flag)
+            speculation = read_flags(Speculation, take_given(parameters, _SPECULATION_PREFIX), _speculation_flag)
             with _naming_flags():
-                if guessing:
-                    sampling["speculation"] = Speculation(**guessing)
+                if speculation:
+                    sampling["speculation"] = Speculation(**speculation)
                 # Shows bad values now, not after the model was loaded; how long the answer may be is not known yet.
                 SamplingParams(**{"max_tokens": None, **sampling})
             command(sampling=sampling, **parameters)
 
-        decorated = field_options(Speculation, section=_GUESSING, prefix=_GUESSING_PREFIX, spell=_guessing_flag)(
-            with_sampling
-        )
+        decorated = field_options(
+            Speculation, section=_SPECULATION, prefix=_SPECULATION_PREFIX, spell=_speculation_flag
+        )(with_sampling)
         return field_options(
             SamplingParams,
             section=_SECTION,
@@ -68,7 +68,7 @@ def _naming_flags() -> Iterator[None]:
         yield
     except InvalidParameter as error:
         name = error.name.removeprefix("speculation.")
-        flag = _flag(name) if name == error.name else _guessing_flag(name)
+        flag = _flag(name) if name == error.name else _speculation_flag(name)
         raise ConfigError(str(error).replace(f"{error.name} = ", f"{flag} ", 1)) from error
 
 
@@ -77,5 +77,5 @@ def _flag(field_name: str) -> str:
     return "--sampling-seed" if field_name == "seed" else flag_name(field_name)
 
 
-def _guessing_flag(field_name: str) -> str:
+def _speculation_flag(field_name: str) -> str:
     return "--speculation-method" if field_name == "method" else flag_name(field_name)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from archerfish.config.settings import Batching, EngineConfig, Kernels, LoadFormat, Quantization, Rounding, flag_name
-from archerfish.config.speculation import WITHOUT_GUESSES, WITHOUT_WEIGHTS, SpeculationConfig
+from archerfish.config.speculation import NON_SPECULATIVE_METHODS, WITHOUT_WEIGHTS, SpeculationConfig
 from archerfish.errors import ConfigError
 
 _CPU_STEP_TOKENS = 512  # A longer step would hold up every running answer for seconds.
@@ -61,20 +61,20 @@ class ResolvedConfig:
     check_invariants: bool
 
     @property
-    def guesses(self) -> bool:
+    def speculates(self) -> bool:
         """Whether tokens are guessed at all. Auto does not on a GPU, where no measurement says yet that it pays."""
         method = self.speculation.method
         return method != "off" and (method != "auto" or self.device == "cpu")
 
     @property
-    def guessing_methods(self) -> tuple[str, ...]:
+    def speculation_methods(self) -> tuple[str, ...]:
         """What a request may choose from, beside what has weights of its own."""
-        return (*WITHOUT_GUESSES, *WITHOUT_WEIGHTS) if self.guesses else WITHOUT_GUESSES
+        return (*NON_SPECULATIVE_METHODS, *WITHOUT_WEIGHTS) if self.speculates else NON_SPECULATIVE_METHODS
 
     @property
     def max_drawn(self) -> int:
         """Most tokens that a step draws: one for each sequence, and one after each guess."""
-        if not self.guesses:
+        if not self.speculates:
             return self.max_num_seqs
         return max(self.max_num_seqs, min(_DRAWN_WITH_GUESSES, self.max_num_batched_tokens))
 

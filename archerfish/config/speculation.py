@@ -6,13 +6,13 @@ from math import inf
 from typing import Any, Literal, get_args
 
 from archerfish.errors import ConfigError
-from archerfish.request import METHOD_ALIASES, MOST_GUESSES, Verification
+from archerfish.request import MAX_DRAFT_TOKENS, METHOD_ALIASES, Verification
 
 Method = Literal["auto", "off", "reference", "lookahead", "draft_model", "eagle", "medusa"]
 DraftFormat = Literal["none", "int8", "w8a8", "int4"]
 NETWORKS = ("draft_model", "eagle", "medusa")
 """Methods that have weights of their own."""
-WITHOUT_GUESSES = ("off", "auto")
+NON_SPECULATIVE_METHODS = ("off", "auto")
 """What a request may ask of an engine that guesses nothing."""
 WITHOUT_WEIGHTS = ("reference", "lookahead")
 """Methods that every engine has which guesses."""
@@ -108,7 +108,7 @@ class SpeculationConfig:
         _check_choice("quantization", self.quantization, get_args(DraftFormat))
         _check_choice("verification", self.verification, get_args(Verification))
         if self.num_speculative_tokens is not None:
-            _check_count("num_speculative_tokens", self.num_speculative_tokens, MOST_GUESSES)
+            _check_count("num_speculative_tokens", self.num_speculative_tokens, MAX_DRAFT_TOKENS)
         _check_count("branches", self.branches, _MOST_BRANCHES)
         for key in ("prompt_lookup_max", "prompt_lookup_min"):
             if getattr(self, key) is not None:
@@ -145,8 +145,8 @@ class SpeculationConfig:
                 raise ConfigError(f"{_FLAG} {key} needs {needed}, not {self.method}")
         if (self.prompt_lookup_min or 1) > (self.prompt_lookup_max or _LONGEST_LOOKUP):
             raise ConfigError(f"{_FLAG} prompt_lookup_min {self.prompt_lookup_min} is more than prompt_lookup_max")
-        if (self.num_speculative_tokens or 1) * self.branches > MOST_GUESSES:
-            raise ConfigError(f"{_FLAG} num_speculative_tokens times branches is more than {MOST_GUESSES}")
+        if (self.num_speculative_tokens or 1) * self.branches > MAX_DRAFT_TOKENS:
+            raise ConfigError(f"{_FLAG} num_speculative_tokens times branches is more than {MAX_DRAFT_TOKENS}")
 
 
 def _check_foreign(key: str, value: object, names: list[str]) -> None:

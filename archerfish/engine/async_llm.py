@@ -243,7 +243,7 @@ class AsyncLLM:
             facts.max_model_len,
             time.monotonic,
             facts.max_positions,
-            facts.guessing_methods,
+            facts.speculation_methods,
         )
 
     async def _ready(self) -> Intake:

@@ -57,7 +57,7 @@ class Assembly:
     executor: Executor
     """What the engine runs its plans with, for whoever measures it apart."""
     intake: Intake
-    guessing_methods: tuple[str, ...]
+    speculation_methods: tuple[str, ...]
     """What a request may choose from."""
     arch: Arch
     config: ResolvedConfig
@@ -124,7 +124,7 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
         executor = executor_of(cache_size.num_blocks, None if forms is None else Grammars(forms))
     scheduler = _scheduler(resolved, layout, cache_size, eos_token_ids)
     scheduler.guessing = executor.guessing
-    methods = (*resolved.guessing_methods, *(() if drafts is None else (drafts.method,)))
+    methods = (*resolved.speculation_methods, *(() if drafts is None else (drafts.method,)))
     logger.info("%s, %s", cache_size, KvFormat(resolved.kv_cache_dtype, resolved.dtype))
     return Assembly(
         directory=checkpoint.directory,
@@ -142,7 +142,7 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
         ),
         executor=executor,
         intake=_intake(checkpoint, resolved, tokenizer, methods),
-        guessing_methods=methods,
+        speculation_methods=methods,
         arch=checkpoint.arch,
         config=resolved,
         cache_size=cache_size,

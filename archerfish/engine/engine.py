@@ -128,13 +128,15 @@ class Engine:
         # Launched before the last commit, it had to wait for that one's step: no second is counted twice.
         seconds = now - max(started, self._last_commit)
         self._last_commit = now
-        num_guesses = sum(result.num_guessed.values()) if result.num_guessed else 0
-        num_tokens = plan.num_tokens + num_guesses
-        if num_guesses or result.guess_seconds:
-            self.counts.record_guesses(result.num_guessed, result.tokens, result.guess_seconds, result.saved_seconds)
+        num_draft_tokens = sum(result.num_draft_tokens.values()) if result.num_draft_tokens else 0
+        num_tokens = plan.num_tokens + num_draft_tokens
+        if num_draft_tokens or result.drafting_seconds:
+            self.counts.record_drafts(
+                result.num_draft_tokens, result.tokens, result.drafting_seconds, result.saved_seconds
+            )
         # As told in events: what was drawn for sequences that had ended is nobody's.
         self.counts.record(num_tokens, sum([len(event.token_ids) for event in events]), seconds)
-        self.last_step = LastStep(plan.chunks, num_tokens, seconds, num_guesses)
+        self.last_step = LastStep(plan.chunks, num_tokens, seconds, num_draft_tokens)
         return events
 
     def _fail(self, error: Exception) -> list[TokenEvent]:

@@ -7,7 +7,7 @@ from copy import copy
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from archerfish.config.speculation import WITHOUT_GUESSES
+from archerfish.config.speculation import NON_SPECULATIVE_METHODS
 from archerfish.errors import InvalidParameter, PromptTooLong, TokenizerError
 from archerfish.request import LARGEST_PRIORITY, SLO, Best, Request, RequestClass, SamplingParams, Structured
 from archerfish.sampling.trial import Trial
@@ -37,7 +37,7 @@ class Intake:
         max_model_len: int,
         clock: Callable[[], float],
         max_positions: int | None = None,
-        guessing_methods: tuple[str, ...] = WITHOUT_GUESSES,
+        speculation_methods: tuple[str, ...] = NON_SPECULATIVE_METHODS,
     ) -> None:
         self.tokenizer = tokenizer
         self._max_positions = max_positions
@@ -45,7 +45,7 @@ class Intake:
         self._vocab_size = vocab_size
         self.max_model_len = max_model_len
         self._clock = clock
-        self._guessing_methods = guessing_methods
+        self._speculation_methods = speculation_methods
         """Those that the engine has."""
         self._trial = Trial(tokenizer, vocab_size)
 
@@ -102,8 +102,10 @@ class Intake:
                 raise InvalidParameter("structured", "...", "it needs a tokenizer, and none was loaded")
             self._trial.check(params.structured)
         method = None if params.speculation is None else params.speculation.method
-        if method is not None and method not in self._guessing_methods:
-            allowed = f"this engine has {', '.join(self._guessing_methods)}; others are loaded by --speculative-config"
+        if method is not None and method not in self._speculation_methods:
+            allowed = (
+                f"this engine has {', '.join(self._speculation_methods)}; others are loaded by --speculative-config"
+            )
             raise InvalidParameter("speculation.method", method, allowed)
         if params.bad_words:
             sequences = (*params.bad_words_token_ids, *self._bad_sequences(params.bad_words))

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 _OF_A_GPU = ("fp8",)
 """Formats that only a GPU's kernels know."""
-_MOST_GUESSES = 32
+_MAX_DRAFT_TOKENS = 32
 """For one sequence in one step: longer copies are taken in several."""
 _FIRST_TRUST_IN_NETWORKS = 0.75
 """Whoever was made for a model deserves a trial."""
@@ -256,7 +256,7 @@ def build_speculator(
     config: ResolvedConfig, rows: Rows, sampler: Sampler, verifier: Verifier, guessing: Guessing | None
 ) -> Speculator | None:
     """Who guesses tokens; None where nobody does."""
-    if not config.guesses:
+    if not config.speculates:
         return None
     speculation = config.speculation
     reference = ReferenceProposer(
@@ -266,7 +266,7 @@ def build_speculator(
         shared=speculation.shared,
     )
     ways = [
-        Way("reference", reference, most=_MOST_GUESSES),
+        Way("reference", reference, most=_MAX_DRAFT_TOKENS),
         Way("lookahead", LookaheadProposer(), most=MOST_NODES, as_a_whole=True),
     ]
     speculator = Speculator(ways, speculation.method, rows, time.perf_counter, speculation.num_speculative_tokens)

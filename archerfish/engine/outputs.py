@@ -142,8 +142,8 @@ class Collector:
                 token_ids = token_ids[: piece.num_tokens]
         if token_ids:
             self.output.metrics.record_tokens(len(token_ids), now)
-        if event.num_guesses:
-            self.output.metrics.record_guesses(event.num_guesses, event.num_stood)
+        if event.num_draft_tokens:
+            self.output.metrics.record_drafts(event.num_draft_tokens, event.num_accepted_tokens)
         answer.token_ids += token_ids
         logprobs = self._add_logprobs(answer, event.logprobs, len(token_ids))
         if stop_text is not None:

@@ -252,7 +252,7 @@ def _facts(start: Start, assembly: "Assembly") -> EngineFacts:
         num_blocks=assembly.cache_size.num_blocks,
         dtype=config.dtype,
         device=config.device,
-        guessing_methods=assembly.guessing_methods,
+        speculation_methods=assembly.speculation_methods,
         hidden_size=assembly.arch.hidden_size,
         embedding_sizes=assembly.embedding_sizes,
         recommended=dict(assembly.recommended),

@@ -77,7 +77,7 @@ class EngineFacts(_Message, frozen=True):
     num_blocks: int
     dtype: str
     device: str
-    guessing_methods: tuple[str, ...]
+    speculation_methods: tuple[str, ...]
     """What requests may choose from."""
     hidden_size: int
     """Numbers in an embedding."""

@@ -36,7 +36,7 @@ class DeviceExecutor:
         self._local.take_in(plan)
         if not plan.chunks:
             return Finished(StepResult([]))
-        if self._local.features is not None or any(chunk.num_guesses for chunk in plan.chunks):
+        if self._local.features is not None or any(chunk.max_draft_tokens for chunk in plan.chunks):
             self._settle()
             return Finished(self._local.speculate(plan))
         outline = Outline.of(plan.chunks)

@@ -122,7 +122,7 @@ class LocalExecutor:
             outline = Outline.of(plan.chunks, np.array([len(draft) for draft in drafts])).with_trees(drafts)
             result = self.check(plan, outline, drafts)
         speculator.took(int(outline.query_ends[-1]), sum(map(len, result.tokens)))
-        result.guess_seconds, result.saved_seconds = speculator.seconds, self._saved
+        result.drafting_seconds, result.saved_seconds = speculator.seconds, self._saved
         return result
 
     @torch.inference_mode()
@@ -143,7 +143,7 @@ class LocalExecutor:
             self._take(result, place, plan.chunks[place], outcome)
             moves += _moves(plan.chunks[place], outcome.path)
             if len(drafts[place]):
-                result.num_guessed[place] = len(drafts[place])
+                result.num_draft_tokens[place] = len(drafts[place])
         self._move(moves)
         assert self.speculator is not None
         nothing = Outcome([], [], [])

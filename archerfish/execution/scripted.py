@@ -34,8 +34,8 @@ class ScriptedStep:
 class SameRoom:
     """For as many guesses in every step."""
 
-    def __init__(self, num_guesses: int) -> None:
-        self._num_guesses = num_guesses
+    def __init__(self, num_draft_tokens: int) -> None:
+        self._num_guesses = num_draft_tokens
 
     def skips(self) -> bool:
         return False
@@ -53,11 +53,11 @@ class ScriptedExecutor:
         block_size: int = 16,
         tokens_per_draw: int = 1,
         max_in_flight: int = 1,
-        num_guesses: int = 0,
+        num_draft_tokens: int = 0,
     ) -> None:
         assert tokens_per_draw == 1 or max_in_flight == 1, "later steps must know where earlier ones end"
         self.max_in_flight = max_in_flight
-        self.guessing: RoomForGuesses | None = SameRoom(num_guesses) if num_guesses else None
+        self.guessing: RoomForGuesses | None = SameRoom(num_draft_tokens) if num_draft_tokens else None
         self._script = script
         self._block_size = block_size
         self._tokens_per_draw = tokens_per_draw
@@ -102,9 +102,9 @@ class ScriptedExecutor:
             assert chunk.start == expected, "a chunk must continue where the last one ended"
         self._num_blocks[chunk.row] += len(chunk.new_blocks[0]) if chunk.new_blocks else 0
         end = chunk.start + chunk.length
-        last = end + chunk.num_guesses
+        last = end + chunk.max_draft_tokens
         assert last <= self._num_blocks[chunk.row] * self._block_size, "a chunk needs blocks to write to"
-        assert not chunk.num_guesses or (chunk.samples and self.guessing), "nobody asked for guesses"
+        assert not chunk.max_draft_tokens or (chunk.samples and self.guessing), "nobody asked for guesses"
         self._progress[chunk.row] = end + num_standing(chunk)
 
     def _draw(self, plan: Plan, prompts: list[tuple[int, ...]]) -> StepResult:
@@ -113,10 +113,10 @@ class ScriptedExecutor:
             end = chunk.start + chunk.length
             drawn = range(end, end + self._tokens_per_draw + num_standing(chunk)) if chunk.samples else ()
             tokens.append([self._script(prompt, length) for length in drawn])
-        guessed = {place: chunk.num_guesses for place, chunk in enumerate(plan.chunks) if chunk.num_guesses}
-        return StepResult(tokens, num_guessed=guessed)
+        guessed = {place: chunk.max_draft_tokens for place, chunk in enumerate(plan.chunks) if chunk.max_draft_tokens}
+        return StepResult(tokens, num_draft_tokens=guessed)
 
 
 def num_standing(chunk: Chunk) -> int:
     """How many of the guesses after a chunk stand: it depends on where they are, and all, some and none occur."""
-    return min(chunk.num_guesses, (chunk.start + chunk.length) % 3)
+    return min(chunk.max_draft_tokens, (chunk.start + chunk.length) % 3)

@@ -26,9 +26,9 @@ _TOTALS = (
     "num_prefix_tokens_hit",
     "busy_time",
     "num_drafts",
-    "num_guesses",
-    "num_stood",
-    "guess_time",
+    "num_draft_tokens",
+    "num_accepted_tokens",
+    "drafting_time",
     "saved_seconds",
     "lost_seconds",
 )
@@ -74,7 +74,7 @@ class EngineMetrics:
         self.bytes_read = dict.fromkeys(PHASES, 0.0)
         self._before: dict[str, float] = dict.fromkeys(_TOTALS, 0)
         """Totals of engines that are gone."""
-        self._stood_before: list[int] = []
+        self._accepted_before: list[int] = []
         self._recent = RecentSums(len(_Sums._fields), WINDOW, now)
 
     def hear(self, state: EngineState, now: float) -> None:
@@ -92,7 +92,7 @@ class EngineMetrics:
         self.num_restarts += 1
         for name in _TOTALS:
             self._before[name] = self.total(name)
-        self._stood_before = self.stood_at
+        self._accepted_before = self.accepted_per_position
         self.state = None
 
     def total(self, name: str) -> float:
@@ -101,10 +101,10 @@ class EngineMetrics:
         return self._before[name] + current
 
     @property
-    def stood_at(self) -> list[int]:
+    def accepted_per_position(self) -> list[int]:
         """How often the first guess of a draft stood, the second, and so on, over all engines there have been."""
-        now = self.state.stood_at if self.state is not None else ()
-        return [sum(counts) for counts in zip_longest(self._stood_before, now, fillvalue=0)]
+        now = self.state.accepted_per_position if self.state is not None else ()
+        return [sum(counts) for counts in zip_longest(self._accepted_before, now, fillvalue=0)]
 
     def token_rates(self, now: float) -> TokenRates:
         span = self._recent.over(RATE_WINDOW, now)

@@ -147,9 +147,9 @@ def add_engine(to: Families, engine: EngineMetrics, now: float) -> None:
         ("engine_steps", "Forward passes.", "num_steps"),
         ("engine_busy_seconds", "Time spent in steps.", "busy_time"),
         ("spec_decode_num_drafts", "Sequences that tokens were guessed for, each step anew.", "num_drafts"),
-        ("spec_decode_num_draft_tokens", "Tokens that were guessed, and checked.", "num_guesses"),
-        ("spec_decode_num_accepted_tokens", "Guesses that stood.", "num_stood"),
-        ("spec_decode_seconds", "Time spent on guessing; checking is part of steps.", "guess_time"),
+        ("spec_decode_num_draft_tokens", "Tokens that were guessed, and checked.", "num_draft_tokens"),
+        ("spec_decode_num_accepted_tokens", "Guesses that stood.", "num_accepted_tokens"),
+        ("spec_decode_seconds", "Time spent on guessing; checking is part of steps.", "drafting_time"),
         ("spec_decode_seconds_saved", "By steps that took less for guesses, as estimated.", "saved_seconds"),
         ("spec_decode_seconds_lost", "By steps that took more for guesses, likewise.", "lost_seconds"),
     ):
@@ -157,7 +157,7 @@ def add_engine(to: Families, engine: EngineMetrics, now: float) -> None:
     to.counter(
         "spec_decode_num_accepted_tokens_per_pos",
         "Guesses that stood, by their place in a draft.",
-        [({"position": str(place)}, count) for place, count in enumerate(engine.stood_at)],
+        [({"position": str(place)}, count) for place, count in enumerate(engine.accepted_per_position)],
     )
     to.counter("engine_restarts", "Engines that ended and were started again.", engine.num_restarts)
     to.counter("estimated_flops", "Operations, from the model's shape.", _by_phase(engine.flops))

@@ -56,12 +56,12 @@ class EngineState:
     """Seconds spent in steps."""
     num_drafts: int = 0
     """Sequences that tokens were guessed for, each step anew."""
-    num_guesses: int = 0
-    num_stood: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     """Guesses that were what would have been drawn."""
-    stood_at: tuple[int, ...] = ()
+    accepted_per_position: tuple[int, ...] = ()
     """How often the first guess of a draft stood, the second, and so on."""
-    guess_time: float = 0.0
+    drafting_time: float = 0.0
     """Seconds spent on guessing."""
     saved_seconds: float = 0.0
     """That guessing saved, and that it cost in steps that took longer for it: estimates of the engine."""
@@ -168,10 +168,10 @@ def read_state(engine: EngineView) -> EngineState:
         num_prefix_tokens_hit=prefixes.num_hit,
         busy_time=counts.busy_time,
         num_drafts=counts.num_drafts,
-        num_guesses=counts.num_guesses,
-        num_stood=counts.num_stood,
-        stood_at=tuple(counts.stood_at),
-        guess_time=counts.guess_time,
+        num_draft_tokens=counts.num_draft_tokens,
+        num_accepted_tokens=counts.num_accepted_tokens,
+        accepted_per_position=tuple(counts.accepted_per_position),
+        drafting_time=counts.drafting_time,
         saved_seconds=counts.saved_seconds,
         lost_seconds=counts.lost_seconds,
         last_step=None if engine.last_step is None else record_step(engine.last_step, engine.cost),
@@ -192,17 +192,17 @@ _start = itemgetter(1)
 
 def record_step(step: LastStep, cost: StepCost | None) -> StepRecord:
     """Tokens, operations and bytes of a step; without a cost, only its tokens."""
-    chunks, num_tokens, seconds, num_guesses = step
+    chunks, num_tokens, seconds, num_draft_tokens = step
     prefill: Sequence[tuple[Any, ...]] = ()
-    if num_tokens - num_guesses != len(chunks):
+    if num_tokens - num_draft_tokens != len(chunks):
         prefill = [chunk for chunk in chunks if chunk[_LENGTH] > 1]
     num_decode = len(chunks) - len(prefill)
-    num_prefill = num_tokens - num_guesses - num_decode
+    num_prefill = num_tokens - num_draft_tokens - num_decode
     if cost is None:
-        return StepRecord(num_prefill, num_decode, num_guesses, len(chunks), seconds)
+        return StepRecord(num_prefill, num_decode, num_draft_tokens, len(chunks), seconds)
     # A prompt needs logits only at its end, where the next token is drawn.
     num_logits = sum([chunk[_SAMPLES] for chunk in prefill])
-    num_checked = num_decode + num_guesses  # Each has its logits. Keys that guesses read were read for their chunk.
+    num_checked = num_decode + num_draft_tokens  # Draft tokens read the keys that their chunk has read.
     weights = cost.weight_bytes(num_tokens, num_logits + num_checked) / num_tokens
     prefill_flops = num_prefill * cost.token_flops + num_logits * cost.logits_flops
     decode_flops = num_checked * (cost.token_flops + cost.logits_flops)
@@ -221,7 +221,7 @@ def record_step(step: LastStep, cost: StepCost | None) -> StepRecord:
     return StepRecord(
         num_prefill,
         num_decode,
-        num_guesses,
+        num_draft_tokens,
         len(chunks),
         seconds,
         prefill_flops,

@@ -17,13 +17,13 @@ class StepCounts:
     """Seconds spent in steps."""
     num_drafts: int = 0
     """Sequences that tokens were guessed for, each step anew."""
-    num_guesses: int = 0
+    num_draft_tokens: int = 0
     """Tokens that were guessed, and checked."""
-    num_stood: int = 0
+    num_accepted_tokens: int = 0
     """Those of them that were what would have been drawn."""
-    stood_at: list[int] = field(default_factory=list)
+    accepted_per_position: list[int] = field(default_factory=list)
     """How often the first guess of a draft stood, the second, and so on."""
-    guess_time: float = 0.0
+    drafting_time: float = 0.0
     """Seconds spent on guessing. Checking is part of the step."""
     saved_seconds: float = 0.0
     """By steps with guesses that took less than their tokens would have taken without, as the engine estimates."""
@@ -36,24 +36,24 @@ class StepCounts:
         self.num_generated_tokens += num_generated
         self.busy_time += duration
 
-    def record_guesses(
+    def record_drafts(
         self, guessed: Mapping[int, int], drawn: Sequence[Sequence[int]], seconds: float, saved: float = 0.0
     ) -> None:
         """By chunk, how many tokens were guessed; and what was drawn, the last token of which nobody guessed.
 
         What was saved and what was lost are kept apart: totals that never fall can be told from another engine's.
         """
-        self.guess_time += seconds
+        self.drafting_time += seconds
         self.saved_seconds += max(0.0, saved)
         self.lost_seconds += max(0.0, -saved)
         for place, count in guessed.items():
-            num_stood = max(0, len(drawn[place]) - 1)
+            num_accepted_tokens = max(0, len(drawn[place]) - 1)
             self.num_drafts += 1
-            self.num_guesses += count
-            self.num_stood += num_stood
-            self.stood_at += [0] * (num_stood - len(self.stood_at))
-            for depth in range(num_stood):
-                self.stood_at[depth] += 1
+            self.num_draft_tokens += count
+            self.num_accepted_tokens += num_accepted_tokens
+            self.accepted_per_position += [0] * (num_accepted_tokens - len(self.accepted_per_position))
+            for depth in range(num_accepted_tokens):
+                self.accepted_per_position[depth] += 1
 
 
 class LastStep(NamedTuple):
@@ -65,4 +65,4 @@ class LastStep(NamedTuple):
     """Guesses among them."""
     seconds: float
     """From its plan to its commit, or from the commit before where that came later: steps may overlap."""
-    num_guesses: int = 0
+    num_draft_tokens: int = 0

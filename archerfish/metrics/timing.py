@@ -35,11 +35,11 @@ class RequestTiming:
         self.last_token_time = now
         self.num_generated_tokens += count
 
-    def record_guesses(self, count: int, num_stood: int) -> None:
+    def record_drafts(self, count: int, num_accepted_tokens: int) -> None:
         """Of one answer in one step."""
         self.num_drafts += 1
         self.num_draft_tokens += count
-        self.num_accepted_tokens += num_stood
+        self.num_accepted_tokens += num_accepted_tokens
 
     @property
     def acceptance_length(self) -> float | None:

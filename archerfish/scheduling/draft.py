@@ -107,14 +107,16 @@ class Draft:
             end = chunk.start + chunk.length
             # The sequence has one more token when its draw is counted; guesses that go beyond its end are in vain.
             count = min(most, self._budget // (len(sampling) - place), sequence.length_limit - sequence.length)
-            if sequence.most_guesses is not None:
-                count = min(count, sequence.most_guesses)
+            if sequence.max_draft_tokens is not None:
+                count = min(count, sequence.max_draft_tokens)
             if self._tables.pool.num_available <= ample + len(self._tables.windows) * (most // self._tables.block_size):
                 count = min(count, table.capacity - end)
             if count > 0:
                 blocks = self._tables.reserve(table, end + count)
                 assert blocks is not None, "there was room"
-                self.chunks[sequence] = chunk._replace(new_blocks=_joined(chunk.new_blocks, blocks), num_guesses=count)
+                self.chunks[sequence] = chunk._replace(
+                    new_blocks=_joined(chunk.new_blocks, blocks), max_draft_tokens=count
+                )
                 self._budget -= count
         return most
 

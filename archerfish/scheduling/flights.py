@@ -29,9 +29,9 @@ class Flights:
         return len(self._flights)
 
     @property
-    def has_guesses(self) -> bool:
+    def has_draft_tokens(self) -> bool:
         """Whether a step may bring more than one token for a draw."""
-        return any(chunk.num_guesses for flight in self._flights for chunk in flight.chunks.values())
+        return any(chunk.max_draft_tokens for flight in self._flights for chunk in flight.chunks.values())
 
     def take_off(self, step: int, chunks: Mapping[Sequence, Chunk], sources: Set[Sequence]) -> None:
         """A step was planned: whose chunks it has, and whose blocks it copies."""

@@ -41,8 +41,8 @@ class Chunk(NamedTuple):
     """The chunk reaches the sequence's last token, so the next one is drawn."""
     new_blocks: Blocks = ()
     """Blocks to append to the row's tables."""
-    num_guesses: int = 0
-    """How many guessed tokens the executor may add after a chunk that samples: the tables have room for them."""
+    max_draft_tokens: int = 0
+    """Draft tokens that the executor may add after a chunk that samples: blocks are reserved for so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,9 @@ class StepResult:
     """By chunk, the state of each token of the prompt that ends with it, likewise: float32, row after row."""
     failures: dict[int, str] = field(default_factory=dict)
     """By chunk, why its sequence cannot go on."""
-    num_guessed: dict[int, int] = field(default_factory=dict)
-    """By chunk, how many tokens were guessed. As many of them stood as tokens were drawn, but for the last of those."""
-    guess_seconds: float = 0.0
-    """Spent on guessing."""
+    num_draft_tokens: dict[int, int] = field(default_factory=dict)
+    """Draft tokens verified, by chunk. `len(tokens[chunk]) - 1` of them were accepted."""
+    drafting_seconds: float = 0.0
+    """Seconds spent on proposing draft tokens."""
     saved_seconds: float = 0.0
-    """By guessing: what the step's tokens would have taken without guesses, less what they took; below 0 if more."""
+    """Estimated seconds that speculation saved: what the tokens would have taken without it, minus what they took."""

@@ -97,7 +97,7 @@ class Roster:
             for sequence in tuple(running):
                 self.preempt(sequence)
 
-    def check(self, most_guesses: int) -> None:
+    def check(self, max_draft_tokens: int) -> None:
         """Every row, block and sequence is accounted for exactly once. Room for guesses that fell is used later."""
         running = [sequence for sequences in self.running.values() for sequence in sequences]
         seated, waiting = [*running, *self.leaving], list(self.waiting)
@@ -116,4 +116,4 @@ class Roster:
         for sequence, table in zip(seated, tables, strict=True):
             assert 0 <= sequence.computed <= table.capacity, "more computed than there are slots for"
             waste = table.capacity - sequence.computed
-            assert waste < self.tables.block_size + most_guesses, "a sequence holds a block it does not use"
+            assert waste < self.tables.block_size + max_draft_tokens, "a sequence holds a block it does not use"

@@ -66,7 +66,7 @@ class Scheduler:
         """Sequences of each open request that have not ended."""
         self._flights = Flights()
         self._step = 0
-        self._most_guesses = 0
+        self._max_draft_tokens = 0
         """That a chunk has had room for."""
         self._num_requests = 0
         self._facts = SequenceFacts(tables.block_size, limits.max_model_len, limits.eos_token_ids)
@@ -135,7 +135,7 @@ class Scheduler:
         """Whether the next step can be planned now, or only when steps in flight have been committed."""
         if not self._flights:
             return True
-        if self._flights.has_guesses:
+        if self._flights.has_draft_tokens:
             return False  # How many tokens they bring, nobody knows.
         # Its grammar must have read the token that a step in flight draws before the next can be drawn.
         if any(len(s.tokens) < s.length < s.length_limit for s in self._roster.drawn_on_host):
@@ -155,7 +155,7 @@ class Scheduler:
         if self.guessing is not None and draft.chunks and not self._flights and not self.guessing.skips():
             max_drawn = self.limits.max_drawn or self.limits.max_num_seqs
             most = draft.make_room_for_guesses(self.guessing, max_drawn, others_wait=self._do_others_wait())
-            self._most_guesses = max(self._most_guesses, most)
+            self._max_draft_tokens = max(self._max_draft_tokens, most)
         self._step += 1
         if draft.chunks:
             self._flights.take_off(self._step, draft.chunks, draft.sources)
@@ -215,8 +215,10 @@ class Scheduler:
                     event = event._replace(prompt_embedding=result.embeddings[place])
                 if place in result.states:
                     event = event._replace(prompt_states=result.states[place])
-                if place in result.num_guessed:
-                    event = event._replace(num_guesses=result.num_guessed[place], num_stood=len(tokens) - 1)
+                if place in result.num_draft_tokens:
+                    event = event._replace(
+                        num_draft_tokens=result.num_draft_tokens[place], num_accepted_tokens=len(tokens) - 1
+                    )
                 events.append(event)
                 if event.finish_reason is not None:
                     self._end(sequence)
@@ -245,7 +247,7 @@ class Scheduler:
         if len(tokens) != 1 and chunk.samples:
             assert not self._flights, "steps in flight count on exactly one token for each draw"
             # The last token was never an input: its keys and values are still to come.
-            computed = min(computed + chunk.num_guesses, length - 1)
+            computed = min(computed + chunk.max_draft_tokens, length - 1)
             sequence.length, sequence.computed = length, computed
         sequence.stored = computed
         if self.tables.slides or computed // block_size != before // block_size:
@@ -298,7 +300,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Every row, block and sequence is accounted for exactly once, and every step in flight is for somebody."""
-        self._roster.check(self._most_guesses)
+        self._roster.check(self._max_draft_tokens)
         running = [sequence for sequences in self._roster.running.values() for sequence in sequences]
         self._flights.check(running, self._roster.leaving)
 

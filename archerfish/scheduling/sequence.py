@@ -33,7 +33,7 @@ class Sequence:
         "is_bulk",
         "length",
         "length_limit",
-        "most_guesses",
+        "max_draft_tokens",
         "names",
         "num_cached_tokens",
         "num_prompt_logprobs",
@@ -83,7 +83,7 @@ class Sequence:
         self.stops_after = self.num_prompt_tokens + params.min_tokens
         limit = facts.max_model_len if params.max_tokens is None else self.num_prompt_tokens + params.max_tokens
         self.length_limit = min(limit, facts.max_model_len)
-        self.most_guesses = None if params.speculation is None else params.speculation.most_guesses
+        self.max_draft_tokens = None if params.speculation is None else params.speculation.max_draft_tokens
         """In a step, as its request says; None as many as the executor likes."""
         few_before = (request.position * params.n + index) // _FIRST_FEW
         self.is_bulk = few_before > 0

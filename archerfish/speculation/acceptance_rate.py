@@ -42,14 +42,14 @@ class Trust:
         """Another sequence takes up the row."""
         self._rows.pop(row, None)
 
-    def checked(self, row: int, num_guesses: int, num_stood: int) -> None:
+    def checked(self, row: int, num_draft_tokens: int, num_accepted_tokens: int) -> None:
         """So many of a row's guesses stood, one after the other."""
-        num_checked = min(num_guesses, num_stood + 1)
+        num_checked = min(num_draft_tokens, num_accepted_tokens + 1)
         record = self._rows.setdefault(row, _Record())
         for one, memory in ((record, _MEMORY), (self._all, _LONG_MEMORY)):
             one.fade(memory)
             one.checked += num_checked
-            one.stood += num_stood
+            one.stood += num_accepted_tokens
 
     def pass_by(self, rows: Iterable[int]) -> None:
         """A step went by in which nothing of these rows was checked."""

@@ -276,7 +276,7 @@ class Speculator:
     def guess(self, plan: Plan, takes_tree: TakesTree) -> list[Draft] | None:
         """For each chunk of a plan; None where nothing is guessed. The guesses are then on the rows."""
         started, drafted = self._clock(), self.lengths.drafting.total
-        places = [place for place, chunk in enumerate(plan.chunks) if chunk.num_guesses]
+        places = [place for place, chunk in enumerate(plan.chunks) if chunk.max_draft_tokens]
         ways = self._in_use if self.fixed is not None else self._asked
         offered = self._best([one for way in ways for one in self._offers(way, plan, places, takes_tree)])
         drafts = [NO_DRAFT] * len(plan.chunks)
@@ -316,7 +316,7 @@ class Speculator:
         self._stopwatch.came_to(num_tokens, num_written, self._drafting, is_charged=self.fixed is None)
 
     def _settle_rests(self, plan: Plan) -> None:
-        rows = [chunk.row for chunk in plan.chunks if chunk.num_guesses]
+        rows = [chunk.row for chunk in plan.chunks if chunk.max_draft_tokens]
         for way in self._in_use:
             way.rests.settle(rows)
 
@@ -348,7 +348,7 @@ class Speculator:
     def _ask(self, way: Way, chunk: Chunk) -> Ask:
         row, end = chunk.row, chunk.start + chunk.length
         self._tell(way, row, end)
-        most = min(chunk.num_guesses, way.most)
+        most = min(chunk.max_draft_tokens, way.most)
         if self.fixed is not None:
             most = min(most, self.fixed * way.width)
         return Ask(row, most, end)

@@ -92,14 +92,14 @@ class Lengths:
         """Of a step without guesses; as long as none was seen, of one in which they would have been in vain."""
         return (self.plain or self.times or self.drafted).of(num_tokens)
 
-    def speed_up(self, trust: float, num_guesses: int, *, is_drafted: bool) -> float:
+    def speed_up(self, trust: float, num_draft_tokens: int, *, is_drafted: bool) -> float:
         """The classical estimate for one sequence: tokens of a step with so many guesses, each of which stands as often
         if the one before it did, against what the step takes; both as times of steps without."""
-        num_tokens = 1 + sum(trust**depth for depth in range(1, num_guesses + 1))
-        seconds = self._checking(is_drafted=is_drafted).of(1 + num_guesses)
+        num_tokens = 1 + sum(trust**depth for depth in range(1, num_draft_tokens + 1))
+        seconds = self._checking(is_drafted=is_drafted).of(1 + num_draft_tokens)
         if is_drafted:
             # What was written by the step before is read first: as many tokens as a step writes, but for guesses read.
-            seconds += self.drafting.of(2) + (num_guesses - 1) * self.drafting.of(1)
+            seconds += self.drafting.of(2) + (num_draft_tokens - 1) * self.drafting.of(1)
         return num_tokens * self.token_seconds(1) / seconds
 
     def steps_spent(self, step: Step, num_tokens: int, drafting: float) -> float:
@@ -117,16 +117,16 @@ class Lengths:
         """
         if not self.times or not num_drawn:
             return True
-        num_guessed = len(worths)
+        num_draft_tokens = len(worths)
         before, expected = self.step_seconds(num_drawn), 0.0
         worth = self.token_seconds(num_drawn) * sum(worths) * (self.price if is_drafted else 1.0)
-        drafting = self.drafting.of(num_guessed) if is_drafted and self.drafting else 0.0
+        drafting = self.drafting.of(num_draft_tokens) if is_drafted and self.drafting else 0.0
         times, margin = self._checking(is_drafted=is_drafted), _NETWORK_MARGIN if is_drafted else _MARGIN
         for count in range(1, _LOOKED_AHEAD + 1):
             expected += surest**count
             # Not every number need be tried: where so many pay, about as many do.
             if count & (count - 1) == 0:
-                added = times.of(num_drawn + num_guessed * count) - before + count * drafting
+                added = times.of(num_drawn + num_draft_tokens * count) - before + count * drafting
                 if expected * worth > margin * added:
                     return True
         self._num_refused += 1

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from archerfish.request import MOST_GUESSES
+from archerfish.request import MAX_DRAFT_TOKENS
 
 ROOT = -1
 """The parent of guesses that follow the sequence's last token."""
-MOST_NODES = MOST_GUESSES
+MOST_NODES = MAX_DRAFT_TOKENS
 """With the sequence's last token they are 64: a bit of a word for each."""
 
 

@@ -89,7 +89,7 @@ class Stopwatch:
             saved = self._learn(last, now - last.at)
         self._last = None
         follows_prompt, self._reads_prompt = self._reads_prompt, any(chunk.length > 1 for chunk in plan.chunks)
-        if any(chunk.num_guesses for chunk in plan.chunks):
+        if any(chunk.max_draft_tokens for chunk in plan.chunks):
             self._num_asked += 1
             self._num_plain = 0
             planned = Step(plan.num_tokens, sum(chunk.samples for chunk in plan.chunks))

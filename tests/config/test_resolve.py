@@ -31,11 +31,11 @@ def test_what_is_not_set_is_chosen_by_the_machine() -> None:
 
 def test_what_a_request_may_choose_is_what_the_engine_has() -> None:
     every = ("off", "auto", "reference", "lookahead")
-    assert resolved().guessing_methods == every
-    assert resolved(has_cuda=True).guessing_methods == ("off", "auto"), "auto guesses nothing there"
-    assert resolved(has_cuda=True, speculative_config={"method": "lookahead"}).guesses
+    assert resolved().speculation_methods == every
+    assert resolved(has_cuda=True).speculation_methods == ("off", "auto"), "auto guesses nothing there"
+    assert resolved(has_cuda=True, speculative_config={"method": "lookahead"}).speculates
     off = resolved(speculative_config={"method": "off"})
-    assert not off.guesses and off.guessing_methods == ("off", "auto")
+    assert not off.speculates and off.speculation_methods == ("off", "auto")
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def test_stop_tokens_min_tokens_and_the_end_token(llm: LLM) -> None:
 def num_computed(llm: LLM) -> int:
     """Tokens, but for guesses that fell."""
     counts = llm.assembly.engine.counts
-    return counts.num_computed_tokens - counts.num_guesses + counts.num_stood
+    return counts.num_computed_tokens - counts.num_draft_tokens + counts.num_accepted_tokens
 
 
 def test_a_prompt_seen_before_is_not_computed_again(llm: LLM) -> None:

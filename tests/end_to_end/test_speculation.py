@@ -126,7 +126,7 @@ def test_every_kind_of_request_has_its_answer(
             alone = [llm.generate([prompt], params, progress=False)[0] for prompt in PROMPTS[:4]]
             assert told(alone) == told(plain(name)[:4]), name
         # How many pay depends on how busy the machine is.
-        assert not more or llm.assembly.engine.counts.num_stood > 100
+        assert not more or llm.assembly.engine.counts.num_accepted_tokens > 100
 
 
 @pytest.mark.parametrize("count", [1, 3, 8, 31])
@@ -140,7 +140,7 @@ def test_however_many_are_guessed_and_stand(count: int, plain: Callable[[str], l
                 found = told(llm.generate(some, PARAMS[name], progress=False))
                 assert found == told(plain(name)[: len(some)]), name
         counts = llm.assembly.engine.counts
-        assert 0.1 < counts.num_stood / counts.num_guesses < 0.95, "guesses stand and fall"
+        assert 0.1 < counts.num_accepted_tokens / counts.num_draft_tokens < 0.95, "guesses stand and fall"
         assert oracle.num_seen == counts.num_drafts
 
 
@@ -162,7 +162,7 @@ def test_guesses_may_stand_side_by_side(settings: dict[str, Any]) -> None:
                 assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in expected]
             else:
                 assert told(found) == told(expected)
-        assert llm.assembly.engine.counts.num_stood > 100
+        assert llm.assembly.engine.counts.num_accepted_tokens > 100
 
 
 @pytest.mark.parametrize("more", [{}, {"num_speculative_tokens": 12}, {"num_speculative_tokens": 55}], ids=str)
@@ -185,7 +185,7 @@ def test_by_any_rule_the_likeliest_tokens_are_what_they_are(
         for name in ("greedy", "penalties", "edits", "stop texts", "the prompt's own"):
             oracle.learn(plain(name))
             assert told(llm.generate(PROMPTS, PARAMS[name], progress=False)) == told(plain(name)), name
-        assert llm.assembly.engine.counts.num_stood > 100
+        assert llm.assembly.engine.counts.num_accepted_tokens > 100
 
 
 def test_answers_by_rejection_keep_to_their_form() -> None:
@@ -195,7 +195,7 @@ def test_answers_by_rejection_keep_to_their_form() -> None:
         params = [replace(PARAMS["a form"], seed=seed, max_tokens=200, speculation=rejection) for seed in range(8)]
         for output in llm.generate(PROMPTS[:8], params, progress=False):
             assert fullmatch("(ab|cde|f g){3,12}", output.outputs[0].text), output.outputs[0]
-        assert llm.assembly.engine.counts.num_stood > 0
+        assert llm.assembly.engine.counts.num_accepted_tokens > 0
 
 
 def test_a_request_chooses_for_itself(plain: Callable[[str], list[RequestOutput]]) -> None:
@@ -257,7 +257,7 @@ def test_whatever_network_guesses(
                 assert told(llm.generate([prompt], PARAMS[name], progress=False)) == told([expected]), name
         counts = llm.assembly.engine.counts
         # How many pay depends on how busy the machine is.
-        assert not more or counts.num_stood > (400 if method == "draft_model" else 0)
+        assert not more or counts.num_accepted_tokens > (400 if method == "draft_model" else 0)
 
 
 @pytest.mark.parametrize("branches", [1, 2])
@@ -270,9 +270,9 @@ def test_heads_in_the_box_guess_well(
         for name in ("greedy", "seeded"):
             assert told(llm.generate(PROMPTS[:4], PARAMS[name], progress=False)) == told(plain(name)[:4]), name
         counts = llm.assembly.engine.counts
-        num_drafts, num_stood = counts.num_drafts, counts.stood_at[0]
+        num_drafts, num_accepted_tokens = counts.num_drafts, counts.accepted_per_position[0]
         llm.generate(["Once upon a time"], SamplingParams(temperature=0.0, max_tokens=160), progress=False)
-        first_guesses = (counts.stood_at[0] - num_stood) / (counts.num_drafts - num_drafts)
+        first_guesses = (counts.accepted_per_position[0] - num_accepted_tokens) / (counts.num_drafts - num_drafts)
         assert first_guesses > share
 
 
@@ -299,7 +299,7 @@ def test_networks_guess_in_plain_torch(method: str, networks: dict[str, dict[str
     with LLM(speculative_config={**networks[method], "num_speculative_tokens": 2}, **settings) as llm:
         found = llm.generate(PROMPTS[:2], PARAMS["edits"], progress=False)
         assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in expected]
-        assert llm.assembly.engine.counts.num_guesses > 40
+        assert llm.assembly.engine.counts.num_draft_tokens > 40
 
 
 def test_who_guesses_may_be_rounded(plain: Callable[[str], list[RequestOutput]]) -> None:
@@ -309,7 +309,7 @@ def test_who_guesses_may_be_rounded(plain: Callable[[str], list[RequestOutput]])
         with LLM(speculative_config=asked) as llm:
             assert told(llm.generate(PROMPTS, PARAMS["greedy"], progress=False)) == told(plain("greedy"))
             counts = llm.assembly.engine.counts
-            stood[quantization] = counts.num_stood / counts.num_guesses
+            stood[quantization] = counts.num_accepted_tokens / counts.num_draft_tokens
     assert stood["none"] > 0.25 and stood["int8"] > 0.8 * stood["none"] and stood["int4"] > 0.5 * stood["none"]
     assert len(set(stood.values())) == 3, "each is another model"
 
@@ -334,10 +334,10 @@ def test_a_request_chooses_who_guesses(plain: Callable[[str], list[RequestOutput
             assert told(llm.generate(PROMPTS[:4], params, progress=False)) == told(plain("greedy")[:4])
             assert set(used) == {method or "draft_model"}
         used.clear()
-        before = counts.num_guesses
+        before = counts.num_draft_tokens
         params = replace(PARAMS["greedy"], speculation=Speculation(method="off"))
         assert told(llm.generate(PROMPTS[:4], params, progress=False)) == told(plain("greedy")[:4])
-        assert not used and counts.num_guesses == before
+        assert not used and counts.num_draft_tokens == before
         # Both at once, each in its own way.
         mixed = [replace(PARAMS["greedy"], speculation=Speculation(method=one)) for one in ("reference", "draft_model")]
         assert told(llm.generate(PROMPTS[:2], mixed, progress=False)) == told(plain("greedy")[:2])
@@ -383,7 +383,7 @@ def test_windows_pass_over_guesses(kernels: str, tmp_path: Path) -> None:
     with guessed_by(LLM(**settings, speculative_config=fixed), oracle) as llm:
         found = llm.generate(prompts, asked, progress=False)
         assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in outputs]
-        assert llm.assembly.engine.counts.num_stood > 30
+        assert llm.assembly.engine.counts.num_accepted_tokens > 30
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_guesses_of_every_kind_change_nothing() -> None:
             counts = llm.assembly.engine.counts
             assert method == "off" or counts.num_drafts
             if method in ("draft_model", "eagle"):
-                assert counts.stood_at[0] > counts.num_drafts / 3, "what is guessed by is what was written"
+                assert counts.accepted_per_position[0] > counts.num_drafts / 3, "what is guessed by is what was written"
     assert all(answers == told["off"] for answers in told.values())
 
 

@@ -101,7 +101,7 @@ def event(name: str, index: int = 0, count: int = 1, *, num_cached: int = 0) -> 
 
 
 def state(**more: Any) -> EngineState:
-    numbers = dict.fromkeys(EngineState.__dataclass_fields__, 0) | {"last_step": None, "stood_at": ()}
+    numbers = dict.fromkeys(EngineState.__dataclass_fields__, 0) | {"last_step": None, "accepted_per_position": ()}
     sizes = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "num_blocks": 10, "num_free_blocks": 10}
     return EngineState(**{**numbers, **sizes, **more})
 
@@ -541,7 +541,8 @@ def test_every_metric_is_defined_in_the_documentation(tmp_path: Path) -> None:
 
 def test_guesses_are_told_by_what_became_of_them() -> None:
     timeline = Timeline()
-    timeline.step(decode=2, num_drafts=2, num_guesses=9, num_stood=5, stood_at=(2, 2, 1), guess_time=0.25,
+    timeline.step(decode=2, num_drafts=2, num_draft_tokens=9, num_accepted_tokens=5,
+                  accepted_per_position=(2, 2, 1), drafting_time=0.25,
                   saved_seconds=1.5, lost_seconds=0.5)  # fmt: skip
     found = samples(timeline.metrics)
     assert found["spec_decode_num_drafts_total"] == 2
@@ -553,10 +554,10 @@ def test_guesses_are_told_by_what_became_of_them() -> None:
     assert places == [2, 2, 1]
     timeline.metrics.engine_restarted()
     timeline.state = state()
-    timeline.step(decode=1, num_drafts=1, num_guesses=1, num_stood=1, stood_at=(1,))
-    assert stood_at(timeline) == [3, 2, 1], "no count is lost with an engine"
+    timeline.step(decode=1, num_drafts=1, num_draft_tokens=1, num_accepted_tokens=1, accepted_per_position=(1,))
+    assert accepted_per_position(timeline) == [3, 2, 1], "no count is lost with an engine"
 
 
-def stood_at(timeline: Timeline) -> list[float]:
+def accepted_per_position(timeline: Timeline) -> list[float]:
     found = samples(timeline.metrics)
     return [found[f"spec_decode_num_accepted_tokens_per_pos_total{{position={place}}}"] for place in range(3)]

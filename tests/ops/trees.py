@@ -12,23 +12,23 @@ from archerfish.ops.signatures import Attend, Chunks, LayerCache, Trees, WriteKv
 from archerfish.speculation.draft import Draft
 
 
-def random_tree(random: np.random.Generator, num_guesses: int) -> Draft:
+def random_tree(random: np.random.Generator, num_draft_tokens: int) -> Draft:
     """Of guesses that do not all follow each other."""
     while True:
-        parents = tuple(int(random.integers(-1, node)) if node else -1 for node in range(num_guesses))
-        tree = Draft(tuple(range(num_guesses)), parents)
+        parents = tuple(int(random.integers(-1, node)) if node else -1 for node in range(num_draft_tokens))
+        tree = Draft(tuple(range(num_draft_tokens)), parents)
         if not tree.is_chain:
             return tree
 
 
-def bushy(num_guesses: int) -> Draft:
+def bushy(num_draft_tokens: int) -> Draft:
     """Two guesses after every one."""
-    return Draft(tuple(range(num_guesses)), tuple(node // 2 - 1 for node in range(num_guesses)))
+    return Draft(tuple(range(num_draft_tokens)), tuple(node // 2 - 1 for node in range(num_draft_tokens)))
 
 
-def deep(num_guesses: int) -> Draft:
+def deep(num_draft_tokens: int) -> Draft:
     """A long line, with one guess beside its first."""
-    return Draft(tuple(range(num_guesses)), (-1, -1, *range(1, num_guesses - 1)))
+    return Draft(tuple(range(num_draft_tokens)), (-1, -1, *range(1, num_draft_tokens - 1)))
 
 
 def lines(tree: Draft) -> list[list[int]]:

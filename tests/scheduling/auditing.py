@@ -75,7 +75,7 @@ class AuditingExecutor:
         salts: Mapping[int, str],
         most_drawn: int = 1,
         max_in_flight: int = 1,
-        num_guesses: int = 0,
+        num_draft_tokens: int = 0,
     ) -> None:
         self._block_size = block_size
         self._windows = windows
@@ -85,7 +85,9 @@ class AuditingExecutor:
         """Tokens that a chunk draws at most; how many differs from step to step."""
         self._rows: dict[int, Row] = {}
         self._slots: dict[Slot, Content] = {}
-        self._scripted = ScriptedExecutor(block_size=block_size, max_in_flight=max_in_flight, num_guesses=num_guesses)
+        self._scripted = ScriptedExecutor(
+            block_size=block_size, max_in_flight=max_in_flight, num_draft_tokens=num_draft_tokens
+        )
         self.guessing = self._scripted.guessing
         self._in_flight: list[AuditedStep] = []
         self.num_copies = 0
@@ -149,7 +151,7 @@ class AuditingExecutor:
             row.computed = end + num_standing(chunk)
             prefixes = row.prefixes[: end + 1] + self._standing_prefixes(row, chunk)
             for group in range(len(self._windows)):
-                for position in range(chunk.start, end + chunk.num_guesses):
+                for position in range(chunk.start, end + chunk.max_draft_tokens):
                     slot = self._slot(row, group, position)
                     assert slot not in written, "two sequences write to one slot"
                     written.add(slot)

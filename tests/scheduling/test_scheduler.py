@@ -707,7 +707,7 @@ def test_the_whole_cache_is_enough_for_one_sequence_of_full_length() -> None:
 def test_a_request_has_room_for_as_many_guesses_as_it_says() -> None:
     """And its events tell what became of them."""
     steps = stepper(rows=16)
-    steps.executor = ScriptedExecutor(block_size=steps.scheduler.tables.block_size, num_guesses=5)
+    steps.executor = ScriptedExecutor(block_size=steps.scheduler.tables.block_size, num_draft_tokens=5)
     steps.scheduler.guessing = steps.executor.guessing
     choices = {
         "none": Speculation(method="off"),
@@ -718,11 +718,11 @@ def test_a_request_has_room_for_as_many_guesses_as_it_says() -> None:
     for name, choice in choices.items():
         steps.add(request(name, 6, max_tokens=30, speculation=choice))
     plan = steps.scheduler.plan(0.0)
-    assert [chunk.num_guesses for chunk in plan.chunks] == [0, 2, 5, 5]
+    assert [chunk.max_draft_tokens for chunk in plan.chunks] == [0, 2, 5, 5]
     result = steps.executor.run(plan)
     events = steps.scheduler.commit(plan, result)
-    assert [(event.num_guesses, event.num_stood) for event in events] == [
-        (chunk.num_guesses, len(tokens) - 1) for chunk, tokens in zip(plan.chunks, result.tokens, strict=True)
+    assert [(event.num_draft_tokens, event.num_accepted_tokens) for event in events] == [
+        (chunk.max_draft_tokens, len(tokens) - 1) for chunk, tokens in zip(plan.chunks, result.tokens, strict=True)
     ]
 
 
@@ -733,7 +733,7 @@ def test_all_have_the_same_room_for_guesses_but_for_what_some_have_no_use_for() 
     steps.scheduler.guessing = SameRoom(32)
     for name, max_tokens in (("a", 30), ("b", 3), ("c", 30), ("d", 30)):
         steps.add(request(name, 6, max_tokens=max_tokens))
-    assert [chunk.num_guesses for chunk in steps.scheduler.plan(0.0).chunks] == [4, 2, 6, 6]
+    assert [chunk.max_draft_tokens for chunk in steps.scheduler.plan(0.0).chunks] == [4, 2, 6, 6]
 
 
 class Listener:

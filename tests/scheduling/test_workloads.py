@@ -24,8 +24,8 @@ shapes = st.builds(
     prefix_caching=st.booleans(),
     policy=st.sampled_from(["continuous", "continuous", "continuous", "dynamic", "static"]),
     most_drawn=st.sampled_from([1, 1, 3]),
-    num_guesses=st.sampled_from([0, 0, 1, 5]),
-).map(lambda shape: shape if shape.most_drawn == 1 else replace(shape, num_guesses=0))
+    num_draft_tokens=st.sampled_from([0, 0, 1, 5]),
+).map(lambda shape: shape if shape.most_drawn == 1 else replace(shape, num_draft_tokens=0))
 OVERLAPS = [1, 2, 3]
 """Steps in flight."""
 FORM = Structured(regex=".*")
@@ -160,10 +160,10 @@ LONG_RUNS = {
     "several tokens at once": shape_of(most_drawn=3, spare_blocks=6),
     "several tokens at once, with windows": shape_of(most_drawn=3, windows=(None, 5), block_size=2, spare_blocks=14),
     "several tokens at once, few of them fit": shape_of(most_drawn=3, step_tokens=5, block_size=3, spare_blocks=4),
-    "guesses": shape_of(num_guesses=3),
-    "guesses, and hardly room for them": shape_of(num_guesses=5, spare_blocks=5),
-    "guesses, with windows": shape_of(num_guesses=4, windows=(None, 5), block_size=2, spare_blocks=30),
-    "guesses, without caching": shape_of(num_guesses=2, prefix_caching=False, block_size=3),
+    "guesses": shape_of(num_draft_tokens=3),
+    "guesses, and hardly room for them": shape_of(num_draft_tokens=5, spare_blocks=5),
+    "guesses, with windows": shape_of(num_draft_tokens=4, windows=(None, 5), block_size=2, spare_blocks=30),
+    "guesses, without caching": shape_of(num_draft_tokens=2, prefix_caching=False, block_size=3),
 }
 SEVERAL_TENANTS = {"plain": 3, "room for one": 2, "windows without caching": 5, "dynamic batches": 3}
 OVERLAPPED = [name for name, shape in LONG_RUNS.items() if shape.most_drawn == 1]
@@ -188,7 +188,7 @@ def check_that_it_was_hard(run: Run) -> None:
         expected.append("prefix hits")
     if shape.most_drawn > 1:
         expected.append("several tokens at once")
-    if shape.num_guesses:
+    if shape.num_draft_tokens:
         expected.append("guessed")
     if shape.policy == "continuous":
         expected += ["shared prompts"] if shape.prefix_caching else ["forks", "copies"]

@@ -33,7 +33,7 @@ class Shape:
     most_drawn: int = 1
     """Tokens that one chunk draws at most."""
     max_in_flight: int = 1
-    num_guesses: int = 0
+    num_draft_tokens: int = 0
     """Tokens that are guessed after each draw, at most."""
 
     @property
@@ -169,13 +169,13 @@ class Run:
             max_num_batched_tokens=shape.step_tokens,
             max_model_len=shape.max_model_len,
             eos_token_ids=(EOS,),
-            max_drawn=shape.num_rows + 2 * shape.num_guesses,
+            max_drawn=shape.num_rows + 2 * shape.num_draft_tokens,
         )
         policy = batching_policy(shape.policy, shape.num_rows, window=4 * STEP_SECONDS)
         self.scheduler = Scheduler(limits, self._tables, policy)
         self._salts: dict[int, str] = {}
         self._executor = AuditingExecutor(
-            shape.block_size, shape.windows, self._salts, shape.most_drawn, shape.max_in_flight, shape.num_guesses
+            shape.block_size, shape.windows, self._salts, shape.most_drawn, shape.max_in_flight, shape.num_draft_tokens
         )
         self.scheduler.guessing = self._executor.guessing
 
@@ -292,10 +292,10 @@ class Run:
     # -- what must hold -------------------------------------------------------------------------------------------
 
     def _check_plan(self, plan: Plan) -> None:
-        guesses = [chunk.num_guesses for chunk in plan.chunks]
+        guesses = [chunk.max_draft_tokens for chunk in plan.chunks]
         assert plan.num_tokens + sum(guesses) <= self.shape.step_tokens
         num_drawn = sum(guesses) + sum(chunk.samples for chunk in plan.chunks)
-        assert num_drawn <= self.shape.num_rows + 2 * self.shape.num_guesses
+        assert num_drawn <= self.shape.num_rows + 2 * self.shape.num_draft_tokens
         self.happened["guessed"] += sum(guesses)
         rows = [chunk.row for chunk in plan.chunks]
         assert len(set(rows)) == len(rows) <= self.shape.num_rows

@@ -7,7 +7,7 @@ from typing import Any
 
 from archerfish.box import models_in_box
 from archerfish.config.settings import EngineConfig
-from archerfish.config.speculation import WITHOUT_GUESSES
+from archerfish.config.speculation import NON_SPECULATIVE_METHODS
 from archerfish.engine.engine import Engine
 from archerfish.execution.scripted import ScriptedExecutor, ScriptedStep
 from archerfish.kvcache.tables import KVTables
@@ -58,7 +58,7 @@ def build(config: EngineConfig, _on_progress: Any) -> Any:
             dtype="float32",
             device="cpu",
         ),
-        guessing_methods=WITHOUT_GUESSES,
+        speculation_methods=NON_SPECULATIVE_METHODS,
         cache_size=SimpleNamespace(num_blocks=NUM_BLOCKS),
         recommended={},
         forms=None,

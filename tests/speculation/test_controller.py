@@ -42,7 +42,7 @@ class Bench:
         prompt = [Chunk(0, 0, 3, samples=False)] if reads_prompt else []
         if not self.speculator.is_quiet:
             guesses = 0 if reads_prompt else most
-            self.speculator.take_in(Plan(0, [], [], [*prompt, chunk._replace(num_guesses=guesses)]))
+            self.speculator.take_in(Plan(0, [], [], [*prompt, chunk._replace(max_draft_tokens=guesses)]))
         self._end += 1
         self.now += seconds
         return most

@@ -12,7 +12,7 @@ from archerfish.errors import InvalidParameter
 from archerfish.request import (
     LARGEST_PRIORITY,
     LARGEST_SLO_MS,
-    MOST_GUESSES,
+    MAX_DRAFT_TOKENS,
     SLO,
     SamplingParams,
     Speculation,
@@ -139,7 +139,7 @@ class SpeculationBody(Body):
 
     method: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     """One of those that the engine has; off guesses nothing."""
-    num_speculative_tokens: Annotated[int, Field(ge=1, le=MOST_GUESSES)] | None = None
+    num_speculative_tokens: Annotated[int, Field(ge=1, le=MAX_DRAFT_TOKENS)] | None = None
     """Most guesses that are checked in a step."""
     verification: Verification | None = None
     """Which guesses stand: coupled keeps the very tokens, rejection their distribution; typical is lossy."""

@@ -13,7 +13,7 @@ from archerfish.config.settings import EngineConfig, Quantization
 from archerfish.engine.build import Assembly, build, examine
 from archerfish.engine.models import load_decoder
 from archerfish.errors import ConfigError
-from archerfish.metrics.guessing import GuessTotals, guessing_between
+from archerfish.metrics.speculation import SpeculationTotals, speculation_between
 from archerfish.ops import Target, why_not_native
 
 _PATIENCE = 6.0
@@ -135,7 +135,7 @@ def run_native(ascent: Ascent, tell: Tell) -> Climb | Cannot:
 def speculate(ascent: Ascent, tell: Tell) -> Climb | Cannot:
     """... with draft tokens that are verified several in a step."""
     resolved = examine(ascent.config).config
-    if not resolved.guesses:
+    if not resolved.speculates:
         asked, device = resolved.speculation.method, resolved.device
         return Cannot(f"--speculative-config method {asked} speculates nothing on {device}; name another method")
     return _through_engine(ascent, tell, **_speculation(ascent))
@@ -188,14 +188,14 @@ def _through_engine(ascent: Ascent, tell: Tell, **changes: Any) -> Climb:
         def climb() -> Climb:
             nonlocal num_climbs
             num_climbs += 1
-            before = bench.guess_totals
+            before = bench.speculation_totals
             # Each climb has a cache of its own to fill, and the pool's old blocks make way for it.
             run = bench.run(
                 workload,
                 progress=lambda written: tell(written / workload.num_output_tokens),
                 cache_salt=str(num_climbs),
             )
-            return replace(_climb(run, workload, block_bytes), acceptance=_acceptance(before, bench.guess_totals))
+            return replace(_climb(run, workload, block_bytes), acceptance=_acceptance(before, bench.speculation_totals))
 
         return _best(climb)
 
@@ -238,9 +238,9 @@ def _climb(run: WorkloadRun, workload: OfflineWorkload, block_bytes: int) -> Cli
     )
 
 
-def _acceptance(before: GuessTotals, after: GuessTotals) -> float | None:
-    found = guessing_between(before, after)
-    return None if found is None else found.acceptance
+def _acceptance(before: SpeculationTotals, after: SpeculationTotals) -> float | None:
+    found = speculation_between(before, after)
+    return None if found is None else found.acceptance_rate
 
 
 def _best(climb: Callable[[], Climb], clock: Callable[[], float] = time.perf_counter) -> Climb:

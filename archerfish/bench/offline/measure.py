@@ -13,7 +13,7 @@ from archerfish.engine.intake import Intake
 from archerfish.errors import StepFailed
 from archerfish.execution.executor import Executor, Launched
 from archerfish.metrics.distribution import Distribution, distribution
-from archerfish.metrics.guessing import Guessing, GuessTotals, guessing_between
+from archerfish.metrics.speculation import SpeculationStats, SpeculationTotals, speculation_between
 from archerfish.metrics.state import Peak
 from archerfish.metrics.timing import RequestTiming
 from archerfish.request import Request, SamplingParams, TokenEvent
@@ -104,14 +104,14 @@ class OfflineBench:
         return cls(engine.scheduler, assembly.executor, assembly.intake, engine.clock, engine.cost)
 
     @property
-    def guess_totals(self) -> GuessTotals:
+    def speculation_totals(self) -> SpeculationTotals:
         counts = self._engine.counts
-        return GuessTotals(
+        return SpeculationTotals(
             counts.num_drafts,
-            counts.num_guesses,
-            counts.num_stood,
-            tuple(counts.stood_at),
-            counts.guess_time,
+            counts.num_draft_tokens,
+            counts.num_accepted_tokens,
+            tuple(counts.accepted_per_position),
+            counts.drafting_time,
             counts.saved_seconds - counts.lost_seconds,
             counts.num_generated_tokens,
             counts.busy_time,
@@ -215,7 +215,7 @@ class Latency:
     """The gaps between tokens, one value a gap."""
     prefill: Phase
     decode: Phase
-    guessing: Guessing | None
+    speculation: SpeculationStats | None
     """None where nothing was guessed."""
 
 
@@ -228,9 +228,9 @@ def measure_latency(
 ) -> Latency:
     """Run the workloads one after the other; the first few only warm up. Progress counts workloads."""
     meter = bench.meter(peak)
-    runs, before = [], bench.guess_totals
+    runs, before = [], bench.speculation_totals
     for index, workload in enumerate(workloads):
-        before = bench.guess_totals if index <= num_warmup else before
+        before = bench.speculation_totals if index <= num_warmup else before
         run = bench.run(workload, meter if index >= num_warmup else None)
         if index >= num_warmup:
             runs.append(run)
@@ -250,7 +250,7 @@ def measure_latency(
         itl=distribution([gap for run in runs for answer in run.answers for gap in answer.gaps]),
         prefill=meter.prefill,
         decode=meter.decode,
-        guessing=guessing_between(before, bench.guess_totals),
+        speculation=speculation_between(before, bench.speculation_totals),
     )
 
 
@@ -275,7 +275,7 @@ class Throughput:
     num_preemptions: int
     prefill: Phase
     decode: Phase
-    guessing: Guessing | None
+    speculation: SpeculationStats | None
     """None where nothing was guessed."""
 
 
@@ -283,7 +283,7 @@ def measure_throughput(
     bench: OfflineBench, workload: OfflineWorkload, peak: Peak, progress: Progress = lambda _: None
 ) -> Throughput:
     """Run the workload once."""
-    meter, before = bench.meter(peak), bench.guess_totals
+    meter, before = bench.meter(peak), bench.speculation_totals
     run = bench.run(workload, meter, progress)
     num_output = sum(len(answer.tokens) for answer in run.answers)
     return Throughput(
@@ -302,7 +302,7 @@ def measure_throughput(
         num_preemptions=run.num_preemptions,
         prefill=meter.prefill,
         decode=meter.decode,
-        guessing=guessing_between(before, bench.guess_totals),
+        speculation=speculation_between(before, bench.speculation_totals),
     )
 
 

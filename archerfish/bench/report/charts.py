@@ -26,8 +26,8 @@ from archerfish.bench.report.style import (
 from archerfish.bench.serve.records import RequestRecord, Run
 from archerfish.bench.serve.summary import Summary
 from archerfish.metrics.distribution import distribution
-from archerfish.metrics.guessing import Guessing, positions_that_matter
 from archerfish.metrics.objectives import Objectives
+from archerfish.metrics.speculation import SpeculationStats, visible_positions
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -48,8 +48,8 @@ def run_charts(run: Run, summary: Summary, objectives: Objectives | None) -> lis
     charts.append(_flow(flow(run, objectives), objectives))
     if len(run.samples) > 1:
         charts += [_state(run), _fullness(run)]
-    if summary.engine is not None and summary.engine.guessing is not None:
-        charts.append(_acceptance(summary.engine.guessing))
+    if summary.engine is not None and summary.engine.speculation is not None:
+        charts.append(_acceptance(summary.engine.speculation))
     return charts
 
 
@@ -223,8 +223,8 @@ def _fullness(run: Run) -> Chart:
 # -- speculative decoding ---------------------------------------------------------------------------------------------
 
 
-def _acceptance(guessing: Guessing) -> Chart:
-    shares = positions_that_matter(guessing)
+def _acceptance(stats: SpeculationStats) -> Chart:
+    shares = visible_positions(stats)
     figure = new_figure(x="position in the draft", y="share of all drafts", height=300)
     figure.add_bar(
         x=list(range(1, len(shares) + 1)),
@@ -240,8 +240,8 @@ def _acceptance(guessing: Guessing) -> Chart:
     return Chart(
         name="acceptance",
         title="Acceptance by draft position",
-        caption=f"Draft acceptance rate {guessing.acceptance:.1%}, mean acceptance length "
-        f"{guessing.acceptance_length:.2f} tokens. A bar is the share of all drafts whose token at that position was "
+        caption=f"Draft acceptance rate {stats.acceptance_rate:.1%}, mean acceptance length "
+        f"{stats.acceptance_length:.2f} tokens. A bar is the share of all drafts whose token at that position was "
         "accepted; drafts that were shorter count as not accepted there.",
         figure=figure,
     )

@@ -10,8 +10,8 @@ from archerfish.bench.serve.records import Run, Workload
 from archerfish.bench.serve.summary import PERCENTS, Engine, Summary, summarize
 from archerfish.metrics.cost import Costs
 from archerfish.metrics.distribution import Distribution
-from archerfish.metrics.guessing import guessing_rows
 from archerfish.metrics.objectives import Objectives
+from archerfish.metrics.speculation import speculation_rows
 
 
 def save_report(
@@ -153,8 +153,8 @@ def _engine_table(engine: Engine) -> Table:
         rows.append(("MBU, prefill + decode", f"{used.prefill_mbu:.1%} + {used.decode_mbu:.1%}"))
     if engine.joules_per_token is not None:
         rows.append(("Energy per computed token", f"{engine.joules_per_token:,.3f} J"))
-    if engine.guessing is not None:
-        rows += guessing_rows(engine.guessing, with_positions=False)
+    if engine.speculation is not None:
+        rows += speculation_rows(engine.speculation, with_positions=False)
     return Table(heading="Engine", columns=("", "value"), rows=tuple(rows))
 
 

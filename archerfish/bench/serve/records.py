@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from archerfish.errors import ConfigError
-from archerfish.metrics.guessing import GuessTotals
+from archerfish.metrics.speculation import SpeculationTotals
 from archerfish.metrics.timing import RequestTiming
 from archerfish.request import FinishReason
 
@@ -165,21 +165,21 @@ class ServerSample:
     peak_bandwidth: float | None = None
     energy_joules: float | None = None
     num_drafts: int = 0
-    num_guesses: int = 0
-    num_stood: int = 0
-    stood_at: tuple[int, ...] = ()
-    guess_seconds: float = 0.0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+    drafting_seconds: float = 0.0
     saved_seconds: float = 0.0
     lost_seconds: float = 0.0
 
     @property
-    def guess_totals(self) -> GuessTotals:
-        return GuessTotals(
+    def speculation_totals(self) -> SpeculationTotals:
+        return SpeculationTotals(
             self.num_drafts,
-            self.num_guesses,
-            self.num_stood,
-            self.stood_at,
-            self.guess_seconds,
+            self.num_draft_tokens,
+            self.num_accepted_tokens,
+            self.accepted_per_position,
+            self.drafting_seconds,
             self.saved_seconds - self.lost_seconds,
             self.num_generated_tokens,
             self.busy_seconds,

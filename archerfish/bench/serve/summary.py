@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from archerfish.bench.serve.records import RequestRecord, Run, ServerSample
 from archerfish.metrics.cost import Costs, costs
 from archerfish.metrics.distribution import Distribution, distribution
-from archerfish.metrics.guessing import Guessing, guessing_between
 from archerfish.metrics.objectives import Objectives
+from archerfish.metrics.speculation import SpeculationStats, speculation_between
 from archerfish.metrics.state import Peak
 from archerfish.metrics.utilization import Utilization, Work, prefill_share, utilization
 
@@ -77,7 +77,7 @@ class Engine:
     utilization: Utilization | None
     joules_per_token: float | None
     """Of those computed: prompt and answer."""
-    guessing: Guessing | None
+    speculation: SpeculationStats | None
     """None where nothing was guessed."""
 
 
@@ -215,7 +215,7 @@ def _engine(samples: Sequence[ServerSample]) -> Engine | None:
         prefix_hit_share=grown(lambda one: one.num_prefix_tokens_hit) / num_queried if num_queried else None,
         utilization=utilization(work_between(first, last), busy, peak) if peak is not None and busy > 0 else None,
         joules_per_token=joules / num_computed if joules is not None and num_computed else None,
-        guessing=guessing_between(first.guess_totals, last.guess_totals),
+        speculation=speculation_between(first.speculation_totals, last.speculation_totals),
     )
 
 

@@ -7,7 +7,7 @@ from archerfish.bench.serve.summary import Engine, Summary
 from archerfish.errors import ConfigError
 from archerfish.metrics.cost import Costs
 from archerfish.metrics.distribution import Distribution
-from archerfish.metrics.guessing import guessing_rows
+from archerfish.metrics.speculation import speculation_rows
 
 _WIDTH = 50
 _METRICS = {
@@ -127,9 +127,9 @@ def _engine(engine: Engine) -> Iterator[str]:
         yield _number("MBU decode (%):", used.decode_mbu * 100)
     if engine.joules_per_token is not None:
         yield _number("Energy (J/token):", engine.joules_per_token)
-    if engine.guessing is not None:
+    if engine.speculation is not None:
         yield _heading("Speculative Decoding", "-")
-        for name, value in guessing_rows(engine.guessing):
+        for name, value in speculation_rows(engine.speculation):
             yield f"{name + ':':<40} {value}"
 
 

@@ -14,7 +14,7 @@ _INTERVAL = 0.5
 Readings = dict[str, float]
 """By name, with the value of its phase or position label behind it where it has one."""
 _LABELS = ("phase", "position")
-_STOOD_AT = "spec_decode_num_accepted_tokens_per_pos_total"
+_ACCEPTED_PER_POSITION = "spec_decode_num_accepted_tokens_per_pos_total"
 
 
 def read_metrics(text: str) -> Readings | None:
@@ -64,17 +64,19 @@ def sample(readings: Readings, time: float) -> ServerSample:
         peak_bandwidth=readings.get("peak_bandwidth_bytes"),
         energy_joules=readings.get("energy_joules_total"),
         num_drafts=int(number("spec_decode_num_drafts_total")),
-        num_guesses=int(number("spec_decode_num_draft_tokens_total")),
-        num_stood=int(number("spec_decode_num_accepted_tokens_total")),
-        stood_at=tuple(int(readings[key]) for key in takewhile(readings.__contains__, map(_stood_at, count()))),
-        guess_seconds=number("spec_decode_seconds_total"),
+        num_draft_tokens=int(number("spec_decode_num_draft_tokens_total")),
+        num_accepted_tokens=int(number("spec_decode_num_accepted_tokens_total")),
+        accepted_per_position=tuple(
+            int(readings[key]) for key in takewhile(readings.__contains__, map(_accepted_at, count()))
+        ),
+        drafting_seconds=number("spec_decode_seconds_total"),
         saved_seconds=number("spec_decode_seconds_saved_total"),
         lost_seconds=number("spec_decode_seconds_lost_total"),
     )
 
 
-def _stood_at(place: int) -> str:
-    return f"{_STOOD_AT}:{place}"
+def _accepted_at(place: int) -> str:
+    return f"{_ACCEPTED_PER_POSITION}:{place}"
 
 
 class ServerWatch:

@@ -2,7 +2,7 @@
 
 import click
 
-from archerfish.cli.bench.reporting import guessing_tables, latency_table, phase_table, print_tables, write_record
+from archerfish.cli.bench.reporting import latency_table, phase_table, print_tables, speculation_tables, write_record
 from archerfish.cli.engine_options import engine_options, open_model
 from archerfish.cli.field_options import NUMBERS_NOTE, SectionedCommand
 from archerfish.config.settings import EngineConfig
@@ -67,5 +67,5 @@ def command(
         f"{output_len} out",
         latency_table(times),
         phase_table(found.prefill, found.decode, conditions.peak),
-        *guessing_tables(found.guessing),
+        *speculation_tables(found.speculation),
     )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from archerfish.bench.offline.conditions import Conditions
     from archerfish.bench.offline.phases import Phase
     from archerfish.metrics.distribution import Distribution
-    from archerfish.metrics.guessing import Guessing
+    from archerfish.metrics.speculation import SpeculationStats
     from archerfish.metrics.state import Peak
 
 _PERCENTS = (50, 90, 95, 99)
@@ -87,14 +87,14 @@ def phase_table(prefill: "Phase", decode: "Phase", peak: "Peak") -> "Table":
     return made
 
 
-def guessing_tables(guessing: "Guessing | None") -> "list[Table]":
+def speculation_tables(stats: "SpeculationStats | None") -> "list[Table]":
     """One, or none where nothing was guessed."""
-    if guessing is None:
+    if stats is None:
         return []
-    from archerfish.metrics.guessing import guessing_rows
+    from archerfish.metrics.speculation import speculation_rows
 
     made = table("speculative decoding", "value")
-    for name, value in guessing_rows(guessing):
+    for name, value in speculation_rows(stats):
         made.add_row(name, value)
     return [made]
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from archerfish.cli.bench.reporting import guessing_tables, latency_table, phase_table, print_tables, write_record
+from archerfish.cli.bench.reporting import latency_table, phase_table, print_tables, speculation_tables, write_record
 from archerfish.cli.engine_options import engine_options, open_model
 from archerfish.cli.field_options import NUMBERS_NOTE, SectionedCommand
 from archerfish.cli.prompts import gather_prompts
@@ -129,7 +129,7 @@ def _print(conditions: "Conditions", found: "Throughput") -> None:
         f"{cached}, {found.num_output_tokens:,} out, in {found.seconds:,.2f} s",
         latency_table([("time to first token", found.ttft), ("time per output token", found.tpot)]),
         phase_table(found.prefill, found.decode, conditions.peak),
-        *guessing_tables(found.guessing),
+        *speculation_tables(found.speculation),
     )
     # As vLLM's command ends, for scripts that read it.
     click.echo(

@@ -39,14 +39,14 @@ class Outline:
     """Where some of the chunks are trees of guesses."""
 
     @classmethod
-    def of(cls, chunks: list[Chunk], num_guesses: Ints | None = None) -> Self:
-        """`num_guesses` [chunks] follow the chunks' own tokens."""
+    def of(cls, chunks: list[Chunk], num_draft_tokens: Ints | None = None) -> Self:
+        """`num_draft_tokens` [chunks] follow the chunks' own tokens."""
         table = np.array([chunk[:_TOLD_OF_CHUNK] for chunk in chunks], np.int64)
-        if num_guesses is not None:
-            table[:, 2:] += num_guesses[:, None]
+        if num_draft_tokens is not None:
+            table[:, 2:] += num_draft_tokens[:, None]
         length, num_picked = table[:, 2], table[:, 3]
         ends = length.cumsum()
-        if num_guesses is None:
+        if num_draft_tokens is None:
             sampling = num_picked.nonzero()[0]
             return cls(table, table[:, 1] + length, ends, sampling, ends[sampling] - 1)
         sampling = np.repeat(np.arange(len(table)), num_picked)

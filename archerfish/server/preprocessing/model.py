@@ -14,7 +14,7 @@ def load_model(spec: ModelSpec, clock: Callable[[], float]) -> ServedModel:
     facts, directory = spec.facts, spec.facts.tokenizer_directory
     tokenizer = None if directory is None else Tokenizer.load(Path(directory), spec.chat_template)
     intake = Intake(
-        tokenizer, facts.vocab_size, facts.max_model_len, clock, facts.max_positions, facts.guessing_methods
+        tokenizer, facts.vocab_size, facts.max_model_len, clock, facts.max_positions, facts.speculation_methods
     )
     formats = AnswerFormats(spec.tool_call_format, spec.reasoning_parser)
     tool_format = formats.tool_format(facts.family, tokenizer)

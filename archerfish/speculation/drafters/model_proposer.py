@@ -133,12 +133,12 @@ class NetworkProposer:
         """What was read of guesses that stood need not be read again."""
         if not self._network.trusts_guesses:
             return
-        num_stood = 0
+        num_accepted_tokens = 0
         for place in range(min(len(draft), self._num_read_guesses[row])):
             if draft.parents[place] != place - 1 or draft.tokens[place] != drawn[place]:
                 break
-            num_stood += 1
-        self._mark(row, self._done[row] + num_stood)
+            num_accepted_tokens += 1
+        self._mark(row, self._done[row] + num_accepted_tokens)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 

@@ -77,12 +77,12 @@ class _Tree:
         self._places: dict[tuple[int, int], int] = {}
 
     @property
-    def num_guesses(self) -> int:
+    def num_draft_tokens(self) -> int:
         return len(self._tokens)
 
     @property
     def room(self) -> int:
-        return self._most - self.num_guesses
+        return self._most - self.num_draft_tokens
 
     def add(self, parent: int, tokens: Sequence[int]) -> int:
         """Hang a chain on a guess, as far as there is room. The last guess of it."""
@@ -144,7 +144,7 @@ class _Row:
         # However little room there is, half of it is for what brings new n-grams, beyond the newest of them.
         reserved = min(most // 2, len(columns) - 1 + sum(len(column.drawn) for column in columns))
         for tail in self._pool.tails(columns[0].first):
-            if tree.num_guesses and tree.room - len(tail) < reserved:
+            if tree.num_draft_tokens and tree.room - len(tail) < reserved:
                 break
             tree.add(ROOT, tail)
         # Where no column fits beside the first none is drawn: what is made up in the first is corrected by others only.

@@ -127,14 +127,14 @@ class Ends:
         for size in range(1, len(self._doubts)):
             self._tell(size)
 
-    def learn(self, length: int, num_stood: int, failed: bool, doubt: float) -> float:
+    def learn(self, length: int, num_accepted_tokens: int, failed: bool, doubt: float) -> float:
         """What came of a match of this length: so many tokens fitted, and then, perhaps, one did not.
 
         One step up the slope of the likelihood of that, in the logarithm of what is doubted. Returns the slope: more
         than nothing if it went worse than this doubt of the row's led to expect.
         """
         slopes: dict[int, float] = {}
-        for tried in range(length, length + num_stood + failed):
+        for tried in range(length, length + num_accepted_tokens + failed):
             known = min(tried, LONGEST_KNOWN)
             odds = doubt * self.odds[known]
             size = known.bit_length()
@@ -224,17 +224,17 @@ class _Row:
 
     def _learn(self, draft: Draft, length: int, following: Callable[[int, int], int | None]) -> None:
         """The match had this length. What followed is told for a guess, or ROOT, and its depth; None is not known."""
-        node, num_stood, failed = ROOT, 0, False
+        node, num_accepted_tokens, failed = ROOT, 0, False
         for place, parent in enumerate(draft.parents):
             if parent != node:
                 continue
-            token = following(node, num_stood)
+            token = following(node, num_accepted_tokens)
             if token is None:
                 break
             failed = draft.tokens[place] != token
             if not failed:
-                node, num_stood = place, num_stood + 1
-        self.doubt = _moved(self.doubt, LEARNING * self._ends.learn(length, num_stood, failed, self.doubt))
+                node, num_accepted_tokens = place, num_accepted_tokens + 1
+        self.doubt = _moved(self.doubt, LEARNING * self._ends.learn(length, num_accepted_tokens, failed, self.doubt))
 
 
 def _moved(doubt: float, step: float) -> float:

@@ -45,7 +45,12 @@ def speculated_run() -> Run:
     """Its drafts have four tokens, and now and then as many as fit."""
     run = random_run(num_requests=60, findings=(FEW,))
     first, *others = run.samples
-    totals = {"num_drafts": 1000, "num_guesses": 4000, "num_stood": 1400, "stood_at": (800, 400, 200, *[0] * 28)}
+    totals = {
+        "num_drafts": 1000,
+        "num_draft_tokens": 4000,
+        "num_accepted_tokens": 1400,
+        "accepted_per_position": (800, 400, 200, *[0] * 28),
+    }
     return replace(run, samples=(first, *(replace(sample, **totals) for sample in others)))
 
 

@@ -154,7 +154,7 @@ def test_guesses_that_stood_are_read_by_their_place() -> None:
     name = "archerfish:spec_decode_num_accepted_tokens_per_pos_total"
     told = [f'{name}{{model_name="m",position="{place}"}} {9 - place}.0' for place in range(3)]
     readings = read_metrics("\n".join(told))
-    assert readings is not None and sample(readings, 0.0).stood_at == (9, 8, 7)
+    assert readings is not None and sample(readings, 0.0).accepted_per_position == (9, 8, 7)
 
 
 # -- somebody else's --------------------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def test_what_our_server_tells() -> None:
     assert engine is not None
     assert (engine.busy_share, engine.mean_batch, engine.largest_kv_cache_usage) == (0.5, 20.0, 0.9)
     assert (engine.num_preemptions, engine.prefix_hit_share, engine.joules_per_token) == (3, 0.25, 0.5)
-    assert engine.guessing is None, "nothing was guessed"
+    assert engine.speculation is None, "nothing was guessed"
     used = engine.utilization
     assert used is not None
     assert (used.prefill_mfu, used.decode_mfu) == pytest.approx((2 / 5, 0.5 / 5))
@@ -112,15 +112,27 @@ def test_nothing_came_of_it() -> None:
 
 
 def test_what_our_server_guessed() -> None:
-    first = make_sample(0.0, num_drafts=2, num_guesses=9, num_stood=4, stood_at=(2, 2), saved_seconds=1.0)
+    first = make_sample(
+        0.0, num_drafts=2, num_draft_tokens=9, num_accepted_tokens=4, accepted_per_position=(2, 2), saved_seconds=1.0
+    )
     last = make_sample(
-        10.0, num_drafts=12, num_guesses=49, num_stood=24, stood_at=(12, 8, 4), saved_seconds=11.0, lost_seconds=1.0
+        10.0,
+        num_drafts=12,
+        num_draft_tokens=49,
+        num_accepted_tokens=24,
+        accepted_per_position=(12, 8, 4),
+        saved_seconds=11.0,
+        lost_seconds=1.0,
     )
     run = make_run([make_request(0, 0.0, 1.0, [1.0] * 9)], samples=(first, last), duration=10.0)
     summary = summarize(run)
-    assert summary.engine is not None and summary.engine.guessing is not None
-    found = summary.engine.guessing
-    assert (found.acceptance_length, found.acceptance, found.acceptance_at) == (3.0, 0.5, (1.0, 0.6, 0.4))
+    assert summary.engine is not None and summary.engine.speculation is not None
+    found = summary.engine.speculation
+    assert (found.acceptance_length, found.acceptance_rate, found.acceptance_per_position) == (
+        3.0,
+        0.5,
+        (1.0, 0.6, 0.4),
+    )
     # 2000 tokens in 9 seconds of steps, that would have taken 18.
     assert (found.saved_seconds, found.tokens_per_second_gained) == (9.0, pytest.approx(2000 / 18))
     table = layout(run, summary, ())

@@ -126,11 +126,11 @@ class Stage:
         with torch.inference_mode():
             return self.proposer.propose([Ask(*ask) for ask in asks])
 
-    def go_on(self, row: int, end: int, draft: Draft, num_stood: int) -> int:
+    def go_on(self, row: int, end: int, draft: Draft, num_accepted_tokens: int) -> int:
         """The first guesses stand, then something else is drawn. How many tokens there are now."""
-        drawn = [*draft.tokens[:num_stood], *(2 for _ in range(len(draft) + 1 - num_stood))]
+        drawn = [*draft.tokens[:num_accepted_tokens], *(2 for _ in range(len(draft) + 1 - num_accepted_tokens))]
         self.proposer.saw(row, draft, drawn)
-        written = drawn[: num_stood + 1]
+        written = drawn[: num_accepted_tokens + 1]
         self.rows.write_tokens(np.full(len(written), row), np.arange(end, end + len(written)), written)
         self._compute(row, end, len(written))
         return end + len(written)
@@ -202,9 +202,9 @@ def drafts_of(stage: Stage, params: SamplingParams) -> list[Draft]:
         drafts = stage.propose(*((row, count, ends[row]) for row, count in enumerate(counts)))
         assert [len(draft) for draft in drafts] == list(counts)
         found += drafts
-        for row, num_stood in enumerate(stood):
-            if num_stood is not None:
-                ends[row] = stage.go_on(row, ends[row], drafts[row], num_stood)
+        for row, num_accepted_tokens in enumerate(stood):
+            if num_accepted_tokens is not None:
+                ends[row] = stage.go_on(row, ends[row], drafts[row], num_accepted_tokens)
     return found
 
 

@@ -49,7 +49,7 @@ def spec_of(directory: Path) -> ModelSpec:
         num_blocks=256,
         dtype="float32",
         device="cpu",
-        guessing_methods=("off", "auto"),
+        speculation_methods=("off", "auto"),
         recommended={},
     )
     return ModelSpec(facts, ("perch",), None, LIMITS)

@@ -11,7 +11,7 @@ from archerfish.api.completions import Completion
 from archerfish.api.errors import ErrorReply
 from archerfish.api.json_limits import JsonLimits
 from archerfish.box import models_in_box
-from archerfish.config.speculation import WITHOUT_GUESSES
+from archerfish.config.speculation import NON_SPECULATIVE_METHODS
 from archerfish.engine.wire import EngineFacts
 from archerfish.server.preprocessing.jobs import Job, ModelSpec
 from archerfish.server.preprocessing.model import load_model
@@ -42,7 +42,7 @@ def specification(tokenizer: Path) -> ModelSpec:
         num_blocks=64,
         dtype="float32",
         device="cpu",
-        guessing_methods=WITHOUT_GUESSES,
+        speculation_methods=NON_SPECULATIVE_METHODS,
         recommended={},
     )
     return ModelSpec(facts, ("perch",), None, JsonLimits(2**18))

@@ -126,7 +126,7 @@ class Bench:
         self.executor = LocalExecutor(runnable, storage, rows, "cpu", sampler, speculator, None, verifier)
         self._filled: set[int] = set()
 
-    def answer(self, params: SamplingParams, seeds: Sequence[int], num_guesses: int) -> StepResult:
+    def answer(self, params: SamplingParams, seeds: Sequence[int], num_draft_tokens: int) -> StepResult:
         """What a first step writes on as many rows."""
         starts = [
             SequenceStart(
@@ -145,12 +145,12 @@ class Bench:
         if new:
             self._filled.update(new)
             self.executor.run(Plan(0, starts, [], [Chunk(row, 0, last, False) for row in new]))
-        chunks = [Chunk(row, last, 1, True, (), num_guesses) for row in range(len(seeds))]
+        chunks = [Chunk(row, last, 1, True, (), num_draft_tokens) for row in range(len(seeds))]
         return self.executor.run(Plan(1, starts, [], chunks))
 
-    def go_on(self, lengths: dict[int, int], num_guesses: int) -> StepResult:
+    def go_on(self, lengths: dict[int, int], num_draft_tokens: int) -> StepResult:
         """Another step, of rows that have so many tokens."""
-        chunks = [Chunk(row, length - 1, 1, True, (), num_guesses) for row, length in lengths.items()]
+        chunks = [Chunk(row, length - 1, 1, True, (), num_draft_tokens) for row, length in lengths.items()]
         return self.executor.run(Plan(2, [], [], chunks))
 
 
@@ -177,7 +177,7 @@ def executed_law(bench: Bench, offer: Offer, parents: Tokens, patch: pytest.Monk
         )
         patch.setattr(verifier, "SeededChoices", lambda *_: branches)
         result = bench.answer(offer.target.params, [0], len(parents))
-        assert result.num_guessed and not result.failures
+        assert result.num_draft_tokens and not result.failures
         return tuple(result.tokens[0])
 
     return dict(law_of(play))
@@ -346,18 +346,18 @@ def test_an_answer_that_drifts_would_be_noticed() -> None:
 
 
 @pytest.fixture
-def fixed_guesses() -> Iterator[Bench]:
+def fixed_draft_tokens() -> Iterator[Bench]:
     """Every row is offered tokens 0 and 2."""
     bench = Bench(tiny(), Rules())
     bench.proposer.guess = lambda *_: Draft.chain([0, 2])
     yield bench
 
 
-def test_logprobs_are_those_of_the_tokens_that_were_chosen(fixed_guesses: Bench) -> None:
+def test_logprobs_are_those_of_the_tokens_that_were_chosen(fixed_draft_tokens: Bench) -> None:
     asked = Speculation(verification="rejection")
     params = SamplingParams(temperature=1.5, logprobs=2, speculation=asked)
     lengths = set()
-    result = fixed_guesses.answer(params, range(NUM_ROWS), 2)
+    result = fixed_draft_tokens.answer(params, range(NUM_ROWS), 2)
     for place, tokens in enumerate(result.tokens):
         lengths.add(len(tokens))
         with torch.inference_mode():
@@ -369,13 +369,13 @@ def test_logprobs_are_those_of_the_tokens_that_were_chosen(fixed_guesses: Bench)
     assert len(lengths) == 3, "all, some and none of the guesses stood"
 
 
-def test_rows_have_rules_of_their_own(fixed_guesses: Bench) -> None:
+def test_rows_have_rules_of_their_own(fixed_draft_tokens: Bench) -> None:
     """The service's rule is coupled: its rows write what they would without guesses, whatever others ask."""
-    executor, proposer = fixed_guesses.executor, fixed_guesses.proposer
+    executor, proposer = fixed_draft_tokens.executor, fixed_draft_tokens.proposer
     plain = SamplingParams(temperature=1.5)
-    alone = fixed_guesses.answer(plain, range(NUM_ROWS), 0).tokens
+    alone = fixed_draft_tokens.answer(plain, range(NUM_ROWS), 0).tokens
     by_rejection = replace(plain, speculation=Speculation(verification="rejection"))
-    expected = fixed_guesses.answer(by_rejection, range(NUM_ROWS), 2).tokens
+    expected = fixed_draft_tokens.answer(by_rejection, range(NUM_ROWS), 2).tokens
     starts, chunks = [], []
     for row in range(NUM_ROWS):
         params = plain if row % 2 else by_rejection
@@ -398,13 +398,13 @@ def test_rows_have_rules_of_their_own(fixed_guesses: Bench) -> None:
     assert [one[:1] for one in expected] != alone, "another rule, other tokens"
 
 
-def test_proposers_of_such_rows_hear_what_is_likeliest(fixed_guesses: Bench) -> None:
+def test_proposers_of_such_rows_hear_what_is_likeliest(fixed_draft_tokens: Bench) -> None:
     """Not draws: these are by the noise of positions at which a later token may be drawn in the ordinary way."""
     params = SamplingParams(temperature=1.5, speculation=Speculation(verification="rejection"))
-    fixed_guesses.answer(params, [7], 2)
+    fixed_draft_tokens.answer(params, [7], 2)
     with torch.inference_mode():
         likeliest = whole_logits(tiny(), [*PROMPT, 0, 2])[len(PROMPT) - 1 :].argmax(-1).tolist()
-    assert fixed_guesses.proposer.seen == [(Draft.chain([0, 2]), likeliest)]
+    assert fixed_draft_tokens.proposer.seen == [(Draft.chain([0, 2]), likeliest)]
 
 
 @pytest.mark.parametrize("rule", ["rejection", "typical"])
