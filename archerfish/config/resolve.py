@@ -90,7 +90,7 @@ def resolve(config: EngineConfig, facts: Facts) -> ResolvedConfig:
         "kv_cache_dtype": dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         "max_model_len": _max_model_len(config, facts),
         "quantization_rounding": _rounding(config, facts, on_cpu=on_cpu),
-        "speculation": SpeculationConfig.read(config.speculative_config),
+        "speculation": _speculation(config),
     }
     given = {f.name: getattr(config, f.name, None) for f in fields(ResolvedConfig)}
     # Only None stands for the default: a 0 is a value, to be refused where it cannot work.
@@ -145,6 +145,13 @@ def _rounding(config: EngineConfig, facts: Facts, *, on_cpu: bool) -> Rounding:
     # What random weights lose by rounding is nobody's loss.
     is_worth_it = config.load_format != "dummy" and facts.num_parameters <= MOST_CALIBRATED_PARAMETERS
     return "calibrated" if is_worth_it else "nearest"
+
+
+def _speculation(config: EngineConfig) -> SpeculationConfig:
+    """Read how to speculate. Random weights repeat themselves, which copies predict: off there unless configured."""
+    if config.load_format == "dummy" and not config.speculative_config:
+        return SpeculationConfig(method="off")
+    return SpeculationConfig.read(config.speculative_config)
 
 
 def _max_model_len(config: EngineConfig, facts: Facts) -> int:

@@ -34,7 +34,8 @@ name such as Qwen/Qwen3-0.6B; by default perch."""
     """How chats are laid out: a file with a Jinja template, or the template itself; by default the model's own."""
     load_format: LoadFormat = "auto"
     """auto reads safetensors; dummy makes random weights from config.json alone, and takes any JSON file of that form \
-as the model: speed can be measured without weights."""
+as the model: speed can be measured without weights. Speculation is then off unless speculative_config says \
+otherwise: random weights repeat themselves, which would flatter it."""
     dtype: Dtype = "auto"
     """Number format of weights and activations; auto takes the checkpoint's, and float32 for float16 on a CPU."""
     quantization: Quantization = "none"

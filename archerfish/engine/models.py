@@ -129,7 +129,8 @@ def build_model(
     size = f"{num_parameters(checkpoint.arch) / 1e6:,.1f}M parameters, {number} on {config.device}"
     if config.load_format == "dummy":
         random_weights(model, config.seed, keep, config.device)
-        logger.info("%s: %s, random weights", checkpoint.directory.name, size)
+        speculation = config.speculation.method
+        logger.info("%s: %s, random weights, speculation %s", checkpoint.directory.name, size, speculation)
     else:
         total = sum(parameter.nbytes for parameter in model.parameters())
         with ProgressBar("loading weights", total, in_bytes=True) as bar:

@@ -94,6 +94,7 @@ def test_throughput_of_random_prompts_and_of_a_file(tmp_path: Path) -> None:
 
 def test_the_ladder(tmp_path: Path) -> None:
     sizes = ("--num-prompts", "2", "--shared-len", "32", "--own-len", "4", "--output-len", "3")
+    sizes += ("--speculative-config", '{"method": "auto"}')
     conditions, found = run_json("ladder", *MODEL, *_SMALL, *sizes)
     assert conditions["settings"]["dtype"] == "float32"
     assert (found["num_requests"], found["shared_len"], found["own_len"], found["output_len"]) == (2, 32, 4, 3)

@@ -38,6 +38,12 @@ def test_what_a_request_may_choose_is_what_the_engine_has() -> None:
     assert not off.speculates and off.speculation_methods == ("off", "auto")
 
 
+def test_random_weights_are_measured_without_speculation_unless_it_is_configured() -> None:
+    assert resolved(load_format="dummy").speculation.method == "off"
+    assert resolved(load_format="dummy", speculative_config={"method": "auto"}).guesses
+    assert resolved().speculation.method == "auto"
+
+
 @pytest.mark.parametrize(
     ("settings", "num_parameters", "rounding"),
     [

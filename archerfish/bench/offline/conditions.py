@@ -42,9 +42,16 @@ class Conditions:
 
     @property
     def title(self) -> str:
-        """In one line, for a person."""
-        on = self.device_name + (f", {self.settings.threads} threads" if self.settings.device == "cpu" else "")
-        return f"{self.model}, {self.num_parameters / 1e6:,.1f}M parameters, {self.settings.dtype}, on {on}"
+        """Model, size, number format and device, in one line."""
+        settings = self.settings
+        weights = settings.dtype + (" random weights" if settings.load_format == "dummy" else "")
+        on = self.device_name + (f", {settings.threads} threads" if settings.device == "cpu" else "")
+        return f"{self.model}, {self.num_parameters / 1e6:,.1f}M parameters, {weights}, on {on}"
+
+    @property
+    def engine_title(self) -> str:
+        """The title of a measurement of the whole engine, which may speculate."""
+        return f"{self.title}, speculation {self.settings.speculation.method}"
 
 
 def device_name(device: str) -> str:

@@ -63,7 +63,7 @@ def command(
         ("between tokens", found.itl),
     ]
     print_tables(
-        f"{conditions.title}: {found.num_iterations} batches of {batch_size} requests, {input_len} tokens in, "
+        f"{conditions.engine_title}: {found.num_iterations} batches of {batch_size} requests, {input_len} tokens in, "
         f"{output_len} out",
         latency_table(times),
         phase_table(found.prefill, found.decode, conditions.peak),

@@ -125,8 +125,8 @@ def _of_prompts(
 def _print(conditions: "Conditions", found: "Throughput") -> None:
     cached = f" ({found.num_cached_tokens:,} of them from the cache)" if found.num_cached_tokens else ""
     print_tables(
-        f"{conditions.title}: {found.workload}, {found.num_requests} requests, {found.num_input_tokens:,} tokens in"
-        f"{cached}, {found.num_output_tokens:,} out, in {found.seconds:,.2f} s",
+        f"{conditions.engine_title}: {found.workload}, {found.num_requests} requests, "
+        f"{found.num_input_tokens:,} tokens in{cached}, {found.num_output_tokens:,} out, in {found.seconds:,.2f} s",
         latency_table([("time to first token", found.ttft), ("time per output token", found.tpot)]),
         phase_table(found.prefill, found.decode, conditions.peak),
         *speculation_tables(found.speculation),

@@ -78,7 +78,8 @@ def test_the_contiguous_cache_takes_room_for_the_longest_request(tmp_path: Path)
 def test_the_whole_ladder_writes_the_same_tokens(tmp_path: Path) -> None:
     workload = shared_prefix_workload(3, 32, 5, 6, CONFIG["vocab_size"])
     told: list[tuple[float, str]] = []
-    ascent = Ascent(engine_config(tmp_path, CONFIG, max_num_seqs=4), workload)
+    config = engine_config(tmp_path, CONFIG, max_num_seqs=4, speculative_config={"method": "auto"})
+    ascent = Ascent(config, workload)
     rows = climb_ladder(ascent, lambda done, name: told.append((done, name)))
     assert [row.name for row in rows] == [rung.name for rung in RUNGS]
     measured = [row for row in rows if row.reason is None]
@@ -147,7 +148,10 @@ def test_the_smallest_ladder(tmp_path: Path) -> None:
     """Of a model that native kernels run, whose engines hold hardly more than the workload."""
     values = {**CONFIG, "head_dim": 16}
     rows = climb_ladder(
-        Ascent(engine_config(tmp_path, values), shared_prefix_workload(1, 1, 1, 4, CONFIG["vocab_size"]))
+        Ascent(
+            engine_config(tmp_path, values, speculative_config={"method": "auto"}),
+            shared_prefix_workload(1, 1, 1, 4, CONFIG["vocab_size"]),
+        )
     )
     assert all(row.same_tokens for row in rows if row.reason is None)
     assert [row.name for row in rows if row.reason is None][:5] == [rung.name for rung in RUNGS[:5]]

@@ -304,3 +304,7 @@ def test_conditions_tell_model_machine_and_settings(tmp_path: Path) -> None:
     assert (found.model, found.settings.dtype, found.settings.threads) == ("tiny", "float32", 1)
     assert found.peak.flops > 0 and found.peak.bandwidth > 0
     assert found.title.startswith("tiny, 0.0M parameters, float32, on ")
+    assert found.engine_title.endswith(", speculation auto")
+    dummy = Conditions.of(examine(EngineConfig(model=str(directory), load_format="dummy", device="cpu", threads=1)))
+    assert dummy.engine_title.startswith("tiny, 0.0M parameters, float32 random weights, on ")
+    assert dummy.engine_title.endswith(", speculation off")
