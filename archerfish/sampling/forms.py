@@ -63,6 +63,8 @@ def why(matcher: "LLMatcher") -> str:
         return "there is no text of this form"
     if "too many expressions" in problem or "too many states" in problem:
         return f"it is too large to be followed ({problem}); repeat less: x{{1000}} is fine, x{{1000000}} is not"
+    if (row := re.search(r"Current row has \d+ items; max is \d+", problem)) is not None:
+        return f"too much is allowed at one point of it ({row[0]}); use fewer optional properties or alternatives"
     return problem
 
 

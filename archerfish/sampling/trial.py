@@ -39,6 +39,8 @@ _MOST_BYTES = 3 << 30
 _TRIED_SECONDS = 0.2
 """Of processor time for each beginning of an answer that is written to try the form."""
 _TRIED_TOKENS = 64
+_FEWEST_TRIED = 2
+"""Tokens that are tried however long they take: what many properties allow shows behind the opening brace."""
 _MOST_KEPT = 64
 """Verdicts: clients tend to use a few forms, again and again."""
 
@@ -190,6 +192,9 @@ def _problem(structured: Structured, vocabulary: "LLTokenizer | None" = None) ->
         matcher = compile_form(structured, vocabulary)
     except ValueError as error:
         return str(error)
+    # A limit of its own for following: what compiles in time must not be refused for what a slow machine has left.
+    if signal.getitimer(signal.ITIMER_PROF)[0]:
+        signal.setitimer(signal.ITIMER_PROF, _MOST_SECONDS)
     # Of a byte-pair vocabulary the last tokens are long texts; those in the middle are words.
     for share in (1.0, 0.5):
         problem = _follow(matcher.deep_copy(), share)
@@ -206,12 +211,14 @@ def _follow(matcher: "LLMatcher", share: float) -> str | None:
     import numpy as np
 
     end = time.process_time() + _TRIED_SECONDS
-    for _ in range(_TRIED_TOKENS):
+    for number in range(_TRIED_TOKENS):
         mask = matcher.compute_bitmask()  # What the first token could be is part of the work.
         if matcher.is_error():
             return why(matcher)
         allowed = np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little"))
-        if matcher.is_stopped() or not len(allowed) or time.process_time() > end:
+        if matcher.is_stopped() or not len(allowed):
+            break
+        if number >= _FEWEST_TRIED and time.process_time() > end:
             break
         matcher.consume_token(int(allowed[round(share * (len(allowed) - 1))]))
         if matcher.is_error():

@@ -75,7 +75,7 @@ def test_any_small_expression_is_matched(perch: LLM, parts: list[str]) -> None:
 
 def test_in_company_alone_and_preempted_give_the_same_tokens(perch: LLM) -> None:
     letters = bound(Structured(regex="[a-z ]{300,400}"), max_tokens=90)
-    params = [bound(PERSON), SamplingParams(max_tokens=90, seed=2, ignore_eos=True), letters]
+    params = [bound(PERSON, max_tokens=100), SamplingParams(max_tokens=90, seed=2, ignore_eos=True), letters]
     prompts = ["Once upon a time", "The sun", "A fox"]
 
     def tokens(llm: LLM, **more: Any) -> list[list[int]]:

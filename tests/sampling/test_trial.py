@@ -18,6 +18,7 @@ from archerfish.box import models_in_box
 from archerfish.errors import InvalidParameter, RequestError
 from archerfish.request import Structured
 from archerfish.sampling import trial as trial_module
+from archerfish.sampling.forms import load_vocabulary
 from archerfish.sampling.trial import Trial, check_structured
 from archerfish.tokenizer import Tokenizer
 
@@ -126,6 +127,18 @@ def test_what_only_a_vocabulary_shows(trial: Trial) -> None:
         trial.check(Structured(grammar='start: "a" <|nope|>'))
     with pytest.raises(InvalidParameter, match="no text of this form"):
         trial.check(Structured(grammar='start: start "a"'))
+
+
+def test_what_many_properties_allow_is_tried_on_a_slow_machine_too(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    properties = {f"property_{i}": {"type": "string", "pattern": f"^[a-z]{{3}}-{i}$"} for i in range(1500)}
+    monkeypatch.setattr(trial_module, "_TRIED_SECONDS", 0.0)
+    vocabulary = load_vocabulary(tokenizer.to_json(), tokenizer.vocab_size, [0])
+    problem = trial_module._problem(schema({"type": "object", "properties": properties}), vocabulary)
+    assert problem is not None and "fewer optional properties" in problem
+    required = {"type": "object", "properties": properties, "required": list(properties)}
+    assert trial_module._problem(schema(required), vocabulary) is None
 
 
 def test_a_tokenizer_that_the_library_cannot_use_is_named(tmp_path: Path) -> None:
