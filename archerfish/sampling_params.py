@@ -32,7 +32,7 @@ _LONGEST_BAD_WORD = 1000  # Characters, or tokens.
 _MAX_STOPS = 256
 _MAX_STOP_LENGTH = 1000  # Characters.
 
-METHOD_ALIASES = {"suffix": "reference", "ngram": "reference"}
+METHOD_ALIASES = {"reference": "suffix", "ngram": "suffix"}
 """Other names of methods that propose draft tokens: in the literature, and in vLLM."""
 
 

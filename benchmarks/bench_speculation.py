@@ -26,7 +26,7 @@ from archerfish.speculation.method import Way
 from archerfish.speculation.proposer import Ask
 
 BATCHES = (1, 4, 16, 64)
-FIXED = {"reference": (4, 8, 16, 32), "draft_model": (2, 4, 6)}
+FIXED = {"suffix": (4, 8, 16, 32), "draft_model": (2, 4, 6)}
 ESTIMATED = (1, 2, 3, 4, 6, 8)
 NUM_REPEATS = 5
 LONG_ANSWER = 400
@@ -207,7 +207,7 @@ class Wrong:
 def cost_of_checking(quantization: str) -> list[float]:
     """Of a step with so many tokens, against one with one: for a random model of real shape."""
     settings: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True, "max_model_len": 512}
-    settings |= {"quantization": quantization, "speculative_config": {"method": "reference"}}
+    settings |= {"quantization": quantization, "speculative_config": {"method": "suffix"}}
     with LLM(str(MODEL_1B), **settings) as llm:
         executor, counts = llm.assembly.executor, llm.assembly.engine.counts
         assert isinstance(executor, LocalExecutor) and executor.speculator is not None

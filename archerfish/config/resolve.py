@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from archerfish.config.settings import Batching, EngineConfig, Kernels, LoadFormat, Quantization, Rounding, flag_name
-from archerfish.config.speculation import NON_SPECULATIVE_METHODS, WITHOUT_WEIGHTS, SpeculationConfig
+from archerfish.config.speculation import MODEL_FREE_METHODS, NON_SPECULATIVE_METHODS, SpeculationConfig
 from archerfish.errors import ConfigError
 
 _CPU_STEP_TOKENS = 512  # A longer step would hold up every running answer for seconds.
@@ -69,7 +69,7 @@ class ResolvedConfig:
     @property
     def speculation_methods(self) -> tuple[str, ...]:
         """What a request may choose from, beside what has weights of its own."""
-        return (*NON_SPECULATIVE_METHODS, *WITHOUT_WEIGHTS) if self.speculates else NON_SPECULATIVE_METHODS
+        return (*NON_SPECULATIVE_METHODS, *MODEL_FREE_METHODS) if self.speculates else NON_SPECULATIVE_METHODS
 
     @property
     def max_drawn(self) -> int:

@@ -8,13 +8,13 @@ from typing import Any, Literal, get_args
 from archerfish.errors import ConfigError
 from archerfish.request import MAX_DRAFT_TOKENS, METHOD_ALIASES, Verification
 
-Method = Literal["auto", "off", "reference", "lookahead", "draft_model", "eagle", "medusa"]
+Method = Literal["auto", "off", "suffix", "lookahead", "draft_model", "eagle", "medusa"]
 DraftFormat = Literal["none", "int8", "w8a8", "int4"]
-NETWORKS = ("draft_model", "eagle", "medusa")
+DRAFTER_METHODS = ("draft_model", "eagle", "medusa")
 """Methods that have weights of their own."""
 NON_SPECULATIVE_METHODS = ("off", "auto")
 """What a request may ask of an engine that guesses nothing."""
-WITHOUT_WEIGHTS = ("reference", "lookahead")
+MODEL_FREE_METHODS = ("suffix", "lookahead")
 """Methods that every engine has which guesses."""
 TYPICAL_EPSILON = 0.09
 """As published, and so is delta: its square root."""
@@ -127,18 +127,18 @@ class SpeculationConfig:
     def _check_together(self) -> None:
         """What is given must have a meaning for the method: nothing is accepted and ignored."""
         guesses, is_named = self.method != "off", self.method not in ("auto", "off")
-        has_weights = self.method in ("auto", *NETWORKS)
+        has_weights = self.method in ("auto", *DRAFTER_METHODS)
         # With a model and no method, the method is what the model's files are for.
         has_method = is_named or (self.method == "auto" and self.model is not None)
-        looks_up = self.method == "reference"
+        looks_up = self.method == "suffix"
         for key, is_given, has_meaning, needed in (
             ("num_speculative_tokens", self.num_speculative_tokens is not None, has_method, "a method that guesses"),
             ("prompt_lookup_max", self.prompt_lookup_max is not None, looks_up, "ngram or suffix"),
             ("prompt_lookup_min", self.prompt_lookup_min is not None, looks_up, "ngram or suffix"),
-            ("model", self.model is not None, has_weights, f"auto or {' or '.join(NETWORKS)}"),
+            ("model", self.model is not None, has_weights, f"auto or {' or '.join(DRAFTER_METHODS)}"),
             ("quantization", self.quantization != "none", has_weights, "a method with weights"),
             ("branches", self.branches > 1, is_named and self.method != "lookahead", "a method that makes one line"),
-            ("shared", self.shared, self.method in ("auto", "reference"), "reference or auto"),
+            ("shared", self.shared, self.method in ("auto", "suffix"), "suffix or auto"),
             (f"verification {self.verification}", self.verification != "coupled", guesses, "a method that guesses"),
         ):
             if is_given and not has_meaning:

@@ -14,7 +14,7 @@ from archerfish.arch.heads import EagleSpec, MedusaSpec
 from archerfish.box import draft_in_box
 from archerfish.config.resolve import ResolvedConfig, resolve
 from archerfish.config.settings import EngineConfig
-from archerfish.config.speculation import NETWORKS
+from archerfish.config.speculation import DRAFTER_METHODS
 from archerfish.console import logger
 from archerfish.engine.kernels import Guessing, Kernels, beside, build_runnable, most_of
 from archerfish.engine.models import (
@@ -226,7 +226,7 @@ def find_drafts(config: ResolvedConfig, target: Checkpoint, find: Find = locate)
     """Whose weights guess, if any do; a ConfigError where a method needs some and none are known."""
     speculation = config.speculation
     method = speculation.method
-    if method not in ("auto", *NETWORKS):
+    if method not in ("auto", *DRAFTER_METHODS):
         return None
     if speculation.model is not None:
         directory = find(speculation.model)

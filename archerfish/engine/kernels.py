@@ -45,7 +45,7 @@ from archerfish.speculation.drafters.feature_store import FeatureStore
 from archerfish.speculation.drafters.model_proposer import NetworkProposer
 from archerfish.speculation.method import Way
 from archerfish.speculation.proposers.lookahead import LookaheadProposer
-from archerfish.speculation.proposers.suffix import ReferenceProposer
+from archerfish.speculation.proposers.suffix import SuffixProposer
 from archerfish.speculation.verification.rules import Typical
 from archerfish.speculation.verification.verifier import Rules, Verifier
 
@@ -259,14 +259,14 @@ def build_speculator(
     if not config.speculates:
         return None
     speculation = config.speculation
-    reference = ReferenceProposer(
+    suffix = SuffixProposer(
         shortest=speculation.prompt_lookup_min or 1,
         longest=speculation.prompt_lookup_max,
         branches=speculation.branches,
         shared=speculation.shared,
     )
     ways = [
-        Way("reference", reference, most=_MAX_DRAFT_TOKENS),
+        Way("suffix", suffix, most=_MAX_DRAFT_TOKENS),
         Way("lookahead", LookaheadProposer(), most=MOST_NODES, as_a_whole=True),
     ]
     speculator = Speculator(ways, speculation.method, rows, time.perf_counter, speculation.num_speculative_tokens)

@@ -30,7 +30,7 @@ def test_what_is_not_set_is_chosen_by_the_machine() -> None:
 
 
 def test_what_a_request_may_choose_is_what_the_engine_has() -> None:
-    every = ("off", "auto", "reference", "lookahead")
+    every = ("off", "auto", "suffix", "lookahead")
     assert resolved().speculation_methods == every
     assert resolved(has_cuda=True).speculation_methods == ("off", "auto"), "auto guesses nothing there"
     assert resolved(has_cuda=True, speculative_config={"method": "lookahead"}).speculates

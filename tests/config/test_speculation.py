@@ -11,11 +11,11 @@ from archerfish.errors import ConfigError
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
-        ({"method": "suffix"}, {"method": "reference"}),
-        ({"method": "reference"}, {"method": "reference"}),
+        ({"method": "reference"}, {"method": "suffix"}),
+        ({"method": "suffix"}, {"method": "suffix"}),
         (
             {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2},
-            {"method": "reference", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2},
+            {"method": "suffix", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2},
         ),
         ({"method": "eagle3", "model": "m"}, {"method": "eagle", "model": "m"}),
         ({"model": "m", "num_speculative_tokens": 3}, {"model": "m", "num_speculative_tokens": 3}),

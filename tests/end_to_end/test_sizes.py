@@ -34,7 +34,7 @@ DRAFTS = st.one_of(
     st.sampled_from([{"method": "off"}, {"method": "auto"}]),
     st.fixed_dictionaries(
         {
-            "method": st.sampled_from(["reference", "lookahead", "draft_model"]),
+            "method": st.sampled_from(["suffix", "lookahead", "draft_model"]),
             "num_speculative_tokens": st.sampled_from([None, 1, 2, 5, 16]),
         }
     ),
@@ -73,7 +73,7 @@ def wanted(kernels: str) -> dict[int, list[int]]:
 @example({**SMALLEST, "block_size": 16}, {"method": "draft_model", "num_speculative_tokens": 16}, 1, 0)
 @example({**SMALLEST, "block_size": 1}, {"method": "draft_model", "num_speculative_tokens": 16}, 1, 0)
 @example({**SMALLEST, "block_size": 16}, {"method": "lookahead", "num_speculative_tokens": 16}, 1, 0)
-@example({**SMALLEST, "block_size": 16}, {"method": "reference", "num_speculative_tokens": 16}, 1, 0)
+@example({**SMALLEST, "block_size": 16}, {"method": "suffix", "num_speculative_tokens": 16}, 1, 0)
 def test_it_is_refused_by_name_or_writes_the_same_tokens(
     sizes: dict[str, Any], drafts: dict[str, Any], num_draft_layers: int, spare_blocks: int | None
 ) -> None:

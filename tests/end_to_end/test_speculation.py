@@ -120,7 +120,7 @@ def plain() -> Callable[[str], list[RequestOutput]]:
 def test_every_kind_of_request_has_its_answer(
     more: dict[str, Any], plain: Callable[[str], list[RequestOutput]]
 ) -> None:
-    with LLM(speculative_config={"method": "reference", **more}, check_invariants=True) as llm:
+    with LLM(speculative_config={"method": "suffix", **more}, check_invariants=True) as llm:
         for name, params in PARAMS.items():
             assert told(llm.generate(PROMPTS, params, progress=False)) == told(plain(name)), name
             alone = [llm.generate([prompt], params, progress=False)[0] for prompt in PROMPTS[:4]]
@@ -132,7 +132,7 @@ def test_every_kind_of_request_has_its_answer(
 @pytest.mark.parametrize("count", [1, 3, 8, 31])
 def test_however_many_are_guessed_and_stand(count: int, plain: Callable[[str], list[RequestOutput]]) -> None:
     oracle = Oracle()
-    fixed = {"method": "reference", "num_speculative_tokens": count}
+    fixed = {"method": "suffix", "num_speculative_tokens": count}
     with guessed_by(LLM(speculative_config=fixed, check_invariants=True), oracle) as llm:
         for name in ("greedy", "seeded", "penalties", "a form", "several answers", "ends"):
             oracle.learn(plain(name))
@@ -180,7 +180,7 @@ def test_by_any_rule_the_likeliest_tokens_are_what_they_are(
 ) -> None:
     """With temperature 0 every rule leaves a single token at each place."""
     oracle = Oracle()
-    fixed = {"method": "reference", "num_speculative_tokens": 5, "verification": rule}
+    fixed = {"method": "suffix", "num_speculative_tokens": 5, "verification": rule}
     with guessed_by(LLM(speculative_config=fixed, check_invariants=True), oracle) as llm:
         for name in ("greedy", "penalties", "edits", "stop texts", "the prompt's own"):
             oracle.learn(plain(name))
@@ -189,7 +189,7 @@ def test_by_any_rule_the_likeliest_tokens_are_what_they_are(
 
 
 def test_answers_by_rejection_keep_to_their_form() -> None:
-    fixed = {"method": "reference", "num_speculative_tokens": 5}
+    fixed = {"method": "suffix", "num_speculative_tokens": 5}
     rejection = Speculation(verification="rejection")
     with LLM(speculative_config=fixed, check_invariants=True) as llm:
         params = [replace(PARAMS["a form"], seed=seed, max_tokens=200, speculation=rejection) for seed in range(8)]
@@ -202,7 +202,7 @@ def test_a_request_chooses_for_itself(plain: Callable[[str], list[RequestOutput]
     """Who says off gets no guess, who names a number at most so many, and the tokens of all are what they are."""
     oracle = Oracle()
     oracle.learn(plain("seeded"))
-    fixed = {"method": "reference", "num_speculative_tokens": 6}
+    fixed = {"method": "suffix", "num_speculative_tokens": 6}
     choices = [Speculation(method="off"), Speculation(num_speculative_tokens=2), None]
     params = [replace(PARAMS["seeded"], speculation=choices[place % 3]) for place in range(len(PROMPTS))]
     with guessed_by(LLM(speculative_config=fixed, check_invariants=True), oracle) as llm:
@@ -217,7 +217,7 @@ def test_a_request_chooses_for_itself(plain: Callable[[str], list[RequestOutput]
 
 
 def test_a_method_that_is_not_there_is_refused_by_those_that_are() -> None:
-    for config, known in ((OFF, "off, auto;"), ({"method": "reference"}, "off, auto, reference, lookahead;")):
+    for config, known in ((OFF, "off, auto;"), ({"method": "suffix"}, "off, auto, suffix, lookahead;")):
         with LLM(speculative_config=config) as llm, pytest.raises(InvalidParameter, match=f"this engine has {known}"):
             llm.generate(["a"], SamplingParams(speculation=Speculation(method="eagle")), progress=False)
 
@@ -328,7 +328,7 @@ def test_a_request_chooses_who_guesses(plain: Callable[[str], list[RequestOutput
 
         for way in executor.speculator.ways:
             way.proposer.propose = spying(way.name)  # type: ignore[method-assign]
-        for method in ("draft_model", "reference", "lookahead", None):
+        for method in ("draft_model", "suffix", "lookahead", None):
             used.clear()
             params = replace(PARAMS["greedy"], speculation=Speculation(method=method))
             assert told(llm.generate(PROMPTS[:4], params, progress=False)) == told(plain("greedy")[:4])
@@ -339,9 +339,9 @@ def test_a_request_chooses_who_guesses(plain: Callable[[str], list[RequestOutput
         assert told(llm.generate(PROMPTS[:4], params, progress=False)) == told(plain("greedy")[:4])
         assert not used and counts.num_draft_tokens == before
         # Both at once, each in its own way.
-        mixed = [replace(PARAMS["greedy"], speculation=Speculation(method=one)) for one in ("reference", "draft_model")]
+        mixed = [replace(PARAMS["greedy"], speculation=Speculation(method=one)) for one in ("suffix", "draft_model")]
         assert told(llm.generate(PROMPTS[:2], mixed, progress=False)) == told(plain("greedy")[:2])
-        assert set(used) == {"reference", "draft_model"}
+        assert set(used) == {"suffix", "draft_model"}
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
@@ -358,7 +358,7 @@ def test_a_method_without_weights_names_what_makes_them() -> None:
 
 def test_who_is_thrown_out_goes_on_with_the_same_tokens(plain: Callable[[str], list[RequestOutput]]) -> None:
     oracle = Oracle()
-    fixed = {"method": "reference", "num_speculative_tokens": 4}
+    fixed = {"method": "suffix", "num_speculative_tokens": 4}
     small = {"kv_cache_memory_bytes": 1_500_000, "max_model_len": 256, "max_num_seqs": 16}
     with guessed_by(LLM(speculative_config=fixed, check_invariants=True, **small), oracle) as llm:
         for name in ("greedy", "seeded"):
@@ -379,7 +379,7 @@ def test_windows_pass_over_guesses(kernels: str, tmp_path: Path) -> None:
         outputs = llm.generate(prompts, asked, progress=False)
     oracle = Oracle()
     oracle.learn(outputs)
-    fixed = {"method": "reference", "num_speculative_tokens": 5}
+    fixed = {"method": "suffix", "num_speculative_tokens": 5}
     with guessed_by(LLM(**settings, speculative_config=fixed), oracle) as llm:
         found = llm.generate(prompts, asked, progress=False)
         assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in outputs]
@@ -389,16 +389,16 @@ def test_windows_pass_over_guesses(kernels: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"method": "magic"}, "method 'magic' is none of auto, off, reference"),
+        ({"method": "magic"}, "method 'magic' is none of auto, off, suffix"),
         ({"methods": "off"}, "no key 'methods'; it knows method, model, "),
-        ({"method": "reference", "num_speculative_tokens": 0}, "must be a number from 1 to 63"),
+        ({"method": "suffix", "num_speculative_tokens": 0}, "must be a number from 1 to 63"),
         ({"num_speculative_tokens": 4}, "needs a method that guesses, not auto"),
         ({"method": "draft_model", "quantization": "int3"}, "quantization 'int3' is none of none, int8"),
         (
-            {"method": "reference", "model": "minnow"},
-            "model needs auto or draft_model or eagle or medusa, not reference",
+            {"method": "suffix", "model": "minnow"},
+            "model needs auto or draft_model or eagle or medusa, not suffix",
         ),
-        ({"method": "draft_model", "shared": True}, "shared needs reference or auto, not draft_model"),
+        ({"method": "draft_model", "shared": True}, "shared needs suffix or auto, not draft_model"),
         ({"method": "draft_model", "branches": 8, "num_speculative_tokens": 8}, "times branches is more than 63"),
         ({"verification": "hopeful"}, "verification 'hopeful' is none of coupled, rejection, typical"),
         ({"method": "off", "verification": "rejection"}, "verification rejection needs a method that guesses, not off"),

@@ -72,7 +72,7 @@ def test_a_tiny_model_writes_what_the_reference_writes(tiny: dict[str, Any]) -> 
 def test_guesses_change_nothing(tiny: dict[str, Any]) -> None:
     prompts = [[5, 6, 7, 8, 5, 6], [11, 12, 11]]
     told = []
-    for method in ("off", "reference"):
+    for method in ("off", "suffix"):
         with LLM(**tiny, kernels="triton", speculative_config=_fixed(method, 2)) as llm:
             told.append(tokens(llm, prompts))
             assert bool(llm.assembly.engine.counts.num_drafts) == (method != "off")
@@ -124,7 +124,7 @@ def test_experts_of_few_bits_give_one_answer(tiny: dict[str, Any], quantization:
 def test_guesses_of_every_kind_change_nothing() -> None:
     asked: list[dict[str, Any]] = [{"max_tokens": 24}, {"temperature": 0.9, "seed": 3, "max_tokens": 24}]
     told = {}
-    for method in ("off", "reference", "draft_model", "eagle", "medusa"):
+    for method in ("off", "suffix", "draft_model", "eagle", "medusa"):
         with LLM(max_num_seqs=16, speculative_config=_fixed(method, 3)) as llm:
             told[method] = [tokens(llm, PROMPTS[:12], **one) for one in asked]
             counts = llm.assembly.engine.counts

@@ -323,7 +323,7 @@ def _chain(match: Match, odds: Odds, doubt: float, least: float, most: int) -> D
     return Draft(tuple(tokens), tuple(range(ROOT, len(tokens) - 1)), tuple(chances))
 
 
-class ReferenceProposer:
+class SuffixProposer:
     """Copies for every row.
 
     One token is enough of a match: where it is no hint, doubt says so, and after a change a copy goes on sooner than

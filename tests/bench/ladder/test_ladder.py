@@ -104,7 +104,7 @@ def test_no_rung_speculates_before_the_one_that_does(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(rungs, "_through_engine", note)
     monkeypatch.setattr(rungs, "why_not_native", lambda _: None)
-    asked = {"method": "reference", "num_speculative_tokens": 3}
+    asked = {"method": "suffix", "num_speculative_tokens": 3}
     ascent = Ascent(EngineConfig(device="cpu", speculative_config=asked), shared_prefix_workload(2, 8, 4, 2, 99))
     climb_ladder(ascent, rungs=RUNGS[2:])
     assert [config.speculative_config for config in configs] == [{"method": "off"}] * 3 + [asked] * 3

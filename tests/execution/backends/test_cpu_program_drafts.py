@@ -175,7 +175,7 @@ def eagle_head(num_tokens: int, stage: Stage, *, at_once: bool) -> tuple[Network
     return EagleNetwork(first, further, storage, stage.features, rows, vocabulary, given), watched
 
 
-NETWORKS: dict[str, Callable[..., tuple[Network, Watched]]] = {
+DRAFTER_METHODS: dict[str, Callable[..., tuple[Network, Watched]]] = {
     "a draft model": draft_model,
     "EAGLE": partial(eagle_head, VOCABULARY),
     "EAGLE with few tokens": partial(eagle_head, 23),
@@ -186,7 +186,7 @@ def stages(name: str, kernels: str, *, max_tokens: int = 64, branches: int = 1) 
     """One that drafts at once, and one that cannot."""
 
     def stage(*, at_once: bool) -> Stage:
-        make = partial(NETWORKS[name], at_once=at_once)
+        make = partial(DRAFTER_METHODS[name], at_once=at_once)
         return Stage(make, kernels, max_tokens=max_tokens, branches=branches)
 
     return stage(at_once=True), stage(at_once=False)
@@ -209,7 +209,7 @@ def drafts_of(stage: Stage, params: SamplingParams) -> list[Draft]:
 
 
 @every_kernel
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", DRAFTER_METHODS)
 @pytest.mark.parametrize("params", PARAMS)
 def test_they_are_the_same_tokens(kernels: str, name: str, params: str) -> None:
     at_once, in_turn = stages(name, kernels)
@@ -219,14 +219,14 @@ def test_they_are_the_same_tokens(kernels: str, name: str, params: str) -> None:
     assert (at_once.at_once.num_asked, in_turn.at_once.num_asked) == (3, 0)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", DRAFTER_METHODS)
 def test_what_is_too_much_for_a_pass_is_read_before(name: str) -> None:
     found, wanted = (drafts_of(stage, PARAMS["sampled"]) for stage in stages(name, KERNELS[0], max_tokens=8))
     assert found == wanted
     assert found == drafts_of(stages(name, KERNELS[0])[0], PARAMS["sampled"])
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", DRAFTER_METHODS)
 def test_a_row_is_guessed_for_as_if_it_were_alone(name: str) -> None:
     together = drafts_of(stages(name, KERNELS[0])[0], PARAMS["sampled"])[: len(PROMPTS)]
     for row, (length, draft) in enumerate(zip(PROMPTS, together, strict=True)):
@@ -235,7 +235,7 @@ def test_a_row_is_guessed_for_as_if_it_were_alone(name: str) -> None:
         assert alone.propose((row, len(draft), length)) == [draft]
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", DRAFTER_METHODS)
 def test_guesses_go_to_the_end_of_the_context_and_no_further(name: str) -> None:
     at_once, in_turn = stages(name, KERNELS[0])
     for stage in (at_once, in_turn):
@@ -272,7 +272,7 @@ def test_so_are_guesses_that_stand_side_by_side() -> None:
     assert not found.is_chain and [found] == in_turn.propose((0, 3, 9)) and not at_once.at_once.num_asked
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", DRAFTER_METHODS)
 def test_each_pass_is_timed_by_its_tokens(name: str) -> None:
     """All together they are what the clock says, which is a second later whenever it is looked at."""
     stage, _ = stages(name, KERNELS[0])
@@ -284,7 +284,7 @@ def test_each_pass_is_timed_by_its_tokens(name: str) -> None:
     assert first == (sum(PROMPTS) - 3 * stage.network.lag, pytest.approx(1.0 - sum(seconds for _, seconds in further)))
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", DRAFTER_METHODS)
 def test_passes_are_tried_out_as_they_will_be_made(name: str) -> None:
     stage, _ = stages(name, KERNELS[0])
     stage.proposer.try_out()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from archerfish.speculation.draft import MOST_NODES, NO_DRAFT, ROOT, Draft
 from archerfish.speculation.proposer import Ask
 from archerfish.speculation.proposers import suffix
-from archerfish.speculation.proposers.suffix import MANY_WAYS, Ends, Match, ReferenceProposer
+from archerfish.speculation.proposers.suffix import MANY_WAYS, Ends, Match, SuffixProposer
 from archerfish.speculation.proposers.suffix_automaton import EMPTY, SuffixAutomaton
 
 PROSE = list(range(100, 140))
@@ -21,20 +21,20 @@ WIDE = 0.001
 REPEATED = [900_000, 900_001, 900_000, 900_001]
 
 
-def started(tokens: Sequence[int], **options: bool | float) -> ReferenceProposer:
+def started(tokens: Sequence[int], **options: bool | float) -> SuffixProposer:
     """In a text of which something has been repeated before."""
-    proposer = ReferenceProposer(**options)  # type: ignore[arg-type]
+    proposer = SuffixProposer(**options)  # type: ignore[arg-type]
     proposer.start(0, REPEATED, len(REPEATED), "tenant")
     proposer.extend(0, tokens)
     return proposer
 
 
-def guess(proposer: ReferenceProposer, row: int = 0, most: int = MOST_NODES) -> Draft:
+def guess(proposer: SuffixProposer, row: int = 0, most: int = MOST_NODES) -> Draft:
     (draft,) = proposer.propose([Ask(row, most)])
     return draft
 
 
-def tell(proposer: ReferenceProposer, draft: Draft, *, right: bool, row: int = 0) -> None:
+def tell(proposer: SuffixProposer, draft: Draft, *, right: bool, row: int = 0) -> None:
     """A pass in which every guess of a chain stands, or none."""
     assert draft.is_chain
     proposer.saw(row, draft, [*draft.tokens, -1] if right else [-1] * (1 + len(draft)))
@@ -78,7 +78,7 @@ def test_what_follows_most_often_comes_first_and_of_as_often_the_latest() -> Non
 
 
 def test_until_a_pair_of_tokens_comes_again_nothing_is_looked_for() -> None:
-    proposer = ReferenceProposer()
+    proposer = SuffixProposer()
     proposer.start(0, [5, 6, 7, 5], 4, "tenant")
     assert guess(proposer) == NO_DRAFT
     proposer.extend(0, [6])
@@ -88,7 +88,7 @@ def test_until_a_pair_of_tokens_comes_again_nothing_is_looked_for() -> None:
 
 
 def test_a_hint_is_a_pair_of_tokens_that_came_before() -> None:
-    proposer = ReferenceProposer(shared=True)
+    proposer = SuffixProposer(shared=True)
     proposer.start(0, [5, 6, 7, 5], 4, "tenant")
     assert not proposer.hints(0)
     found = []
@@ -174,7 +174,7 @@ def test_what_is_learned_is_the_rows_own_and_new_rows_begin_with_a_little_of_it(
     assert len(guess(proposer, 2)) > len(first)
 
 
-def known(proposer: ReferenceProposer) -> list[float]:
+def known(proposer: SuffixProposer) -> list[float]:
     """Doubts of the first row, and in matches as short as six tokens."""
     return [proposer._rows[0].doubt, proposer._ends.odds[6]]
 
@@ -267,8 +267,8 @@ def test_asking_changes_nothing() -> None:
 # -- what others of the tenant wrote ----------------------------------------------------------------------------------
 
 
-def served(*answers: Sequence[int], tenant: str = "tenant", **options: bool | float) -> ReferenceProposer:
-    proposer = ReferenceProposer(shared=True, **options)  # type: ignore[arg-type]
+def served(*answers: Sequence[int], tenant: str = "tenant", **options: bool | float) -> SuffixProposer:
+    proposer = SuffixProposer(shared=True, **options)  # type: ignore[arg-type]
     for row, answer in enumerate(answers, start=1):
         proposer.start(row, [row], 1, tenant)
         proposer.extend(row, answer)
