@@ -103,13 +103,13 @@ void group(const void* operands, const Step& step, int64_t, uint8_t* scratch) {
 
 void gather(const Gather& o, const Step&, int64_t row, uint8_t*) {
     const int32_t* places = o.groups.places + row * o.routes.num_chosen;
-    int64_t num_groups = o.in.format == Format::int8 ? o.in.width / o.in.group : 0;
+    int64_t num_groups = o.input.format == Format::int8 ? o.input.width / o.input.group : 0;
     for (int32_t slot = 0; slot < o.routes.num_chosen; ++slot) {
         int64_t place = places[slot];
-        std::memcpy(o.out.data + place * o.out.stride, o.in.data + row * o.in.stride, o.in.stride);
+        std::memcpy(o.out.data + place * o.out.stride, o.input.data + row * o.input.stride, o.input.stride);
         for (int64_t g = 0; g < num_groups; ++g) {
-            o.out.scales[place * num_groups + g] = o.in.scales[row * num_groups + g];
-            o.out.sums[place * num_groups + g] = o.in.sums[row * num_groups + g];
+            o.out.scales[place * num_groups + g] = o.input.scales[row * num_groups + g];
+            o.out.sums[place * num_groups + g] = o.input.sums[row * num_groups + g];
         }
     }
 }
@@ -132,7 +132,7 @@ void expert_linear(const void* operands, const Step&, int64_t unit, uint8_t* scr
     const ExpertLinear& o = *(const ExpertLinear*)operands;
     int64_t panels = num_panels(o.weights.first);
     const Block& block = o.groups.blocks[unit / panels];
-    Linear linear = {o.out, o.in, weight_of(o.weights, block.expert)};
+    Linear linear = {o.out, o.input, weight_of(o.weights, block.expert)};
     linear_rows(linear, unit % panels, block.first, block.first + block.count, scratch);
 }
 
@@ -144,7 +144,7 @@ void combine(const Combine& o, const Step&, int64_t row, uint8_t*) {
     over_lanes(o.out.width, [&](int64_t i, int lanes) {
         Floats total = zeros();
         for (int32_t slot = 0; slot < o.routes.num_chosen; ++slot)
-            total = fma(load_lanes(part_of(o.in, places[slot], 0) + i, lanes), all(weights[slot]), total);
+            total = fma(load_lanes(part_of(o.input, places[slot], 0) + i, lanes), all(weights[slot]), total);
         store_lanes(out + i, total, lanes);
     });
 }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "abi.h"
 #ifdef ARCHERFISH_TILES
 #include "amx.h"
 #endif
@@ -84,23 +85,10 @@ const char* archerfish_kernels() {
     return names.c_str();
 }
 
-// Bytes of a structure by its name, so that whoever fills them can be sure to mean the same; -1 of an unknown one.
-int64_t archerfish_size_of(const char* name) {
-    static const struct {
-        const char* name;
-        int64_t size;
-    } sizes[] = {
-#define SIZE(structure) {#structure, sizeof(structure)}
-        SIZE(Embed),    SIZE(Add),      SIZE(Scale),        SIZE(Softcap),  SIZE(Norm),        SIZE(Rotate),
-        SIZE(Activate), SIZE(Pack),     SIZE(Linear),       SIZE(WriteKv),  SIZE(Attend),      SIZE(Route),
-        SIZE(Group),    SIZE(Gather),   SIZE(ExpertLinear), SIZE(Combine),  SIZE(Step),        SIZE(Draw),
-        SIZE(DrawRow),  SIZE(Select),   SIZE(Spread),       SIZE(Assembly), SIZE(Instruction), SIZE(Instructions),
-        SIZE(Pass),     SIZE(Drafting), SIZE(Refusal),
-#undef SIZE
-    };
-    for (const auto& one : sizes)
-        if (std::strcmp(one.name, name) == 0) return one.size;
-    return -1;
+// What the caller has to declare as program.h does: see abi.h.
+const char* archerfish_abi() {
+    static const std::string description = describe_abi();
+    return description.c_str();
 }
 
 // Null if no such kernels run here, or if there cannot be so many threads.

@@ -151,19 +151,19 @@ void linear_part(const Linear& o, int64_t panel_index, int64_t row, int first_pa
     const uint8_t* panel = weight.data + panel_index * weight.panel_bytes;
     switch (weight.format) {
         case Format::float32:
-            times_float32<ROWS>(sums, weight, panel, o.in, row, first_part);
+            times_float32<ROWS>(sums, weight, panel, o.input, row, first_part);
             break;
         case Format::bfloat16:
-            times_bfloat16<ROWS>(sums, weight, panel, o.in, row, first_part);
+            times_bfloat16<ROWS>(sums, weight, panel, o.input, row, first_part);
             break;
         case Format::int8:
-            times_int8<ROWS>(sums, weight, panel, o.in, row, first_part);
+            times_int8<ROWS>(sums, weight, panel, o.input, row, first_part);
             break;
         case Format::int4:
-            times_int4<ROWS, false>(sums, weight, panel, o.in, row, first_part);
+            times_int4<ROWS, false>(sums, weight, panel, o.input, row, first_part);
             break;
         case Format::int4_zeros:
-            times_int4<ROWS, true>(sums, weight, panel, o.in, row, first_part);
+            times_int4<ROWS, true>(sums, weight, panel, o.input, row, first_part);
             break;
     }
     for (int p = 0; p < WIDE<ROWS>; ++p)

@@ -168,7 +168,7 @@ void add_group(const Packed& in, const TileSums<ROW_TILES>& counts, float* sums,
 
 // Bytes of a row that one tile takes: groups of 32 fill half of it.
 inline int64_t tile_depth(const Linear& o) {
-    return o.weight.format != Format::bfloat16 && o.in.group % TILE_BYTES ? TILE_BYTES / 2 : TILE_BYTES;
+    return o.weight.format != Format::bfloat16 && o.input.group % TILE_BYTES ? TILE_BYTES / 2 : TILE_BYTES;
 }
 
 // What passes of one unit share.
@@ -183,7 +183,7 @@ struct TileWork {
 // Up to 16 or 32 rows with a part of a panel and some groups of inputs.
 template <int ROW_TILES, Format FORMAT>
 void int8_pass(const TileWork& work, int part, int64_t row, int64_t num_rows, int64_t first_group, int64_t last_group) {
-    const Packed& in = work.o.in;
+    const Packed& in = work.o.input;
     int64_t depth = tile_depth(work.o);
     float* sums = work.sums + (row - work.first_row) * PANEL + part * LANES;
     TileSums<ROW_TILES> counts[2];
@@ -205,7 +205,7 @@ void int8_pass(const TileWork& work, int part, int64_t row, int64_t num_rows, in
 
 template <int ROW_TILES>
 void bf16_pass(const TileWork& work, int part, int64_t row, int64_t num_rows) {
-    const Packed& in = work.o.in;
+    const Packed& in = work.o.input;
     TileSums<ROW_TILES> found;
     TileSums<ROW_TILES>::clear();
     add_steps<ROW_TILES, true>(in.data + row * in.stride, in.stride, work.bytes + part * TILE_BYTES,
@@ -265,8 +265,8 @@ void linear_by_tiles(const Linear& o, int64_t panel_index, int64_t row, int64_t 
     if (!is_bf16) unpack_panel(o.weight, panel, unpacked);
     TileWork work = {o, panel, is_bf16 ? panel : unpacked, (float*)scratch, row};
     std::memset(work.sums, 0, (last - row) * PANEL * sizeof(float));
-    int64_t num_groups = is_bf16 ? 1 : o.in.width / o.in.group;
-    int64_t groups_at_once = is_bf16 ? 1 : std::max<int64_t>(1, INPUTS_AT_ONCE / o.in.group);
+    int64_t num_groups = is_bf16 ? 1 : o.input.width / o.input.group;
+    int64_t groups_at_once = is_bf16 ? 1 : std::max<int64_t>(1, INPUTS_AT_ONCE / o.input.group);
     for (int64_t g = 0; g < num_groups; g += groups_at_once)
         over_rows(work, last, g, std::min(num_groups, g + groups_at_once));
     tiles_release();

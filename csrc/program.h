@@ -84,29 +84,38 @@ struct ExpertWeights {
 
 // -- instructions -----------------------------------------------------------------------------------------------------
 
+// Every operation and the structure of its arguments, in the order of their numbers.
+#define ARCHERFISH_OPERATIONS(X)   \
+    X(embed, Embed)                \
+    X(add, Add)                    \
+    X(scale, Scale)                \
+    X(softcap, Softcap)            \
+    X(rms_norm, Norm)              \
+    X(layer_norm, Norm)            \
+    X(rotate, Rotate)              \
+    X(activate, Activate)          \
+    X(pack, Pack)                  \
+    X(linear, Linear)              \
+    X(write_kv, WriteKv)           \
+    X(attend, Attend)              \
+    X(route, Route)                \
+    X(group, Group)                \
+    X(gather, Gather)              \
+    X(expert_linear, ExpertLinear) \
+    X(combine, Combine)            \
+    X(draw, Draw)                  \
+    X(select, Select)              \
+    X(spread, Spread)
+
 enum class Operation : int32_t {
-    embed,
-    add,
-    scale,
-    softcap,
-    rms_norm,
-    layer_norm,
-    rotate,
-    activate,
-    pack,
-    linear,
-    write_kv,
-    attend,
-    route,
-    group,
-    gather,
-    expert_linear,
-    combine,
-    draw,
-    select,
-    spread,
-    num_operations
+#define X(operation, arguments) operation,
+    ARCHERFISH_OPERATIONS(X)
+#undef X
 };
+
+#define X(operation, arguments) +1
+constexpr int NUM_OPERATIONS = ARCHERFISH_OPERATIONS(X);
+#undef X
 
 enum class Index : int32_t { tokens = 0, positions = 1 };
 
@@ -120,16 +129,16 @@ struct Add {  // out = left + right * factor
     float factor;
 };
 struct Scale {  // out = in * factor
-    Rows out, in;
+    Rows out, input;
     float factor;
 };
 struct Softcap {  // out = cap * tanh(in / cap)
-    Rows out, in;
+    Rows out, input;
     float cap;
 };
 // Where rows are wanted packed only, `out` has no data.
 struct Norm {  // Both kinds; with `added`, in + added * factor is stored in `sum` and normalized.
-    Rows out, in, added, sum;
+    Rows out, input, added, sum;
     const float* weight;
     const float* bias;
     float eps;
@@ -140,12 +149,12 @@ struct Norm {  // Both kinds; with `added`, in + added * factor is stored in `su
     int32_t packs;
 };
 struct Rotate {
-    Rows out, in;
+    Rows out, input;
     Rows angles;  // Cosines, then sines.
 };
 enum class Activation : int32_t { silu = 0, gelu = 1, gelu_tanh = 2, relu = 3 };
 struct Activate {
-    Rows out, in;
+    Rows out, input;
     Activation activation;
     int32_t gated;
     Packed packed;
@@ -153,12 +162,12 @@ struct Activate {
     int32_t times;  // Rows there are for each one of the step: more than one where it chose several experts.
 };
 struct Pack {
-    Rows in;
+    Rows input;
     Packed packed;
 };
 struct Linear {
     Rows out;
-    Packed in;
+    Packed input;
     Weight weight;
 };
 constexpr int64_t MOST_HEAD_DIM = 256;  // Of heads in the cache.
@@ -213,18 +222,18 @@ struct Group {
     Groups out;
 };
 struct Gather {  // Every row to each of its places.
-    Packed in, out;
+    Packed input, out;
     Routes routes;
     Groups groups;
 };
 struct ExpertLinear {  // Every place by the matrix of its expert.
     Rows out;
-    Packed in;
+    Packed input;
     ExpertWeights weights;
     Groups groups;
 };
 struct Combine {  // out = the sum of a row's places, each times its weight.
-    Rows out, in;
+    Rows out, input;
     Routes routes;
     Groups groups;
 };
@@ -246,10 +255,10 @@ struct Draw {
 };
 
 struct Select {  // The rows that matter from here on: out = in[picked].
-    Rows out, in;
+    Rows out, input;
 };
 struct Spread {  // Logits of some tokens among all: out[ids[i]] = in[i], and what has none is -inf.
-    Rows out, in;
+    Rows out, input;
     const int64_t* ids;
 };
 
@@ -367,26 +376,31 @@ struct Drafting {
 // -- bounds -----------------------------------------------------------------------------------------------------------
 
 // What a call can exceed.
+#define ARCHERFISH_LIMITS(X)                                          \
+    X(none)                                                           \
+    X(chunks)       /* Number of chunks. */                           \
+    X(rows)         /* Tokens of a step. */                           \
+    X(picked)       /* Tokens of a step whose logits are computed. */ \
+    X(row)          /* Row of a chunk's sequence. */                  \
+    X(start)        /* First position of a chunk. */                  \
+    X(length)       /* Tokens of a chunk. */                          \
+    X(chunk_picked) /* Of those, tokens whose logits are computed. */ \
+    X(end)          /* Position after a chunk. */                     \
+    X(token)        /* Token id. */                                   \
+    X(position)     /* Position that a table is looked up by. */      \
+    X(groups)       /* Number of KV groups. */                        \
+    X(block_size)   /* Tokens of a block. */                          \
+    X(block)        /* Id of a block. */                              \
+    X(slot)         /* Slot of a token in the cache. */               \
+    X(tree)         /* Tokens that have a depth in a tree. */         \
+    X(depth)        /* Depth of a token in its tree. */               \
+    X(line)         /* Token of a tree in the line of another. */     \
+    X(count)        /* Number of draft tokens. */
+
 enum class Limit : int32_t {
-    none = 0,
-    chunks,        // Number of chunks.
-    rows,          // Tokens of a step.
-    picked,        // Tokens of a step whose logits are computed.
-    row,           // Row of a chunk's sequence.
-    start,         // First position of a chunk.
-    length,        // Tokens of a chunk.
-    chunk_picked,  // Of those, tokens whose logits are computed.
-    end,           // Position after a chunk.
-    token,         // Token id.
-    position,      // Position that a table is looked up by.
-    groups,        // Number of KV groups.
-    block_size,    // Tokens of a block.
-    block,         // Id of a block.
-    slot,          // Slot of a token in the cache.
-    tree,          // Tokens that have a depth in a tree.
-    depth,         // Depth of a token in its tree.
-    line,          // Token of a tree in the line of another.
-    count,         // Number of draft tokens.
+#define X(limit) limit,
+    ARCHERFISH_LIMITS(X)
+#undef X
 };
 
 // Why a call was refused: a number that is not from `least` to `most`. Nothing was computed then.
@@ -411,7 +425,15 @@ struct Kernel {
 };
 
 struct KernelTable {
-    Kernel kernels[(int)Operation::num_operations];
+    Kernel kernels[NUM_OPERATIONS];
+
+    constexpr Kernel& operator[](Operation operation) { return kernels[(int)operation]; }
+    constexpr const Kernel& operator[](Operation operation) const { return kernels[(int)operation]; }
+    constexpr bool is_complete() const {
+        for (const Kernel& kernel : kernels)
+            if (!kernel.count || !kernel.run) return false;
+        return true;
+    }
 };
 
 }  // namespace archerfish

@@ -110,18 +110,18 @@ inline void pack_row(const float* x, int64_t width, const Packed& packed, int64_
 }
 
 void pack(const Pack& o, const Step&, int64_t row, uint8_t*) {
-    pack_row(o.in.data + row * o.in.stride, o.in.width, o.packed, row);
+    pack_row(o.input.data + row * o.input.stride, o.input.width, o.packed, row);
 }
 
 void select(const Select& o, const Step& step, int64_t row, uint8_t*) {
-    std::memcpy(part_of(o.out, row, 0), part_of(o.in, step.picked[row], 0), o.out.width * sizeof(float));
+    std::memcpy(part_of(o.out, row, 0), part_of(o.input, step.picked[row], 0), o.out.width * sizeof(float));
 }
 
 void spread(const Spread& o, const Step&, int64_t row, uint8_t*) {
-    const float* in = part_of(o.in, row, 0);
+    const float* in = part_of(o.input, row, 0);
     float* out = part_of(o.out, row, 0);
     std::fill(out, out + o.out.width, -INFINITY);
-    for (int64_t i = 0; i < o.in.width; ++i) out[o.ids[i]] = in[i];
+    for (int64_t i = 0; i < o.input.width; ++i) out[o.ids[i]] = in[i];
 }
 
 // -- elementwise ------------------------------------------------------------------------------------------------------
@@ -135,14 +135,14 @@ void add(const Add& o, const Step&, int64_t row, uint8_t*) {
 }
 
 void scale(const Scale& o, const Step&, int64_t row, uint8_t*) {
-    const float* in = part_of(o.in, row, 0);
+    const float* in = part_of(o.input, row, 0);
     float* out = part_of(o.out, row, 0);
     over_lanes(o.out.width,
                [&](int64_t i, int lanes) { store_lanes(out + i, load_lanes(in + i, lanes) * all(o.factor), lanes); });
 }
 
 void softcap(const Softcap& o, const Step&, int64_t row, uint8_t*) {
-    const float* in = part_of(o.in, row, 0);
+    const float* in = part_of(o.input, row, 0);
     float* out = part_of(o.out, row, 0);
     over_lanes(o.out.width, [&](int64_t i, int lanes) {
         Floats x = load_lanes(in + i, lanes) / all(o.cap);
@@ -176,18 +176,18 @@ inline const float* summed(const Norm& o, int64_t row, const float* in) {
     if (!o.has_added) return in;
     const float* added = part_of(o.added, row, 0);
     float* out = part_of(o.sum, row, 0);
-    over_lanes(o.in.width, [&](int64_t i, int lanes) {
+    over_lanes(o.input.width, [&](int64_t i, int lanes) {
         store_lanes(out + i, fma(load_lanes(added + i, lanes), all(o.factor), load_lanes(in + i, lanes)), lanes);
     });
     return out;
 }
 
 void rms_norm(const Norm& o, const Step&, int64_t row, uint8_t* scratch) {
-    for (int64_t part = 0; part < o.in.num_parts; ++part) {
-        const float* in = summed(o, row, part_of(o.in, row, part));
+    for (int64_t part = 0; part < o.input.num_parts; ++part) {
+        const float* in = summed(o, row, part_of(o.input, row, part));
         float* out = made_at(o.out, row, part, scratch);
-        Floats shrink = all(1.0f / std::sqrt(sum_of_squares(in, o.in.width, 0.0f) / (float)o.in.width + o.eps));
-        over_lanes(o.in.width, [&](int64_t i, int lanes) {
+        Floats shrink = all(1.0f / std::sqrt(sum_of_squares(in, o.input.width, 0.0f) / (float)o.input.width + o.eps));
+        over_lanes(o.input.width, [&](int64_t i, int lanes) {
             Floats gain = load_lanes(o.weight + i, lanes) + all(o.weight_offset);
             store_lanes(out + i, load_lanes(in + i, lanes) * shrink * gain, lanes);
         });
@@ -196,13 +196,13 @@ void rms_norm(const Norm& o, const Step&, int64_t row, uint8_t* scratch) {
 }
 
 void layer_norm(const Norm& o, const Step&, int64_t row, uint8_t* scratch) {
-    const float* in = summed(o, row, part_of(o.in, row, 0));
+    const float* in = summed(o, row, part_of(o.input, row, 0));
     float* out = made_at(o.out, row, 0, scratch);
     Floats total = zeros();
-    over_lanes(o.in.width, [&](int64_t i, int lanes) { total = total + load_lanes(in + i, lanes); });
-    float mean = sum(total) / (float)o.in.width;
-    Floats shrink = all(1.0f / std::sqrt(sum_of_squares(in, o.in.width, mean) / (float)o.in.width + o.eps));
-    over_lanes(o.in.width, [&](int64_t i, int lanes) {
+    over_lanes(o.input.width, [&](int64_t i, int lanes) { total = total + load_lanes(in + i, lanes); });
+    float mean = sum(total) / (float)o.input.width;
+    Floats shrink = all(1.0f / std::sqrt(sum_of_squares(in, o.input.width, mean) / (float)o.input.width + o.eps));
+    over_lanes(o.input.width, [&](int64_t i, int lanes) {
         Floats normed = (load_lanes(in + i, lanes) - all(mean)) * shrink;
         store_lanes(out + i, fma(normed, load_lanes(o.weight + i, lanes), load_lanes(o.bias + i, lanes)), lanes);
     });
@@ -226,8 +226,8 @@ inline void rotate_part(const float* in, float* out, int64_t width, const Rows& 
 }
 
 void rotate(const Rotate& o, const Step&, int64_t row, uint8_t*) {
-    for (int64_t part = 0; part < o.in.num_parts; ++part)
-        rotate_part(part_of(o.in, row, part), part_of(o.out, row, part), o.in.width, o.angles, row);
+    for (int64_t part = 0; part < o.input.num_parts; ++part)
+        rotate_part(part_of(o.input, row, part), part_of(o.out, row, part), o.input.width, o.angles, row);
 }
 
 // -- activation -------------------------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ inline Floats activated(Floats x) {
 
 template <Activation kind>
 void activate_row(const Activate& o, int64_t row, uint8_t* scratch) {
-    const float* in = part_of(o.in, row, 0);
+    const float* in = part_of(o.input, row, 0);
     float* out = made_at(o.out, row, 0, scratch);
     int64_t width = o.out.width;
     over_lanes(width, [&](int64_t i, int lanes) {

@@ -88,7 +88,7 @@ void Team::open_next(int thread) {
     while (work_.next != work_.end && units == 0) {
         const Instruction& next = *work_.next++;
         const Step& step = next.selected ? work_.picked : work_.whole;
-        const Kernel& kernel = work_.kernels->kernels[(int)next.operation];
+        const Kernel& kernel = (*work_.kernels)[next.operation];
         units = kernel.count(next.operands, step);
         if (units == 1) {
             // Done at once: to tell the others takes longer than most of these.

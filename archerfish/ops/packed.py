@@ -11,10 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from archerfish.ops.cpu.program import Format
+from archerfish.ops.cpu.program import PANEL, Format
 
-PANEL = 64
-"""Outputs that lie together."""
 _BFLOAT16_GROUP = 32
 """Inputs that a matrix tile takes at once."""
 

@@ -8,7 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from archerfish.ops.packed import PANEL, PackedExperts, PackedWeight
+from archerfish.ops.cpu.program import PANEL
+from archerfish.ops.packed import PackedExperts, PackedWeight
 from archerfish.quant import WeightFormat
 
 FORMATS = (

@@ -9,9 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from archerfish.errors import NoKernel, OutOfBounds
+from archerfish.ops.cpu.abi import find_mismatch
 from archerfish.ops.cpu.limits import LIMITS, Limit
-from archerfish.ops.cpu.program import STRUCTURES, Assembly, Drafting, Instructions, Refusal, Step
-from archerfish.ops.signatures import DRAW_ROW
+from archerfish.ops.cpu.program import Assembly, Drafting, Instructions, Refusal, Step
 
 _MODULE = "archerfish.ops.cpu._kernels"
 _VARIABLE = "NATIVE_ARCHERFISH"
@@ -35,6 +35,8 @@ def library() -> Library | str:
         functions = ctypes.CDLL(path)
     except OSError as error:
         return f"the native kernels cannot be loaded: {error}"
+    if (mismatch := _mismatch(functions)) is not None:
+        return f"the native kernels in {path} are of another version, install the package again: {mismatch}"
     functions.archerfish_kernels.restype = c_char_p
     functions.archerfish_open.restype, functions.archerfish_open.argtypes = c_void_p, (c_char_p, c_int)
     functions.archerfish_close.restype, functions.archerfish_close.argtypes = None, (c_void_p,)
@@ -45,15 +47,20 @@ def library() -> Library | str:
     functions.archerfish_run_chunks.argtypes = (*program, POINTER(Assembly), POINTER(Refusal))
     functions.archerfish_draft.restype = None
     functions.archerfish_draft.argtypes = (c_void_p, POINTER(Drafting), POINTER(Refusal))
-    functions.archerfish_size_of.restype, functions.archerfish_size_of.argtypes = c_int64, (c_char_p,)
-    sizes = {structure.__name__: ctypes.sizeof(structure) for structure in STRUCTURES} | {"DrawRow": DRAW_ROW.itemsize}
-    for name, size in sizes.items():
-        if functions.archerfish_size_of(name.encode()) != size:
-            return f"the native kernels in {path} are of another version: install the package again"
     kernels = tuple(functions.archerfish_kernels().decode().split())
     if not kernels:
         return "the native kernels need a CPU with AVX2, FMA and F16C"
     return Library(functions, kernels)
+
+
+def _mismatch(functions: ctypes.CDLL) -> str | None:
+    """Return what the library declares differently than this package, or None."""
+    try:
+        describe = functions.archerfish_abi
+    except AttributeError:
+        return "they do not describe their structures"
+    describe.restype = c_char_p
+    return find_mismatch(describe().decode())
 
 
 def _installed() -> str | None:

@@ -18,12 +18,12 @@ from torch import Tensor
 from archerfish.arch.arch import Activation
 from archerfish.ops.cpu import copies, program
 from archerfish.ops.cpu.library import Team
-from archerfish.ops.cpu.program import ACTIVATIONS, Format, Index, Operation
+from archerfish.ops.cpu.program import ACTIVATIONS, Format, Index, Number, Operation
 from archerfish.ops.cpu.recording import Recording
 from archerfish.ops.packed import PackedExperts, PackedWeight, pack_experts, pack_floats
 from archerfish.ops.signatures import Chunks, Drawn, DrawRows, LayerCache, Routed
 
-_NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+_NUMBERS = {torch.float32: Number.FLOAT32, torch.bfloat16: Number.BFLOAT16, torch.int8: Number.INT8}
 _CACHE_LINE, _PAGE_PART = 64, 1024
 
 

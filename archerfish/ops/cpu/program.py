@@ -40,11 +40,21 @@ class Format(IntEnum):
     INT4_ZEROS = 4
 
 
+class Number(IntEnum):
+    """Formats of numbers in a KV cache."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    INT8 = 2
+
+
 class Index(IntEnum):
     TOKENS = 0
     POSITIONS = 1
 
 
+PANEL = 64
+"""Outputs of a packed matrix that lie together."""
 MOST_HEAD_DIM = 256
 """Of heads in the cache."""
 MOST_PARTS = 8192
@@ -381,18 +391,6 @@ OPERANDS: dict[Operation, type[Structure]] = {
     Operation.SELECT: Select,
     Operation.SPREAD: Spread,
 }
-
-STRUCTURES: tuple[type[Structure], ...] = (
-    *dict.fromkeys(OPERANDS.values()),
-    Instruction,
-    Instructions,
-    Step,
-    Assembly,
-    Pass,
-    Drafting,
-    Refusal,
-)
-"""All that the library reads: their sizes must be its own."""
 
 
 def _capacity(lines: list[Line], capacity: Capacity) -> Capacity:

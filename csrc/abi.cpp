@@ -1,0 +1,183 @@
+#include "abi.h"
+
+#include <array>
+#include <cstddef>
+#include <type_traits>
+#include <utility>
+
+#include "program.h"
+
+namespace archerfish {
+namespace {
+
+// -- fields of a structure --------------------------------------------------------------------------------------------
+
+struct AnyValue {
+    template <typename T>
+    operator T() const;
+};
+
+template <typename S, typename Indices, typename = void>
+struct IsInitializedBy : std::false_type {};
+template <typename S, std::size_t... I>
+struct IsInitializedBy<S, std::index_sequence<I...>, std::void_t<decltype(S{(void(I), AnyValue())...})>>
+    : std::true_type {};
+
+// The most values that the structure can be initialized by.
+template <typename S, std::size_t N = 0>
+constexpr std::size_t num_fields() {
+    if constexpr (IsInitializedBy<S, std::make_index_sequence<N + 1>>::value)
+        return num_fields<S, N + 1>();
+    else
+        return N;
+}
+
+struct Field {
+    const char* name;
+    std::size_t offset;
+    std::size_t size;
+    const char* kind;
+};
+
+template <typename T>
+constexpr const char* kind_of() {
+    if (std::is_pointer_v<T>) return "pointer";
+    if (std::is_floating_point_v<T>) return "float";
+    return std::is_integral_v<T> || std::is_enum_v<T> ? "integer" : "structure";
+}
+
+// -- lines ------------------------------------------------------------------------------------------------------------
+
+std::string text_of(const char* word) { return word; }
+std::string text_of(std::size_t number) { return std::to_string(number); }
+
+template <typename... Words>
+void add_line(std::string& lines, Words... words) {
+    ((lines += text_of(words) + ' '), ...);
+    lines.back() = '\n';
+}
+
+template <std::size_t N>
+void add_structure(std::string& lines, const char* name, std::size_t size, const std::array<Field, N>& fields) {
+    add_line(lines, "structure", name, size);
+    for (const Field& field : fields) add_line(lines, "field", name, field.name, field.offset, field.size, field.kind);
+}
+
+#define FIELD(field) \
+    Field { #field, offsetof(S, field), sizeof(S::field), kind_of<decltype(S::field)>() }
+
+#define STRUCTURE(structure, ...)                                                                      \
+    {                                                                                                  \
+        using S = structure;                                                                           \
+        constexpr std::array fields = {__VA_ARGS__};                                                   \
+        static_assert(fields.size() == num_fields<S>(), #structure " has fields that are not listed"); \
+        add_structure(lines, #structure, sizeof(S), fields);                                           \
+    }
+
+void add_operands(std::string& lines) {
+    STRUCTURE(Rows, FIELD(data), FIELD(stride), FIELD(part_stride), FIELD(num_parts), FIELD(width))
+    STRUCTURE(Weight, FIELD(format), FIELD(group), FIELD(num_outputs), FIELD(num_inputs), FIELD(padded_inputs),
+              FIELD(panel_bytes), FIELD(data), FIELD(scales), FIELD(bias))
+    STRUCTURE(Packed, FIELD(format), FIELD(group), FIELD(width), FIELD(stride), FIELD(data), FIELD(scales), FIELD(sums))
+    STRUCTURE(Routes, FIELD(chosen), FIELD(weights), FIELD(num_chosen), FIELD(num_experts))
+    STRUCTURE(Block, FIELD(expert), FIELD(first), FIELD(count))
+    STRUCTURE(Groups, FIELD(places), FIELD(blocks), FIELD(num_blocks))
+    STRUCTURE(ExpertWeights, FIELD(first), FIELD(data_stride), FIELD(scale_stride))
+    STRUCTURE(Cache, FIELD(keys), FIELD(values), FIELD(key_scales), FIELD(value_scales), FIELD(number),
+              FIELD(block_size), FIELD(num_heads), FIELD(head_dim), FIELD(group), FIELD(num_blocks))
+    STRUCTURE(Parts, FIELD(sums), FIELD(peaks), FIELD(totals), FIELD(arrived))
+}
+
+void add_arguments(std::string& lines) {
+    STRUCTURE(Embed, FIELD(out), FIELD(table), FIELD(index))
+    STRUCTURE(Add, FIELD(out), FIELD(left), FIELD(right), FIELD(factor))
+    STRUCTURE(Scale, FIELD(out), FIELD(input), FIELD(factor))
+    STRUCTURE(Softcap, FIELD(out), FIELD(input), FIELD(cap))
+    STRUCTURE(Norm, FIELD(out), FIELD(input), FIELD(added), FIELD(sum), FIELD(weight), FIELD(bias), FIELD(eps),
+              FIELD(weight_offset), FIELD(factor), FIELD(has_added), FIELD(packed), FIELD(packs))
+    STRUCTURE(Rotate, FIELD(out), FIELD(input), FIELD(angles))
+    STRUCTURE(Activate, FIELD(out), FIELD(input), FIELD(activation), FIELD(gated), FIELD(packed), FIELD(packs),
+              FIELD(times))
+    STRUCTURE(Pack, FIELD(input), FIELD(packed))
+    STRUCTURE(Linear, FIELD(out), FIELD(input), FIELD(weight))
+    STRUCTURE(WriteKv, FIELD(keys), FIELD(values), FIELD(angles), FIELD(cache))
+    STRUCTURE(Attend, FIELD(out), FIELD(queries), FIELD(angles), FIELD(cache), FIELD(parts), FIELD(scale),
+              FIELD(softcap), FIELD(window))
+    STRUCTURE(Route, FIELD(logits), FIELD(out), FIELD(normalize))
+    STRUCTURE(Group, FIELD(routes), FIELD(out))
+    STRUCTURE(Gather, FIELD(input), FIELD(out), FIELD(routes), FIELD(groups))
+    STRUCTURE(ExpertLinear, FIELD(out), FIELD(input), FIELD(weights), FIELD(groups))
+    STRUCTURE(Combine, FIELD(out), FIELD(input), FIELD(routes), FIELD(groups))
+    STRUCTURE(DrawRow, FIELD(seed), FIELD(position), FIELD(temperature), FIELD(top_p), FIELD(min_p), FIELD(top_k))
+    STRUCTURE(Draw, FIELD(logits), FIELD(rows), FIELD(tokens), FIELD(peaks))
+    STRUCTURE(Select, FIELD(out), FIELD(input))
+    STRUCTURE(Spread, FIELD(out), FIELD(input), FIELD(ids))
+}
+
+void add_steps(std::string& lines) {
+    STRUCTURE(Instruction, FIELD(operation), FIELD(selected), FIELD(operands))
+    STRUCTURE(Capacity, FIELD(rows), FIELD(picked), FIELD(tokens), FIELD(positions), FIELD(groups), FIELD(blocks),
+              FIELD(block_size))
+    STRUCTURE(Instructions, FIELD(first), FIELD(count), FIELD(capacity))
+    STRUCTURE(Step, FIELD(num_rows), FIELD(num_threads), FIELD(tokens), FIELD(positions), FIELD(num_groups),
+              FIELD(num_chunks), FIELD(query_starts), FIELD(ends), FIELD(tables), FIELD(slots), FIELD(table_width),
+              FIELD(num_picked), FIELD(picked), FIELD(depths), FIELD(lines))
+    STRUCTURE(Chunk, FIELD(row), FIELD(start), FIELD(length), FIELD(num_picked))
+    STRUCTURE(Assembly, FIELD(num_chunks), FIELD(chunks), FIELD(num_rows), FIELD(max_length), FIELD(row_tokens),
+              FIELD(tokens_per_row), FIELD(row_tables), FIELD(blocks_per_row), FIELD(num_groups), FIELD(block_size),
+              FIELD(num_depths), FIELD(depths), FIELD(lines), FIELD(max_tokens), FIELD(max_chunks), FIELD(max_picked),
+              FIELD(tokens), FIELD(positions), FIELD(query_starts), FIELD(ends), FIELD(tables), FIELD(slots),
+              FIELD(picked))
+    STRUCTURE(Pass, FIELD(instructions), FIELD(assembly), FIELD(given), FIELD(states))
+    STRUCTURE(Drafting, FIELD(first), FIELD(further), FIELD(max_chunks), FIELD(max_count), FIELD(counts), FIELD(chunks),
+              FIELD(rows), FIELD(drawn), FIELD(tokens), FIELD(nanoseconds))
+    STRUCTURE(Refusal, FIELD(limit), FIELD(given), FIELD(least), FIELD(most))
+}
+
+#undef STRUCTURE
+#undef FIELD
+
+void add_numbers(std::string& lines) {
+#define X(operation, arguments) add_line(lines, "operation", #operation, (std::size_t)Operation::operation, #arguments);
+    ARCHERFISH_OPERATIONS(X)
+#undef X
+#define ENUMERATOR(enumeration, name) \
+    add_line(lines, "enumerator", #enumeration, #name, (std::size_t)enumeration::name);
+#define X(limit) ENUMERATOR(Limit, limit)
+    ARCHERFISH_LIMITS(X)
+#undef X
+    ENUMERATOR(Number, float32)
+    ENUMERATOR(Number, bfloat16)
+    ENUMERATOR(Number, int8)
+    ENUMERATOR(Format, float32)
+    ENUMERATOR(Format, bfloat16)
+    ENUMERATOR(Format, int8)
+    ENUMERATOR(Format, int4)
+    ENUMERATOR(Format, int4_zeros)
+    ENUMERATOR(Index, tokens)
+    ENUMERATOR(Index, positions)
+    ENUMERATOR(Activation, silu)
+    ENUMERATOR(Activation, gelu)
+    ENUMERATOR(Activation, gelu_tanh)
+    ENUMERATOR(Activation, relu)
+#undef ENUMERATOR
+#define CONSTANT(name) add_line(lines, "constant", #name, (std::size_t)name);
+    CONSTANT(PANEL)
+    CONSTANT(MOST_HEAD_DIM)
+    CONSTANT(MOST_PARTS)
+    CONSTANT(MOST_TREE_TOKENS)
+#undef CONSTANT
+}
+
+}  // namespace
+
+std::string describe_abi() {
+    std::string lines;
+    add_operands(lines);
+    add_arguments(lines);
+    add_steps(lines);
+    add_numbers(lines);
+    return lines;
+}
+
+}  // namespace archerfish
