@@ -131,14 +131,14 @@ def _check_formats(config: ResolvedConfig, *, on_gpu: bool, on_cpu: bool) -> Non
 
 def _check_widths(arch: Arch, config: ResolvedConfig) -> None:
     """Refuse what a GPU's kernels have no tiles for: odd experts, and rows that groups of few bits do not fill."""
-    from archerfish.ops.triton import experts
     from archerfish.ops.triton.device_weight import STEP, why_not_arranged
+    from archerfish.ops.triton.moe import why_not_experts
 
     group = config.quantization_group if config.quantization == "int4" else STEP
     for layer in arch.layers:
         spec = layer.feed_forward
         if isinstance(spec, ExpertsSpec):
-            reason = experts.why_not(torch_dtype(config.dtype), arch.hidden_size, spec.size, spec.num_experts)
+            reason = why_not_experts(torch_dtype(config.dtype), arch.hidden_size, spec.size, spec.num_experts)
             if reason is not None:
                 raise ConfigError(f"a GPU's kernels cannot run these experts: {reason}; use --kernels reference")
         if config.quantization == "none":
@@ -152,12 +152,12 @@ def _check_widths(arch: Arch, config: ResolvedConfig) -> None:
 
 def rehearsal_stage(build: Callable[[int], Executor]) -> Stage:
     """Of Triton's kernels on a GPU, given how an executor is built with a cache of so many blocks."""
-    from archerfish.ops.triton import launch, tuning
+    from archerfish.ops.triton import runtime
 
     where = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     # Beside the kernels that the rehearsal compiled: whoever clears them away rehearses again.
-    kept = Kept("archerfish-steps", tuning.version(), launch.compiled_directory())
-    return Stage(build, launch.rehearsal, CudaMemory(), kept, where)
+    kept = Kept("archerfish-steps", runtime.kernel_version(), runtime.compiled_directory())
+    return Stage(build, runtime.rehearsal, CudaMemory(), kept, where)
 
 
 def beside(kernels: Kernels, arch: Arch, config: ResolvedConfig) -> Kernels:

@@ -137,11 +137,12 @@ def why_not_triton(target: Target) -> str | None:
     """The reason, or None. They are chosen all together: they share an arrangement of the cache."""
     if find_spec("triton") is None:
         return "the package triton is not installed"
-    from archerfish.ops.triton import attention, launch
+    from archerfish.ops.triton.attention import why_not_attention
+    from archerfish.ops.triton.runtime import INTERPRETED
 
-    if target.device != "cuda" and not launch.INTERPRETED:
+    if target.device != "cuda" and not INTERPRETED:
         return f"they run on a GPU, not on {target.device}"
-    return attention.why_not(target.dtype, target.head_dim, target.block_size)
+    return why_not_attention(target.dtype, target.head_dim, target.block_size)
 
 
 def implementations(native: NativeOps | None = None, triton: "TritonOps | None" = None) -> list[Implementation]:

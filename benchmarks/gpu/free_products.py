@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from archerfish.ops.triton.launch import await_inputs, dot, launch, let_next_start
+from archerfish.ops.triton.runtime import await_inputs, dot, launch, let_next_start
 
 _LEAST_ROWS: tl.constexpr = tl.constexpr(8)
 

@@ -8,7 +8,7 @@ from free_products import fitting
 from measuring import Row, timed_in_graph
 from torch import Tensor
 
-from archerfish.ops.triton import products
+from archerfish.ops.triton import gemm
 
 LAYERS = {
     "Llama-3.1-8B": [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)],
@@ -49,7 +49,7 @@ def _slower(ours: float, theirs: float) -> float:
 
 
 def _ours(x: Tensor, weight: Tensor) -> Tensor:
-    return products.linear(x, weight, None)
+    return gemm.linear(x, weight, None)
 
 
 def _cublas(x: Tensor, weight: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ def _free() -> Iterator[None]:
     try:
         yield
     finally:
-        products.walk_in_order()
+        gemm.walk_in_order()
 
 
 class _Matrices:
@@ -72,7 +72,7 @@ class _Matrices:
 
     def __init__(self, size: tuple[int, int]) -> None:
         number = max(8, _MORE_THAN_A_CACHE // (size[0] * size[1]))
-        products.walk_in_order()
+        gemm.walk_in_order()
         self._weights = list(torch.randn((number, *size), device="cuda", dtype=torch.bfloat16))
 
     def seconds(self, num_rows: int, multiply: Multiply) -> float:

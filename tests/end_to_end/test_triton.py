@@ -13,7 +13,7 @@ import torch
 
 from archerfish import LLM, SamplingParams
 from archerfish.errors import ConfigError
-from archerfish.ops.triton.launch import INTERPRETED
+from archerfish.ops.triton.runtime.kernel_launch import INTERPRETED
 from tests.checkpoints import CONFIG
 from tests.end_to_end import bits
 

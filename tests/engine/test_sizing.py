@@ -22,7 +22,7 @@ from archerfish.kept import Kept
 from archerfish.kvcache.layout import kv_layout
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
-from archerfish.ops.triton import launch
+from archerfish.ops.triton.runtime import kernel_launch
 from archerfish.scheduling.plan import Plan, StepResult
 from archerfish.weights.load import random_weights
 from tests.execution.archs import FULL, MAX_POSITIONS
@@ -157,7 +157,7 @@ def test_a_real_engine_is_rehearsed_and_gone_afterwards(name: str, tmp_path: Pat
         stored.append(weakref.ref(storage))
         return build_executor(kernels, model, storage, settings, None)
 
-    stage = Stage(build, launch.rehearsal, Device(0), Kept("steps", "1", tmp_path), "a device")
+    stage = Stage(build, kernel_launch.rehearsal, Device(0), Kept("steps", "1", tmp_path), "a device")
     memory = Memory(arch, kv_layout(arch), 100_000_000, 2)
     assert measured_size(memory, settings, stage, 0, {}).num_requests == settings.max_num_seqs
     assert [reference() for reference in stored] == [None]

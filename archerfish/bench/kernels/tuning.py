@@ -10,10 +10,15 @@ from triton.runtime.errors import OutOfResources
 
 from archerfish.arch.arch import Activation, Arch, MlpSpec
 from archerfish.bench.kernels.matrices import noise
-from archerfish.ops.triton import launch
-from archerfish.ops.triton.linear import Finish, linear_by_kernel
-from archerfish.ops.triton.linear_tiles import Tiles, candidate_tiles, chosen_tiles, num_parts
-from archerfish.ops.triton.tuning import Product, Tuned, tune
+from archerfish.ops.triton.gemm import (
+    FloatEpilogue,
+    FloatTiles,
+    candidate_tiles,
+    chosen_tiles,
+    linear_by_kernel,
+    num_parts,
+)
+from archerfish.ops.triton.runtime import Product, Tuned, rehearsal, tune
 
 _ROWS = (8, 16, 32, 64)
 _ROWS_OF_PARTS = (128, 256, 512, 1024)
@@ -24,7 +29,7 @@ _MOST_IN_TURN = 64
 _ROUNDS = 5
 _ACTIVATION: Activation = "silu"
 
-SecondsOf = Callable[[Product, Tiles], float]
+SecondsOf = Callable[[Product, FloatTiles], float]
 Progress = Callable[[int], None]
 
 
@@ -55,7 +60,7 @@ class GpuStopwatch:
         self._num_threads = num_threads
         self._made: tuple[Product, list[Tensor], Tensor, Tensor] | None = None
 
-    def __call__(self, product: Product, tiles: Tiles) -> float:
+    def __call__(self, product: Product, tiles: FloatTiles) -> float:
         if self._made is None or self._made[0] != product:
             self._make(product)
         try:
@@ -77,16 +82,18 @@ class GpuStopwatch:
         x = noise((product.num_rows, product.num_inputs), self._dtype, "cuda")
         width = product.num_outputs // 2 if product.is_gated else product.num_outputs
         self._made = (product, weights, x, torch.empty(product.num_rows, width, dtype=self._dtype, device="cuda"))
-        with launch.rehearsal(self._num_threads):
+        with rehearsal(self._num_threads):
             for tiles in candidate_tiles(product.num_rows, *shape):
                 self._multiply(weights[0], tiles)
 
-    def _multiply(self, weight: Tensor, tiles: Tiles) -> None:
+    def _multiply(self, weight: Tensor, tiles: FloatTiles) -> None:
         assert self._made is not None
         product, _, x, out = self._made
-        linear_by_kernel(out, x, weight, None, Finish(activation=_ACTIVATION if product.is_gated else None), tiles)
+        linear_by_kernel(
+            out, x, weight, None, FloatEpilogue(activation=_ACTIVATION if product.is_gated else None), tiles
+        )
 
-    def _captured(self, tiles: Tiles) -> torch.cuda.CUDAGraph:
+    def _captured(self, tiles: FloatTiles) -> torch.cuda.CUDAGraph:
         self._multiply(self._weights[0], tiles)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

@@ -17,7 +17,7 @@ from archerfish.errors import ConfigError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from archerfish.ops.triton.tuning import Tuned
+    from archerfish.ops.triton.runtime import Tuned
 
 _SETTINGS = ("model", "revision", "dtype", "hf_overrides")
 """What decides about shapes; everything else about an engine does not matter here."""

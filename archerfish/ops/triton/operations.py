@@ -9,17 +9,17 @@ from torch import Tensor
 
 from archerfish.arch.arch import Activation
 from archerfish.ops.signatures import Chunks, LayerCache
-from archerfish.ops.triton import attention, cache, draw, experts, products, quantized, route, rows, steps
-from archerfish.ops.triton.launch import wake_compiler
-from archerfish.ops.triton.recording import (
+from archerfish.ops.triton import attention, elementwise, gemm, graph, moe, sampling
+from archerfish.ops.triton.graph import (
     Program,
     Recording,
     join_activation,
     join_placing,
     join_residual,
+    join_rounding,
     join_widening,
 )
-from archerfish.ops.triton.rounding import join_rounding
+from archerfish.ops.triton.runtime import wake_compiler
 
 _JOINS = (join_activation, join_widening, join_residual, join_placing, join_rounding)
 
@@ -34,7 +34,7 @@ class DeviceStep(NamedTuple):
     """By window."""
     tables: tuple[Tensor, ...]
     """For each KV group, [rows, blocks] int32 of all rows."""
-    scratch: attention.Scratch
+    scratch: attention.AttentionScratch
     lines: attention.Lines | None
     """Of steps with trees."""
 
@@ -43,14 +43,14 @@ class TritonOps:
     """One method for each operation that is told of a recording; the others are called as they are."""
 
     def __init__(self) -> None:
-        products.walk_in_order()
+        gemm.walk_in_order()
         wake_compiler()
         self._recording: Recording | None = None
 
     def functions(self) -> dict[str, Callable[..., Any]]:
         """The operations of a decoder, by their names."""
         recordable = {name: self._recordable(name, _EAGER[name], _MADE[name]) for name in _MADE if name in _EAGER}
-        return {**recordable, "copy_blocks": cache.copy_blocks, "move_kv": cache.move_kv, "draw": draw.draw}
+        return {**recordable, "copy_blocks": attention.copy_blocks, "move_kv": attention.move_kv, "draw": sampling.draw}
 
     @property
     def select(self) -> Callable[[Tensor, Tensor], Tensor]:
@@ -104,7 +104,7 @@ def _outputs(x: Tensor, weight: Any, _: Tensor | None) -> list[Result]:
 
 
 def _looked_up(_: Tensor, table: Any) -> list[Result]:
-    return [((table.shape[1],), products.row_dtype(table))]
+    return [((table.shape[1],), gemm.row_dtype(table))]
 
 
 def _activated(x: Tensor, _: Activation, gated: bool) -> list[Result]:
@@ -140,7 +140,7 @@ def select(x: Tensor, picked: Tensor | None) -> Tensor:
     if picked is None:
         return x
     out = torch.empty((len(picked), x.shape[1]), dtype=x.dtype, device=x.device)
-    steps.select_into(out, x, picked)
+    graph.select_into(out, x, picked)
     return out
 
 
@@ -168,44 +168,46 @@ def _place(
     slots: Tensor | None,
     positions: Tensor,
     angles: Tensor,
-    q_norm: products.Norm | None,
-    k_norm: products.Norm | None,
+    q_norm: gemm.Norm | None,
+    k_norm: gemm.Norm | None,
 ) -> Tensor:
     head_dim = qkv.shape[1] // num_heads if layer is None else layer.keys.shape[3]
     out = torch.empty((len(qkv), num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     q_weight, eps, weight_offset = q_norm or (None, 0.0, 0.0)
     k_weight = None if k_norm is None else k_norm[0]
-    heads = cache.HeadSteps(angles=angles, q_weight=q_weight, k_weight=k_weight, eps=eps, weight_offset=weight_offset)
-    cache.place_into(out, qkv, layer, slots, positions, heads)
+    heads = attention.HeadSteps(
+        angles=angles, q_weight=q_weight, k_weight=k_weight, eps=eps, weight_offset=weight_offset
+    )
+    attention.place_into(out, qkv, layer, slots, positions, heads)
     return out
 
 
 _EAGER: dict[str, Callable[..., Any]] = {
-    "linear": products.linear,
-    "embed": products.embed,
-    "add": rows.add,
-    "scale": rows.scale,
-    "softcap": rows.softcap,
-    "rms_norm": rows.rms_norm,
-    "layer_norm": rows.layer_norm,
-    "rotate": rows.rotate,
-    "activate": rows.activate,
-    "route": route.route,
-    "experts": experts.experts,
+    "linear": gemm.linear,
+    "embed": gemm.embed,
+    "add": elementwise.add,
+    "scale": elementwise.scale,
+    "softcap": elementwise.softcap,
+    "rms_norm": elementwise.rms_norm,
+    "layer_norm": elementwise.layer_norm,
+    "rotate": elementwise.rotate,
+    "activate": elementwise.activate,
+    "route": moe.route,
+    "experts": moe.experts,
     "attend": _attend,
-    "write_kv": cache.write_kv,
+    "write_kv": attention.write_kv,
 }
 
 _LINES: dict[str, Callable[..., Any]] = {
     **_EAGER,
     "select": select,
     "widen": lambda x: x.float(),
-    "wide_linear": products.wide_linear,
-    "gated_linear": products.gated_linear,
-    "linear_add": products.linear_add,
-    "linear_add_norm": products.linear_add_norm,
-    "rounded_norm": quantized.rounded_norm,
-    "rounded_gated_linear": quantized.rounded_gated,
-    "linear_add_rounded_norm": products.linear_add_rounded_norm,
+    "wide_linear": gemm.wide_linear,
+    "gated_linear": gemm.gated_linear,
+    "linear_add": gemm.linear_add,
+    "linear_add_norm": gemm.linear_add_norm,
+    "rounded_norm": gemm.rounded_norm,
+    "rounded_gated_linear": gemm.rounded_gated,
+    "linear_add_rounded_norm": gemm.linear_add_rounded_norm,
     "place": _place,
 }

@@ -8,9 +8,9 @@ import pytest
 from archerfish.arch import ExpertsSpec, MlpSpec
 from archerfish.bench.kernels.tuning import products_of, tune_products
 from archerfish.kept import Kept
-from archerfish.ops.triton import tuning
-from archerfish.ops.triton.linear_tiles import candidate_tiles
-from archerfish.ops.triton.tuning import Product
+from archerfish.ops.triton.gemm.float_tiles import candidate_tiles
+from archerfish.ops.triton.runtime import tuning
+from archerfish.ops.triton.runtime.tuning import Product
 from tests.execution.small_models import arch, layer
 
 

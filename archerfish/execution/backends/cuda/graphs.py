@@ -22,11 +22,10 @@ from archerfish.execution.step.rows import Rows
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
 from archerfish.ops.signatures import DrawRows
-from archerfish.ops.triton import steps
-from archerfish.ops.triton.draw import Kind, Scratch, draw_into, kind_of
-from archerfish.ops.triton.launch import is_rehearsal
+from archerfish.ops.triton.graph import RECORDED_ROWS, Program, Recording, find_tokens, keep_tokens, scatter
 from archerfish.ops.triton.operations import TritonOps
-from archerfish.ops.triton.recording import RECORDED_ROWS, Program, Recording
+from archerfish.ops.triton.runtime import is_rehearsal
+from archerfish.ops.triton.sampling import DrawScratch, Kind, draw_into, kind_of
 
 _FEW_TOKENS = 512
 """Of a step that takes less time than launching it, whatever the model."""
@@ -189,8 +188,8 @@ class CapturedModel:
         num_groups = len(rows.device_tables)
         tokens = torch.empty(size.num_tokens, dtype=torch.int32, device=self._device)
         slots = torch.empty((num_groups, size.num_tokens), dtype=torch.int64, device=self._device)
-        steps.scatter(rows.memory, told.num_news, told.news)
-        steps.find_tokens(tokens, slots, rows.memory, rows.table_starts, told.rows, told.places, rows.strides)
+        scatter(rows.memory, told.num_news, told.news)
+        find_tokens(tokens, slots, rows.memory, rows.table_starts, told.rows, told.places, rows.strides)
         inputs = {
             "tokens": tokens,
             "positions": told.positions,
@@ -203,10 +202,10 @@ class CapturedModel:
             return Ran(passed=Passed(hidden, logits, tuple(taps)))
         drawn = torch.empty(size.num_picked, dtype=torch.int64, device=self._device)
         peaks = torch.empty(size.num_picked, dtype=torch.float32, device=self._device)
-        scratch = Scratch.room_for(len(logits), logits.shape[1], logits.device)
+        scratch = DrawScratch.room_for(len(logits), logits.shape[1], logits.device)
         draw_into(drawn, peaks, logits, told.records, shape.kind, scratch)
         results = torch.empty((2, size.num_picked), dtype=torch.int32, device=self._device)
-        steps.keep_tokens(results, rows.memory, drawn, peaks, told.drawn_rows, told.drawn_positions, rows.strides[0])
+        keep_tokens(results, rows.memory, drawn, peaks, told.drawn_rows, told.drawn_positions, rows.strides[0])
         return Ran(results=results)
 
 

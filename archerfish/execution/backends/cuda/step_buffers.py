@@ -16,10 +16,21 @@ from archerfish.execution.step.inputs import Outline
 from archerfish.execution.step.trees import StepTrees
 from archerfish.ops.arrays import Ints
 from archerfish.ops.signatures import DRAW_ROW, MOST_TREE_TOKENS, DrawRows
-from archerfish.ops.triton import steps
-from archerfish.ops.triton.attention import HeadShape, Lines, Scratch, UnitList, Work, num_processors
+from archerfish.ops.triton.attention import (
+    UNIT_FIELDS,
+    AttentionScratch,
+    ChunkColumns,
+    HeadShape,
+    Lines,
+    UnitList,
+    Units,
+    Work,
+    attention_units,
+    most_units,
+    num_processors,
+)
+from archerfish.ops.triton.graph import scatter
 from archerfish.ops.triton.operations import DeviceStep
-from archerfish.ops.triton.units import UNIT_FIELDS, ChunkColumns, Units, attention_units, most_units
 
 _MOST_NEWS = 4096
 """Places in rows that a step can be told of as part of it; more are told beforehand."""
@@ -95,7 +106,7 @@ class StepRoom:
         self.rows = rows
         self._windows = list(dict.fromkeys(layer.attention.window for layer in arch.layers))
         self._cut = heads.cut(num_processors(torch.device(device)), _MOST_PARTIALS)
-        self._scratch = Scratch.of(heads, _MOST_PARTIALS, torch.device(device))
+        self._scratch = AttentionScratch.of(heads, _MOST_PARTIALS, torch.device(device))
         self._words = Staging(self._places(most, has_trees=True).news + 2 * _MOST_NEWS, device)
         capacity = most_units(*most, self._cut) * UNIT_FIELDS
         self._units = {window: (Staging(capacity, device), Staging(capacity, device)) for window in self._windows}
@@ -171,7 +182,7 @@ class StepRoom:
     def _scatter(self, news: "np.ndarray[Any, np.dtype[np.int32]]") -> None:
         pairs = torch.from_numpy(news).to(self.rows.memory.device)
         count = torch.tensor([len(news)], dtype=torch.int32, device=pairs.device)
-        steps.scatter(self.rows.memory, count, pairs)
+        scatter(self.rows.memory, count, pairs)
 
 
 def _write_outline(words: Words, places: Places, outline: Outline) -> None:

@@ -21,8 +21,8 @@ from archerfish.kvcache.layout import kv_layout
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
 from archerfish.ops import Target, choose_ops, implementations, open_triton
-from archerfish.ops.triton.launch import INTERPRETED
 from archerfish.ops.triton.operations import TritonOps
+from archerfish.ops.triton.runtime.kernel_launch import INTERPRETED
 from archerfish.quant import WeightFormat
 from archerfish.scheduling.plan import Chunk
 from archerfish.weights.device_packing import DevicePacker

@@ -1,0 +1,113 @@
+"""Run by a test where kernels are compiled: prints which were compiled before a rehearsal, in it, and after it.
+
+Without a GPU they are compiled for one all the same, and launching them does nothing.
+"""
+
+import json
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+from triton.runtime import driver
+from triton.runtime.errors import OutOfResources
+
+HOPPER = GPUTarget("cuda", 90, 32)
+
+
+class NoDevice:
+    def get_device_properties(self, _: int) -> dict[str, int]:
+        return {"max_shared_mem": 232_448}
+
+    def load_binary(self, *_: Any) -> tuple[int, ...]:
+        return 0, 0, 0, 0, 1024
+
+
+def refused(kernel: Any, x: torch.Tensor) -> bool:
+    """Whether a launch says that it asks for too much."""
+    try:
+        kernel(x)
+    except OutOfResources:
+        return True
+    return False
+
+
+class NoDriver(DriverBase):
+    """As much of one as compiling takes."""
+
+    utils = NoDevice()
+
+    def launcher_cls(self, *_: Any) -> Any:
+        return lambda *_: None
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return HOPPER
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        return ty
+
+    def get_benchmarker(self) -> Any:
+        raise AssertionError("nothing is measured")
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return True
+
+
+def main() -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        driver.set_active(NoDriver())
+        torch.cuda.get_device_capability = lambda *_: (9, 0)  # type: ignore[assignment]
+        torch.cuda.get_device_name = lambda *_: "none"  # type: ignore[assignment]
+    compiled: list[str] = []
+    triton.knobs.compilation.listener = lambda **event: compiled.append(event["src"].name)  # type: ignore[assignment]
+
+    from archerfish.ops.triton.elementwise import row_ops as rows
+    from archerfish.ops.triton.gemm.float_gemm import linear_by_kernel
+    from archerfish.ops.triton.gemm.float_tiles import FloatTiles
+    from archerfish.ops.triton.graph import step_kernels as steps
+    from archerfish.ops.triton.runtime import kernel_launch
+
+    weight, room = (torch.zeros(shape, device=device).bfloat16() for shape in ((32, 64), (128,)))
+
+    def work() -> None:
+        for num_rows in (1, 16, 2):
+            x = torch.zeros(num_rows, 64, device=device).bfloat16()
+            linear_by_kernel(torch.empty(num_rows, 32, device=device).bfloat16(), x, weight, None)
+        for first in (0, 1, 8):  # The second is no multiple of 16 bytes.
+            rows.add_into(torch.empty_like(x[:1]), x[:1], room[None, first : first + 64], 1.0)
+        steps.select_into(torch.empty_like(x), x, torch.zeros(num_rows, dtype=torch.int32, device=device))
+
+    kernel_launch.wake_compiler().join()
+    woken = compiled.copy()
+    with kernel_launch.rehearsal(2):
+        work()
+    num_rehearsed = len(compiled)
+    work()
+    rehearsed, after = compiled[len(woken) : num_rehearsed], compiled[num_rehearsed:]
+
+    def too_large(x: torch.Tensor) -> None:
+        tiles = FloatTiles(outputs=64, inputs=512, rows=64, num_warps=4, num_stages=8)
+        linear_by_kernel(torch.empty(len(x), 4096, device=device).bfloat16(), x, matrix, None, tiles=tiles)
+
+    matrix, x = (torch.zeros(shape, device=device).bfloat16() for shape in ((4096, 4096), (64, 4096)))
+    with kernel_launch.rehearsal(2):
+        too_large(x)
+    with kernel_launch.rehearsal(2):
+        work()
+    print(json.dumps({"woken": woken, "rehearsed": rehearsed, "after": after, "refused": refused(too_large, x)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""What is launched in a rehearsal is compiled, as it will be needed, and not run."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from archerfish.ops.triton.elementwise import row_ops as rows
+from archerfish.ops.triton.runtime import kernel_launch
+
+
+def test_nothing_is_run_in_a_rehearsal(device: str) -> None:
+    x, y = torch.ones(3, 64, device=device), torch.ones(3, 64, device=device)
+    out = torch.zeros(3, 64, device=device)
+    with kernel_launch.rehearsal(1):
+        assert kernel_launch.is_rehearsal()
+        rows.add_into(out, x, y, 1.0)
+    assert not kernel_launch.is_rehearsal()
+    assert not out.any()
+    rows.add_into(out, x, y, 1.0)
+    assert (out == 2).all()
+
+
+def test_a_rehearsal_that_fails_is_over() -> None:
+    with pytest.raises(ZeroDivisionError), kernel_launch.rehearsal(1):
+        raise ZeroDivisionError
+    assert not kernel_launch.is_rehearsal()
+
+
+def test_kernels_are_compiled_once_and_none_is_left_to_compile(tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    child = [sys.executable, str(Path(__file__).with_name("rehearsed_child.py"))]
+    ran = subprocess.run(child, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert (found["woken"], found["after"]) == (["_nothing_kernel"], [])
+    assert found["refused"], "what does not fit says so when it is launched, and spoils no other rehearsal"
+    # Tiles of 8 and of 16 rows; rows at aligned addresses and at another.
+    assert Counter(found["rehearsed"]) == {"_linear_kernel": 2, "add_kernel": 2, "_select_kernel": 1}
