@@ -7,11 +7,11 @@ The package imports nothing heavy by itself: torch is loaded when an LLM is made
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from archerfish.machine import calm_threads, hide_broken_amx
+from archerfish.machine.cpu import hide_broken_amx, limit_thread_spinning
 
 # Before torch is imported anywhere: its libraries read their variables once.
 hide_broken_amx()
-calm_threads()
+limit_thread_spinning()
 
 __version__ = "0.1.0"
 

@@ -13,8 +13,9 @@ from archerfish.config.settings import EngineConfig
 from archerfish.engine.build import Blueprint, examine
 from archerfish.engine.kernels import model_target
 from archerfish.errors import NoKernel
-from archerfish.machine import available_memory, cpu, total_memory
-from archerfish.metrics.bandwidth import read_bandwidth
+from archerfish.machine.cpu import cpu
+from archerfish.machine.measure import read_bandwidth
+from archerfish.machine.memory import available_memory, total_memory
 from archerfish.ops import Target, all_implementations, choose_ops, torch_dtype
 
 _PACKAGES = ("torch", "tokenizers", "safetensors", "huggingface_hub", "triton")

@@ -37,8 +37,9 @@ from archerfish.engine.wire import (
     read_from_engine,
 )
 from archerfish.errors import EngineStopped
-from archerfish.machine import cpu_seconds_of
-from archerfish.metrics.state import EngineState, Peak
+from archerfish.machine.cpu import cpu_seconds_of
+from archerfish.machine.peak import Peak
+from archerfish.metrics.state import EngineState
 from archerfish.request import FinishReason, Request, TokenEvent
 
 MOST_DEATHS = 3

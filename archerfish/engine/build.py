@@ -34,7 +34,7 @@ from archerfish.execution.memory import CacheSize
 from archerfish.kvcache.layout import KVLayout, kv_layout
 from archerfish.kvcache.storage import KVStorage
 from archerfish.kvcache.tables import KVTables
-from archerfish.machine import give_back_memory
+from archerfish.machine.memory import trim_heap
 from archerfish.ops import torch_dtype
 from archerfish.quant import KvFormat
 from archerfish.request import SamplingParams
@@ -106,7 +106,7 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
     with refusing(memory, resolved):
         decoder = build_model(checkpoint, resolved, kernels, on_progress, texts)
         guessing = None if drafts is None else drafts.load(decoder)
-    give_back_memory()
+    trim_heap()
     kv_dtype = torch_dtype(resolved.kv_cache_dtype)
 
     def executor_of(num_blocks: int, grammars: Grammars | None = None) -> Executor:

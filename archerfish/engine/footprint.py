@@ -8,7 +8,7 @@ from archerfish.engine.kernels import Kernels
 from archerfish.engine.models import mean_weight_bytes, weight_format
 from archerfish.execution.memory import Beside, Memory
 from archerfish.kvcache.layout import kv_layout
-from archerfish.machine import available_memory
+from archerfish.machine.memory import available_memory
 from archerfish.ops import torch_dtype
 from archerfish.quant import KvFormat
 

@@ -39,7 +39,7 @@ from archerfish.engine.prompts import (
 from archerfish.engine.request_runner import Progress, RequestRunner
 from archerfish.errors import InvalidParameter, TokenizerError, UnsupportedModel
 from archerfish.garbage import out_of_the_collectors_sight
-from archerfish.machine import wake_gpu
+from archerfish.machine.gpu import wake_gpu
 from archerfish.request import Request, RequestClass, SamplingParams
 from archerfish.sampling_params import BeamSearchParams
 from archerfish.tokenizer.public import PublicTokenizer

@@ -15,7 +15,7 @@ from archerfish.config.resolve import Facts, ResolvedConfig, resolve
 from archerfish.config.settings import EngineConfig
 from archerfish.console import ProgressBar, logger
 from archerfish.engine.kernels import Kernels, model_target
-from archerfish.machine import num_usable_cores
+from archerfish.machine.cpu import num_usable_cores
 from archerfish.models.decoder import Decoder
 from archerfish.models.families import Family, Fields, find_family
 from archerfish.ops import choose_ops, torch_dtype

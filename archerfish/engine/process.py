@@ -39,8 +39,9 @@ from archerfish.engine.wire import (
 )
 from archerfish.errors import RequestError, UserError
 from archerfish.garbage import out_of_the_collectors_sight
-from archerfish.machine import wake_gpu
-from archerfish.metrics.state import Peak, block_map, read_state
+from archerfish.machine.gpu import wake_gpu
+from archerfish.machine.peak import Peak
+from archerfish.metrics.state import block_map, read_state
 from archerfish.request import Request
 
 if TYPE_CHECKING:
@@ -267,7 +268,7 @@ def _idle_work(assembly: "Assembly", *, measures_peak: bool) -> Iterator[FromEng
         yield None
     if not measures_peak:
         return
-    from archerfish.metrics.peak import measured_bandwidth, measured_flops
+    from archerfish.machine.measure import measured_bandwidth, measured_flops
 
     flops = measured_flops(assembly.config.dtype, assembly.config.device)
     yield None

@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 
 from archerfish.config.settings import EngineConfig
-from archerfish.metrics.state import EngineState, Peak
+from archerfish.machine.peak import Peak
+from archerfish.metrics.state import EngineState
 from archerfish.request import FinishReason, Request, TokenEvent
 
 

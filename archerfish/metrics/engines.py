@@ -5,8 +5,9 @@ from itertools import zip_longest
 from math import ceil
 from typing import NamedTuple
 
+from archerfish.machine.peak import Peak
 from archerfish.metrics.histogram import Histogram
-from archerfish.metrics.state import EngineState, Peak, StepRecord
+from archerfish.metrics.state import EngineState, StepRecord
 from archerfish.metrics.utilization import Utilization, Work, utilization
 from archerfish.metrics.windows import RecentSums
 

@@ -11,11 +11,12 @@ from typing import Any
 from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.core import Metric
 
+from archerfish.machine.energy import EnergyMeter
+from archerfish.machine.peak import Peak
 from archerfish.metrics import prometheus
-from archerfish.metrics.energy import EnergyMeter
 from archerfish.metrics.engines import EngineMetrics
 from archerfish.metrics.requests import OTHERS, RequestMetrics, TenantUsage, Usage, milliseconds
-from archerfish.metrics.state import EngineState, Peak, StepRecord
+from archerfish.metrics.state import EngineState, StepRecord
 from archerfish.metrics.timing import RequestTiming
 from archerfish.metrics.windows import RecentValues
 from archerfish.request import FinishReason, Request, TokenEvent

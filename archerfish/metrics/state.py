@@ -70,16 +70,6 @@ class EngineState:
     """None before the first. Told again if nothing was computed since: num_steps says so."""
 
 
-@dataclass(frozen=True, slots=True)
-class Peak:
-    """The most that the device can do."""
-
-    flops: float
-    """Operations per second, in the model's number format."""
-    bandwidth: float
-    """Bytes read per second."""
-
-
 # -- reading it off ---------------------------------------------------------------------------------------------------
 # The engine lives above this folder: here is what must be known of it.
 

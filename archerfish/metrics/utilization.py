@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from archerfish.metrics.state import Peak
+from archerfish.machine.peak import Peak
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,10 @@ from archerfish.errors import EngineStopped, UserError
 from archerfish.jobs.quota import Quota
 from archerfish.jobs.runner import BatchRunner
 from archerfish.jobs.store import JobStore
+from archerfish.machine.peak import Peak
 from archerfish.metrics.history import SECONDS_BETWEEN_SAMPLES, History
 from archerfish.metrics.service import ServiceMetrics, TenantUsage
-from archerfish.metrics.state import EngineState, Peak
+from archerfish.metrics.state import EngineState
 from archerfish.request import SLO, Request, RequestClass, SamplingParams, TokenEvent
 from archerfish.server.answers import Answer, close
 from archerfish.server.errors import ApiError

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from archerfish.metrics.bandwidth import read_bandwidth
+from archerfish.machine.measure import read_bandwidth
 
 HERE = Path(__file__).parent
 PEERS = ("llamacpp", "openvino")

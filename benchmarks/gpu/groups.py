@@ -27,7 +27,7 @@ from archerfish.bench.offline.measure import OfflineBench
 from archerfish.bench.offline.workloads import OfflineWorkload, nano_vllm_workload, random_workload
 from archerfish.config.settings import EngineConfig
 from archerfish.engine.build import Assembly, build
-from archerfish.metrics.state import Peak
+from archerfish.machine.peak import Peak
 from archerfish.request import SamplingParams
 
 _SHAPES = Path(__file__).parent / "shapes"

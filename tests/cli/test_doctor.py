@@ -21,7 +21,7 @@ from tests.cli.running import archerfish, assert_refused
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnosis, "_MEMORY_SAMPLE", 1 << 20)
-    monkeypatch.setattr("archerfish.metrics.bandwidth._LONGEST", 0.0)
+    monkeypatch.setattr("archerfish.machine.measure._BANDWIDTH_SECONDS", 0.0)
 
 
 def test_json_has_every_fact() -> None:

@@ -314,5 +314,5 @@ def test_streaming_with_async_llm() -> None:
 def test_the_package_shows_its_public_names_alone() -> None:
     shown = dir(archerfish)
     assert {"LLM", "AsyncLLM", "AsyncLLMEngine", "SamplingParams", "EngineArgs", "__version__"} <= set(shown)
-    assert not {"calm_threads", "hide_broken_amx", "import_module", "Any"} & set(shown)
+    assert not {"limit_thread_spinning", "hide_broken_amx", "import_module", "Any"} & set(shown)
     assert all(getattr(archerfish, name) is not None for name in shown)

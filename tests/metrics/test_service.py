@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
-from archerfish.metrics.energy import EnergyMeter
-from archerfish.metrics.service import EngineState, Peak, RequestTiming, ServiceMetrics, StepRecord, TenantUsage, Usage
+from archerfish.machine.energy import EnergyMeter
+from archerfish.machine.peak import Peak
+from archerfish.metrics.service import EngineState, RequestTiming, ServiceMetrics, StepRecord, TenantUsage, Usage
 from archerfish.request import SLO, FinishReason, Request, SamplingParams, TokenEvent
 
 STOP, LENGTH, ABORT, ERROR = FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT, FinishReason.ERROR

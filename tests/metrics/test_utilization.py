@@ -2,7 +2,7 @@
 
 import pytest
 
-from archerfish.metrics.state import Peak
+from archerfish.machine.peak import Peak
 from archerfish.metrics.utilization import Work, prefill_share, utilization
 
 

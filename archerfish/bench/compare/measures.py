@@ -7,10 +7,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from archerfish.bench.distribution import Distribution
 from archerfish.bench.report.series import flow
 from archerfish.bench.serve.records import Run
 from archerfish.bench.serve.summary import Summary
-from archerfish.metrics.distribution import Distribution
 from archerfish.metrics.objectives import Objectives
 
 _NUM_SLICES = 20

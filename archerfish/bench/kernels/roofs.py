@@ -8,7 +8,7 @@ import torch
 
 from archerfish.bench.kernels.cases import KernelCase
 from archerfish.bench.kernels.matrices import QuantizedMatrices
-from archerfish.metrics.state import Peak
+from archerfish.machine.peak import Peak
 from archerfish.ops.choose import Implementation, Target
 from archerfish.quant import WeightFormat
 

@@ -9,9 +9,9 @@ from archerfish import __version__
 from archerfish.arch.cost import num_parameters
 from archerfish.config.resolve import ResolvedConfig
 from archerfish.engine.build import Blueprint
-from archerfish.machine import cpu
-from archerfish.metrics.peak import measure_peak
-from archerfish.metrics.state import Peak
+from archerfish.machine.cpu import cpu
+from archerfish.machine.measure import measure_peak
+from archerfish.machine.peak import Peak
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

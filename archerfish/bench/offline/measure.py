@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Self, TypeVar
 
 from archerfish.arch.cost import StepCost
+from archerfish.bench.distribution import Distribution, distribution
 from archerfish.bench.offline.phases import Phase, StepMeter
 from archerfish.bench.offline.workloads import OfflineWorkload
 from archerfish.engine.build import Assembly
@@ -12,9 +13,8 @@ from archerfish.engine.engine import Clock, Engine
 from archerfish.engine.intake import Intake
 from archerfish.errors import StepFailed
 from archerfish.execution.executor import Executor, Launched
-from archerfish.metrics.distribution import Distribution, distribution
+from archerfish.machine.peak import Peak
 from archerfish.metrics.speculation import SpeculationStats, SpeculationTotals, speculation_between
-from archerfish.metrics.state import Peak
 from archerfish.metrics.timing import RequestTiming
 from archerfish.request import Request, SamplingParams, TokenEvent
 from archerfish.scheduling.plan import Plan, RoomForGuesses, StepResult

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from archerfish.arch.cost import StepCost
-from archerfish.metrics.state import Peak, record_step
+from archerfish.machine.peak import Peak
+from archerfish.metrics.state import record_step
 from archerfish.metrics.steps import LastStep
 from archerfish.metrics.utilization import Work, prefill_share
 

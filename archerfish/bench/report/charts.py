@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from archerfish.bench.distribution import distribution
 from archerfish.bench.report.series import Flow, Point, RooflinePoints, bars, flow, roofline_points, thinned
 from archerfish.bench.report.style import (
     BAD,
@@ -25,7 +26,6 @@ from archerfish.bench.report.style import (
 )
 from archerfish.bench.serve.records import RequestRecord, Run
 from archerfish.bench.serve.summary import Summary
-from archerfish.metrics.distribution import distribution
 from archerfish.metrics.objectives import Objectives
 from archerfish.metrics.speculation import SpeculationStats, visible_positions
 

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from archerfish.bench.cost import Costs
+from archerfish.bench.distribution import Distribution
 from archerfish.bench.report.charts import run_charts
 from archerfish.bench.report.page import Conclusion, Figure, Notice, Page, Table, Term, save_page
 from archerfish.bench.report.verdict import Limit, Verdict, judge_run
 from archerfish.bench.serve.records import Run, Workload
 from archerfish.bench.serve.summary import PERCENTS, Engine, Summary, summarize
-from archerfish.metrics.cost import Costs
-from archerfish.metrics.distribution import Distribution
 from archerfish.metrics.objectives import Objectives
 from archerfish.metrics.speculation import speculation_rows
 

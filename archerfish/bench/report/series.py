@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from archerfish.bench.serve.records import Run, ServerSample
 from archerfish.bench.serve.summary import told_peak, work_between
+from archerfish.machine.peak import Peak
 from archerfish.metrics.objectives import Objectives
-from archerfish.metrics.state import Peak
 from archerfish.metrics.utilization import prefill_share
 
 Values = NDArray[np.float64]

@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from archerfish.bench.cost import Costs, costs
+from archerfish.bench.distribution import Distribution, distribution
 from archerfish.bench.serve.records import RequestRecord, Run, ServerSample
-from archerfish.metrics.cost import Costs, costs
-from archerfish.metrics.distribution import Distribution, distribution
+from archerfish.machine.peak import Peak
 from archerfish.metrics.objectives import Objectives
 from archerfish.metrics.speculation import SpeculationStats, speculation_between
-from archerfish.metrics.state import Peak
 from archerfish.metrics.utilization import Utilization, Work, prefill_share, utilization
 
 PERCENTS = (50.0, 90.0, 95.0, 99.0)

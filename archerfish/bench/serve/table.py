@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
+from archerfish.bench.cost import Costs
+from archerfish.bench.distribution import Distribution
 from archerfish.bench.serve.records import Finding, Run, Workload
 from archerfish.bench.serve.summary import Engine, Summary
 from archerfish.errors import ConfigError
-from archerfish.metrics.cost import Costs
-from archerfish.metrics.distribution import Distribution
 from archerfish.metrics.speculation import speculation_rows
 
 _WIDTH = 50

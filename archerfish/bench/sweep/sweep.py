@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Final, Literal
 
+from archerfish.bench.cost import Costs
+from archerfish.bench.distribution import Distribution
 from archerfish.bench.serve.records import Run
 from archerfish.bench.serve.summary import Summary, summarize
 from archerfish.bench.sweep.search import Ending, Found, Outcome, Point, SearchPlan, Trial, search
-from archerfish.metrics.cost import Costs
-from archerfish.metrics.distribution import Distribution
 from archerfish.metrics.objectives import Objectives
 
 FORMAT: Final = 1

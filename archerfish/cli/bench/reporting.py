@@ -14,11 +14,11 @@ from archerfish.errors import ConfigError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from archerfish.bench.distribution import Distribution
     from archerfish.bench.offline.conditions import Conditions
     from archerfish.bench.offline.phases import Phase
-    from archerfish.metrics.distribution import Distribution
+    from archerfish.machine.peak import Peak
     from archerfish.metrics.speculation import SpeculationStats
-    from archerfish.metrics.state import Peak
 
 _PERCENTS = (50, 90, 95, 99)
 _FILE_WIDTH = 120

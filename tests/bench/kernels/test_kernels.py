@@ -13,7 +13,7 @@ from archerfish.bench.kernels.cases import Asked, KernelCase, kernel_cases
 from archerfish.bench.kernels.matrices import FORMATS, QuantizedMatrices, format_name
 from archerfish.bench.kernels.measure import KernelReport, Stopwatch, measure_kernels
 from archerfish.bench.kernels.roofs import Roofs, measure_roofs
-from archerfish.metrics.state import Peak
+from archerfish.machine.peak import Peak
 from archerfish.ops import Target
 from archerfish.ops.choose import Implementation, implementations
 from archerfish.ops.signatures import Ops

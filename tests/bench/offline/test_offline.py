@@ -23,7 +23,7 @@ from archerfish.engine.intake import Intake
 from archerfish.errors import ConfigError, StepFailed
 from archerfish.execution.scripted import ScriptedExecutor, ScriptedStep
 from archerfish.kvcache.tables import KVTables
-from archerfish.metrics.state import Peak
+from archerfish.machine.peak import Peak
 from archerfish.metrics.steps import LastStep
 from archerfish.scheduling.plan import Chunk, Plan, StepResult
 from archerfish.scheduling.policy import ContinuousBatching

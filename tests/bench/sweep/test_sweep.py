@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from archerfish.bench.cost import dollars_per_million
 from archerfish.bench.report.page import render
 from archerfish.bench.report.sweep_page import sweep_page
 from archerfish.bench.serve import measure as serving
@@ -17,7 +18,6 @@ from archerfish.bench.sweep.options import SweepOptions
 from archerfish.bench.sweep.search import Found, Outcome, Point, SearchPlan, Trial, search
 from archerfish.bench.sweep.sweep import Sweep, SweepPlan, sweep, uncounted_reasons, verdict_text
 from archerfish.errors import ConfigError
-from archerfish.metrics.cost import dollars_per_million
 from archerfish.metrics.objectives import Objectives
 from tests.bench.runs import SATURATED, WORKLOAD, make_request, make_run
 from tests.cli.running import archerfish, assert_refused

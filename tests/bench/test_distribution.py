@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from archerfish.metrics.distribution import distribution
+from archerfish.bench.distribution import distribution
 
 
 def test_one_slow_request_of_ten_moves_the_mean_but_not_the_median() -> None:

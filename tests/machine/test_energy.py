@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from archerfish.metrics.energy import EnergyMeter
+from archerfish.machine.energy import EnergyMeter
 
 
 def zone(root: Path, directory: str, name: str, energy: int, largest: int = 1000_000) -> Path:

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from archerfish import machine
-from archerfish.machine import Cpu, hide_broken_amx, num_usable_cores, parse_cpuinfo
+from archerfish.machine import cpu as cpu_module
+from archerfish.machine.cpu import Cpu, hide_broken_amx, num_usable_cores, parse_cpuinfo
 
 VARIABLE = "ONEDNN_MAX_CPU_ISA"
 
@@ -79,7 +79,7 @@ def test_a_description_without_anything_in_it_still_gives_a_processor(text):
 def pretend(monkeypatch, level, flags):
     cpu = parse_cpuinfo(cpuinfo(level, flags))
     assert isinstance(cpu, Cpu)
-    monkeypatch.setattr(machine, "cpu", lambda: cpu)
+    monkeypatch.setattr(cpu_module, "cpu", lambda: cpu)
 
 
 def test_onednn_is_told_to_leave_hidden_amx_alone(monkeypatch):
@@ -114,7 +114,7 @@ def run_python(code, **environment):
 
 def test_importing_the_package_imports_no_torch_and_settles_the_matter_before_it():
     code = "import os, sys, archerfish; print('torch' in sys.modules, os.environ.get('ONEDNN_MAX_CPU_ISA'))"
-    wanted = "AVX512_CORE_FP16" if machine.cpu().has_hidden_amx else None
+    wanted = "AVX512_CORE_FP16" if cpu_module.cpu().has_hidden_amx else None
     assert run_python(code) == f"False {wanted}"
     assert run_python(code, **{VARIABLE: "AVX2"}) == "False AVX2"
 
@@ -125,119 +125,6 @@ def test_cores_a_process_may_not_run_on_are_not_counted(monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert num_usable_cores() == 1
-
-
-V2 = "/sys/fs/cgroup/memory."
-V1 = "/sys/fs/cgroup/memory/memory."
-
-
-def memory(monkeypatch, tmp_path, meminfo=None, shown=None):
-    """Files as the machine would show them, by path; any other does not exist."""
-    shown = {"/proc/meminfo": meminfo, **(shown or {})}
-    real = machine.Path
-
-    def path(name):
-        stand_in = real(tmp_path, name.strip("/").replace("/", "_"))
-        if shown.get(name) is not None:
-            stand_in.write_text(shown[name])
-        return stand_in
-
-    monkeypatch.setattr(machine, "Path", path)
-
-
-MEMINFO = "MemTotal:       16000000 kB\nMemFree:         1000 kB\nMemAvailable:    8000000 kB\nSwapTotal: 5 kB\n"
-ALL = 8_000_000 * 1024
-
-
-def test_memory_is_what_the_machine_can_still_give(monkeypatch, tmp_path):
-    memory(monkeypatch, tmp_path, MEMINFO)
-    assert machine.available_memory() == ALL
-    assert machine.total_memory() == 16_000_000 * 1024
-
-
-@pytest.mark.parametrize(
-    ("limit", "used", "left"),
-    [
-        ("2000000\n", "500000\n", 1_500_000),
-        ("2000000\n", "3000000\n", 0),
-        ("max\n", "500000\n", ALL),
-        (str(2**60), "0", ALL),
-        ("2000000", None, ALL),
-    ],
-)
-def test_a_containers_limit_counts_where_it_is_the_smaller_one(monkeypatch, tmp_path, limit, used, left):
-    memory(monkeypatch, tmp_path, MEMINFO, {V2 + "max": limit, V2 + "current": used})
-    assert machine.available_memory() == left
-
-
-@pytest.mark.parametrize(
-    ("statistics", "left"),
-    [
-        ("anon 300\nfile 1500000\ninactive_file 1000000\nactive_file 400000\nshmem 100000\n", 1_500_000),
-        ("inactive_file 1000000\n", 1_100_000),
-        ("inactive_file 9000000\n", 2_000_000),
-        ("inactive_file\nactive_file many\n\n", 100_000),
-        ("", 100_000),
-    ],
-)
-def test_files_a_container_has_read_do_not_count_as_used(monkeypatch, tmp_path, statistics, left):
-    memory(monkeypatch, tmp_path, MEMINFO, {V2 + "max": "2000000", V2 + "current": "1900000", V2 + "stat": statistics})
-    assert machine.available_memory() == left
-
-
-@pytest.mark.parametrize(
-    ("limit", "left"),
-    [("2000000\n", 600_000), ("9223372036854771712\n", ALL), ("-1\n", ALL)],
-)
-def test_the_older_files_are_read_where_there_are_no_newer_ones(monkeypatch, tmp_path, limit, left):
-    # Lines without "total_" leave out the groups below this one, which its usage counts.
-    statistics = "inactive_file 1\nactive_file 2\ntotal_inactive_file 300000\ntotal_active_file 200000\n"
-    files = {V1 + "limit_in_bytes": limit, V1 + "usage_in_bytes": "1900000\n", V1 + "stat": statistics}
-    memory(monkeypatch, tmp_path, MEMINFO, files)
-    assert machine.available_memory() == left
-
-
-@pytest.mark.parametrize("meminfo", [None, "nothing of use\n"])
-def test_without_a_description_the_systems_own_page_count_is_taken(monkeypatch, tmp_path, meminfo):
-    memory(monkeypatch, tmp_path, meminfo)
-    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert machine.available_memory() == machine.total_memory() == pages
-
-
-class Driver:
-    """Of a GPU, or of none: notes what it is asked."""
-
-    def __init__(self, *, has_gpu: bool) -> None:
-        self.asked: list[str] = []
-        self._has_gpu = has_gpu
-
-    def cuInit(self, _):  # noqa: N802
-        self.asked.append("init")
-        return 0
-
-    def cuDeviceGet(self, *_):  # noqa: N802
-        self.asked.append("device")
-        return 0 if self._has_gpu else 100
-
-    def cuDevicePrimaryCtxRetain(self, *_):  # noqa: N802
-        self.asked.append("context")
-        return 0
-
-
-@pytest.mark.parametrize("has_gpu", [True, False])
-def test_a_gpu_is_woken_by_a_thread(has_gpu, monkeypatch):
-    driver = Driver(has_gpu=has_gpu)
-    monkeypatch.setattr(machine.ctypes, "CDLL", {"libcuda.so.1": driver}.get)
-    machine.wake_gpu().join()
-    assert driver.asked == ["init", "device", *(["context"] if has_gpu else [])]
-
-
-def test_where_there_is_no_driver_nothing_is_woken(monkeypatch):
-    def missing(name):
-        raise OSError(name)
-
-    monkeypatch.setattr(machine.ctypes, "CDLL", missing)
-    machine.wake_gpu().join()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from archerfish.metrics.cost import costs, dollars, dollars_per_million
+from archerfish.bench.cost import costs, dollars, dollars_per_million
 
 
 def test_two_dollars_an_hour_at_a_hundred_tokens_a_second() -> None:

@@ -1,23 +1,25 @@
-"""Energy that the processor's packages have used, where the kernel lets us read it (RAPL)."""
+"""Energy that the CPU packages have used, where the kernel lets us read it (RAPL)."""
 
 from pathlib import Path
 
 _POWERCAP = Path("/sys/class/powercap")
 _PLATFORM = "psys"
-"""The whole machine, packages included: adding it would count them twice."""
+"""Name of the zone of the whole machine, packages included: adding it would count them twice."""
 
 
 class EnergyMeter:
-    """Counts from when it was made. Read it every few minutes: the kernel's counters start again at zero when full."""
+    """Counts energy from its creation on. Read it every few minutes: the kernel's counters wrap around."""
 
     def __init__(self, root: Path = _POWERCAP) -> None:
         self._zones = [zone for path in _packages(root) if (zone := _Zone.open(path)) is not None]
 
     @property
     def can_read(self) -> bool:
+        """Whether there is a counter that this process may read."""
         return bool(self._zones)
 
     def joules(self) -> float:
+        """Return the energy used by all packages since the meter was created."""
         return sum(zone.read() for zone in self._zones) / 1e6
 
 
@@ -32,7 +34,7 @@ class _Zone:
 
     @classmethod
     def open(cls, path: Path) -> "_Zone | None":
-        """None if it may not be read: since 2020 kernels let only root do so."""
+        """Return a package's counter; None if it may not be read: since 2020 kernels let only root do so."""
         try:
             if (path / "name").read_text().strip() == _PLATFORM:
                 return None
@@ -51,7 +53,7 @@ class _Zone:
 
 
 def _packages(root: Path) -> list[Path]:
-    """Zones that are not part of another: intel-rapl:0, but not intel-rapl:0:1."""
+    """Return the zones that are not part of another: intel-rapl:0, but not intel-rapl:0:1."""
     try:
         return sorted(path for path in root.iterdir() if path.name.count(":") == 1)
     except OSError:

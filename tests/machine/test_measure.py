@@ -6,14 +6,14 @@ import time
 
 import pytest
 
-from archerfish.metrics import peak
-from archerfish.metrics.peak import measure_peak
-from archerfish.metrics.state import Peak
+from archerfish.machine import measure
+from archerfish.machine.measure import measure_peak
+from archerfish.machine.peak import Peak
 
 
 def test_a_given_peak_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peak, "measured_flops", None)
-    monkeypatch.setattr(peak, "measured_bandwidth", None)
+    monkeypatch.setattr(measure, "measured_flops", None)
+    monkeypatch.setattr(measure, "measured_bandwidth", None)
     assert measure_peak("bfloat16", "cuda", flops=1e15, bandwidth=4e12) == Peak(1e15, 4e12)
 
 
@@ -30,6 +30,6 @@ def test_a_measured_peak_is_plausible_quick_and_kept(dtype: str) -> None:
 
 
 def test_the_service_never_sees_torch() -> None:
-    modules = "archerfish.metrics.service, archerfish.metrics.state, archerfish.metrics.peak"
+    modules = "archerfish.metrics.service, archerfish.metrics.state, archerfish.machine.measure"
     script = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
