@@ -57,7 +57,7 @@ def random_prompt(rng: np.random.Generator, length: int) -> list[int]:
 
 def play(llm: LLM, arrivals: Sequence[Arrival]) -> tuple[list[RequestOutput], float]:
     """Serve requests as they arrive; the outputs, and the seconds until the last one ended."""
-    engine, intake = llm.assembly.engine, llm.assembly.intake
+    engine, processor = llm.assembly.engine, llm.assembly.processor
     engine.scheduler.expects_more = True
     started = engine.clock()
     pending, collectors = list(arrivals), {}
@@ -66,7 +66,7 @@ def play(llm: LLM, arrivals: Sequence[Arrival]) -> tuple[list[RequestOutput], fl
         while pending and pending[0].time <= now:
             arrival = pending.pop(0)
             params = SamplingParams(temperature=0.0, max_tokens=arrival.num_tokens, ignore_eos=True)
-            request = intake.request(arrival.prompt, params)
+            request = processor.request(arrival.prompt, params)
             engine.add(request)
             collectors[request.request_id] = Collector(request, None, None, lambda *_: None)
         engine.scheduler.expects_more = bool(pending)

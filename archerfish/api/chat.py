@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
-from archerfish.api.ask import Ask
 from archerfish.api.bodies.chat import ChatBody, ToolChoice
 from archerfish.api.bodies.tokens import TokenizeBody
 from archerfish.api.conversation import Conversation, ThinkingWish
 from archerfish.api.deltas import Answer, CallArguments, CallStart, Content, Delta, InvalidCall, Reasoning, as_field
+from archerfish.api.inputs import EngineInputs
 from archerfish.api.model import ServedModel
 from archerfish.api.reading import AnswerReader
 from archerfish.api.replies import (
@@ -53,7 +53,7 @@ class Chat:
             max_tokens=body.max_completion_tokens or body.max_tokens,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         )
-        self.ask = Ask(
+        self.inputs = EngineInputs(
             prompts=[self._conversation.prompt],
             params=params,
             body=self._body,
@@ -67,7 +67,7 @@ class Chat:
     @cached_property
     def _readers(self) -> list[AnswerReader]:
         """For each answer one, made when the first of it is read."""
-        return [self._conversation.reader(self._body) for _ in range(self.ask.params.n)]
+        return [self._conversation.reader(self._body) for _ in range(self.inputs.params.n)]
 
     @property
     def is_streamed(self) -> bool:
@@ -86,7 +86,7 @@ class Chat:
     # -- chunk by chunk -------------------------------------------------------------------------------------------
 
     def begin(self) -> Iterator[Chunk]:
-        for index in range(self.ask.params.n):
+        for index in range(self.inputs.params.n):
             delta = {"role": "assistant", "content": ""}
             yield self._chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})
 
@@ -124,7 +124,7 @@ class Chat:
         """The counts of one answer while it is being written, if the client wants them with each chunk."""
         if not self._body.wants_continuous_usage:
             return None
-        return usage_so_far(self.ask.prompt_length(), self._num_written[index])
+        return usage_so_far(self.inputs.prompt_length(), self._num_written[index])
 
     # -- both -----------------------------------------------------------------------------------------------------
 

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from archerfish.api.ask import Ask
 from archerfish.api.bodies.common import each_prompt
 from archerfish.api.bodies.completions import CompletionBody
+from archerfish.api.inputs import EngineInputs
 from archerfish.api.model import ServedModel
 from archerfish.api.replies import (
     finite,
@@ -37,16 +37,16 @@ class Completion:
         self._shows_answer = body.max_tokens != 0
         if not self._shows_answer and not body.echo:
             raise InvalidParameter("max_tokens", 0, "with nothing to write there must be an echo")
-        self.ask = Ask(
+        self.inputs = EngineInputs(
             prompts=each_prompt(body.prompt),
             params=self._params(body),
             body=self._body,
             add_special_tokens=body.add_special_tokens,
             repeats_prompt=body.echo,
         )
-        self._offsets = [[0] * self.ask.params.n for _ in self.ask.prompts]
+        self._offsets = [[0] * self.inputs.params.n for _ in self.inputs.prompts]
         """How far into each answer log-probabilities were told."""
-        self._num_written = [[0] * self.ask.params.n for _ in self.ask.prompts]
+        self._num_written = [[0] * self.inputs.params.n for _ in self.inputs.prompts]
         """Tokens of each answer so far."""
         self._id = new_id("cmpl")
         self._created = seconds_now()
@@ -73,7 +73,7 @@ class Completion:
             self._offsets[place][piece.index] = told.offset
             logprobs = told.value
         choice = {
-            "index": place * self.ask.params.n + piece.index,
+            "index": place * self.inputs.params.n + piece.index,
             "text": piece.text,
             "logprobs": logprobs,
             "finish_reason": piece.finish_reason,
@@ -87,7 +87,7 @@ class Completion:
         """The counts of one answer while it is being written, if the client wants them with each chunk."""
         if not self._body.wants_continuous_usage:
             return None
-        return usage_so_far(self.ask.prompt_length(place), self._num_written[place][index])
+        return usage_so_far(self.inputs.prompt_length(place), self._num_written[place][index])
 
     def end(self, written: Sequence[Writing]) -> Iterator[dict[str, Any]]:
         """What is told after the last token, if that was asked for."""
@@ -133,7 +133,7 @@ class Completion:
 
         A special token that the tokenizer put around the text is not in it.
         """
-        tokenizer = self._model.intake.tokenizer
+        tokenizer = self._model.processor.tokenizer
         special = frozenset() if tokenizer is None or output.prompt is None else tokenizer.special_token_ids
         lengths: list[int] = []
         offset = 0
@@ -145,11 +145,11 @@ class Completion:
         return lengths
 
     def _decoded(self, token_ids: list[int]) -> str:
-        tokenizer = self._model.intake.tokenizer
+        tokenizer = self._model.processor.tokenizer
         return "" if tokenizer is None else tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def _text_of(self, token_id: int) -> str:
-        tokenizer = self._model.intake.tokenizer
+        tokenizer = self._model.processor.tokenizer
         return str(token_id) if tokenizer is None else tokenizer.token_text(token_id)
 
     def _head(self) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class Conversation:
         wish = thinking or ThinkingWish()
         variables = {**_effort_variables(model, wish), **(template or {})}
         prepared = _in_known_roles(model, template_messages(messages))
-        self.prompt = model.intake.chat_text(prepared, tools=self._tools.shown, **variables)
+        self.prompt = model.processor.chat_text(prepared, tools=self._tools.shown, **variables)
         continued = _text_of(messages[-1]) if variables.get("continue_final_message") else None
         reasoning_format = model.reasoning_format
         self._thinking = None if reasoning_format is None else Thinking.of(reasoning_format, self.prompt, continued)
@@ -106,7 +106,7 @@ class Conversation:
 
     @property
     def _tokenizer(self) -> Tokenizer:
-        tokenizer = self._model.intake.tokenizer
+        tokenizer = self._model.processor.tokenizer
         assert tokenizer is not None, "a chat was laid out with it"
         return tokenizer
 
@@ -157,7 +157,7 @@ def _in_known_roles(model: ServedModel, messages: list[dict[str, Any]]) -> list[
 
 
 def _template_text(model: ServedModel) -> str:
-    tokenizer = model.intake.tokenizer
+    tokenizer = model.processor.tokenizer
     return (None if tokenizer is None else tokenizer.chat_template.text) or ""
 
 

@@ -2,7 +2,7 @@
 
 import pickle
 
-from archerfish.api.ask import Ask, Call, TokenizedPrompt
+from archerfish.api.inputs import EndpointCall, EngineInputs, TokenizedPrompt
 from archerfish.api.model import ServedModel
 from archerfish.errors import RequestError
 
@@ -14,17 +14,17 @@ _MAX_EMBEDDING_VALUES = 1 << 22
 """Numbers in the embeddings of one body."""
 
 
-def check_costs(call: Call, model: ServedModel, *, body_size: int, max_reply_items: int) -> None:
+def check_costs(call: EndpointCall, model: ServedModel, *, body_size: int, max_reply_items: int) -> None:
     """Raise a RequestError for a body, already tokenized, whose parameters or reply would be too large."""
-    if body_size * len(call.ask.prompts) > _MAX_PARAM_ENTRIES:
-        _check_params(call.ask)
-    _check_logprobs(call.ask, model.intake.max_model_len, max_reply_items)
-    if call.ask.params.prompt_embedding and model.embedding is not None:
-        _check_embeddings(len(call.ask.prompts), model.embedding.size)
+    if body_size * len(call.inputs.prompts) > _MAX_PARAM_ENTRIES:
+        _check_params(call.inputs)
+    _check_logprobs(call.inputs, model.processor.max_model_len, max_reply_items)
+    if call.inputs.params.prompt_embedding and model.embedding is not None:
+        _check_embeddings(len(call.inputs.prompts), model.embedding.size)
 
 
-def _check_params(ask: Ask) -> None:
-    params, num_prompts = ask.params, len(ask.prompts)
+def _check_params(inputs: EngineInputs) -> None:
+    params, num_prompts = inputs.params, len(inputs.prompts)
     num_entries = len(params.logit_bias) + len(params.allowed_token_ids or ()) + len(params.stop_token_ids)
     if num_entries * num_prompts > _MAX_PARAM_ENTRIES:
         raise RequestError(
@@ -39,20 +39,20 @@ def _check_params(ask: Ask) -> None:
         )
 
 
-def _check_logprobs(ask: Ask, max_model_len: int, max_items: int) -> None:
+def _check_logprobs(inputs: EngineInputs, max_model_len: int, max_items: int) -> None:
     """Refuse replies that could hold more log-probabilities than allowed.
 
     An answer without max_tokens is counted where it is one of several: a single one is bounded by the context.
     """
-    params, num_items = ask.params, 0
+    params, num_items = inputs.params, 0
     num_answers = params.best_of or params.n
-    for prompt in ask.prompts:
+    for prompt in inputs.prompts:
         assert isinstance(prompt, TokenizedPrompt)
         length = len(prompt.token_ids)
         if params.logprobs is not None:
             limit = params.max_tokens
             if limit is None:
-                limit = max_model_len if num_answers * len(ask.prompts) > 1 else 0
+                limit = max_model_len if num_answers * len(inputs.prompts) > 1 else 0
             num_items += num_answers * min(limit, max_model_len - length) * (params.logprobs + 1)
         if params.prompt_logprobs is not None:
             num_items += params.n * length * (params.prompt_logprobs + 1)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from archerfish.api.ask import Ask
 from archerfish.api.bodies.common import GenerationBody, each_prompt
 from archerfish.api.bodies.embeddings import EmbeddingBody
+from archerfish.api.inputs import EngineInputs
 from archerfish.api.model import ServedModel
 from archerfish.api.writing import Writing
 from archerfish.engine.embedding_sizes import cut_embedding
@@ -29,7 +29,7 @@ class Embedding:
         if body.dimensions is not None and model.embedding is not None:
             model.embedding.check(body.dimensions)
         shared = body.model_dump(include={"priority", "cache_salt", "request_id", "user"})
-        self.ask = Ask(
+        self.inputs = EngineInputs(
             prompts=each_prompt(body.input),
             params=replace(_PARAMS, truncate_prompt_tokens=body.truncate_prompt_tokens),
             body=GenerationBody(**shared),

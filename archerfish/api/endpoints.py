@@ -10,7 +10,6 @@ import msgspec
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from archerfish.api.ask import Call
 from archerfish.api.bodies.chat import ChatBody
 from archerfish.api.bodies.common import Body
 from archerfish.api.bodies.completions import CompletionBody
@@ -23,10 +22,11 @@ from archerfish.api.completions import Completion
 from archerfish.api.costs import check_costs
 from archerfish.api.embeddings import Embedding
 from archerfish.api.errors import ErrorReply, error_reply
+from archerfish.api.inputs import EndpointCall
 from archerfish.api.json_limits import JsonLimits
 from archerfish.api.messages import Message, count_tokens
 from archerfish.api.model import ServedModel
-from archerfish.api.responses import Turn
+from archerfish.api.responses import ResponsesCall
 from archerfish.api.tokens import detokenize, tokenize
 from archerfish.errors import InvalidParameter, UserError
 
@@ -49,7 +49,7 @@ class HistoryNeeded(NamedTuple):
     response_id: str
 
 
-Outcome = Call | HistoryNeeded | bytes
+Outcome = EndpointCall | HistoryNeeded | bytes
 """What a body comes to: a call for the engine, a question for its history, or the whole reply as JSON."""
 
 
@@ -60,18 +60,18 @@ class Endpoint(NamedTuple):
     """Whether the checkpoint's chat template runs, which may take any time and memory."""
 
 
-def _turn(model: ServedModel, body: ResponsesBody, history: Turns | None) -> Turn | HistoryNeeded:
+def _turn(model: ServedModel, body: ResponsesBody, history: Turns | None) -> ResponsesCall | HistoryNeeded:
     if body.previous_response_id is not None and history is None:
         return HistoryNeeded(body.previous_response_id)
     before = [message for turn in history or () for message in msgspec.json.decode(turn)]
-    return Turn(model, body, before=before, is_kept=body.is_kept)
+    return ResponsesCall(model, body, before=before, is_kept=body.is_kept)
 
 
-def _unkept_turn(model: ServedModel, body: ResponsesBody) -> Turn:
+def _unkept_turn(model: ServedModel, body: ResponsesBody) -> ResponsesCall:
     for name, allowed in _KEEPS_NOTHING.items():
         if getattr(body, name):
             raise InvalidParameter(name, getattr(body, name), allowed)
-    return Turn(model, body, is_kept=False)
+    return ResponsesCall(model, body, is_kept=False)
 
 
 BODIES = {
@@ -87,7 +87,7 @@ BODIES = {
     "/detokenize": Endpoint(DetokenizeBody, lambda model, body, _: detokenize(model, body)),
 }
 
-_OFFLINE: dict[str, Callable[[ServedModel, Any], Call]] = {
+_OFFLINE: dict[str, Callable[[ServedModel, Any], EndpointCall]] = {
     "/v1/chat/completions": Chat,
     "/v1/completions": Completion,
     "/v1/embeddings": Embedding,
@@ -116,7 +116,7 @@ def read_body(
             return refusal
         outcome = BODIES[endpoint].understand(model, BODIES[endpoint].body.model_validate(parsed), history)
         if not isinstance(outcome, (HistoryNeeded, bytes)):
-            outcome.ask = outcome.ask.tokenized(model.intake)
+            outcome.inputs = outcome.inputs.tokenized(model.processor)
             check_costs(outcome, model, body_size=len(body), max_reply_items=limits.max_items)
     except (UserError, ValidationError) as error:
         return error_reply(error, parsed, _fields_of(endpoint))
@@ -133,7 +133,7 @@ def refuse_in_batch(body: object) -> ErrorReply | None:
     return None
 
 
-def read_line(model: ServedModel, endpoint: str, body: bytes) -> Call | ErrorReply:
+def read_line(model: ServedModel, endpoint: str, body: bytes) -> EndpointCall | ErrorReply:
     """What the body of a line asks, answered where nothing is kept; or what is wrong with it."""
     try:
         parsed: object = from_json(body, allow_inf_nan=False)
@@ -142,7 +142,7 @@ def read_line(model: ServedModel, endpoint: str, body: bytes) -> Call | ErrorRep
     return understand_line(model, endpoint, parsed)
 
 
-def understand_line(model: ServedModel, endpoint: str, body: object) -> Call | ErrorReply:
+def understand_line(model: ServedModel, endpoint: str, body: object) -> EndpointCall | ErrorReply:
     """The same of a body that was parsed."""
     refusal = refuse_in_batch(body)
     if refusal is not None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from archerfish.api.unknown_fields import remedy_for, substitute_for
-from archerfish.engine.intake import why_not_text
+from archerfish.engine.input_processor import why_not_text
 from archerfish.errors import (
     FileTooLarge,
     InvalidParameter,

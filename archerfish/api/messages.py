@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
-from archerfish.api.ask import Ask
 from archerfish.api.bodies.messages import CountTokensBody, MessagesBody, NoThinking, Thinking
 from archerfish.api.conversation import Conversation, ThinkingWish
+from archerfish.api.inputs import EngineInputs
 from archerfish.api.message_writer import MessageWriter
 from archerfish.api.model import ServedModel
 from archerfish.api.structure import structured
@@ -26,7 +26,7 @@ class Message:
             allowed = f"it must be less than max_tokens = {body.max_tokens}"
             raise InvalidParameter("thinking.budget_tokens", body.thinking.budget_tokens, allowed)
         params = self._conversation.params(body, max_tokens=body.max_tokens, stop=body.stop_sequences)
-        self.ask = Ask(prompts=[self._conversation.prompt], params=params, body=self._body)
+        self.inputs = EngineInputs(prompts=[self._conversation.prompt], params=params, body=self._body)
 
     @property
     def is_streamed(self) -> bool:
@@ -51,7 +51,7 @@ class Message:
 def count_tokens(model: ServedModel, body: CountTokensBody) -> bytes:
     """How long a conversation is, as the model will see it: the whole reply, as JSON."""
     prompt = _conversation(model, body).prompt
-    return msgspec.json.encode({"input_tokens": len(model.intake.token_ids(prompt, add_special_tokens=False))})
+    return msgspec.json.encode({"input_tokens": len(model.processor.token_ids(prompt, add_special_tokens=False))})
 
 
 def _conversation(model: ServedModel, body: CountTokensBody) -> Conversation:

@@ -10,7 +10,7 @@ from archerfish.api.reasoning import choose_format as choose_reasoning_format
 from archerfish.api.reasoning import find_format as find_reasoning_format
 from archerfish.api.tools import ToolFormat, choose_format, find_format
 from archerfish.engine.embedding_sizes import EmbeddingSizes as EmbeddingSizes
-from archerfish.engine.intake import Intake
+from archerfish.engine.input_processor import InputProcessor
 from archerfish.tokenizer import Tokenizer
 
 
@@ -18,7 +18,7 @@ from archerfish.tokenizer import Tokenizer
 class ServedModel:
     names: tuple[str, ...]
     """What bodies may call it; replies carry the first."""
-    intake: Intake
+    processor: InputProcessor
     recommended: Mapping[str, Any]
     """Sampling parameters that its makers recommend, by name."""
     tool_format: ToolFormat | None = None

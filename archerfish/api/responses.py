@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
-from archerfish.api.ask import Ask
 from archerfish.api.bodies.responses import LOGPROBS, ReasoningConfig, ResponsesBody
 from archerfish.api.conversation import Conversation, ThinkingWish
+from archerfish.api.inputs import EngineInputs
 from archerfish.api.model import ServedModel
 from archerfish.api.replies import new_id, seconds_now
 from archerfish.api.response_writer import ResponseWriter
@@ -16,7 +16,7 @@ from archerfish.api.writing import Writing
 from archerfish.errors import InvalidParameter
 
 
-class Turn:
+class ResponsesCall:
     """One turn of a conversation: what is asked of the engine, and the response that comes of it."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Turn:
         params = self._conversation.params(
             body, max_tokens=body.max_output_tokens, logprobs=(body.top_logprobs or 0) if body.include else None
         )
-        self.ask = Ask(prompts=[self._conversation.prompt], params=params, body=self._body)
+        self.inputs = EngineInputs(prompts=[self._conversation.prompt], params=params, body=self._body)
         self.added = msgspec.json.encode(body.messages) if is_kept else b"[]"
         """The messages of this turn, as JSON: for those that continue it."""
 
@@ -77,7 +77,7 @@ class Turn:
         return writer.response
 
     def _head(self) -> dict[str, Any]:
-        body, params = self._body, self.ask.params
+        body, params = self._body, self.inputs.params
         form = None if body.text is None else body.text.format
         choice = body.tool_choice or "auto"
         return {

@@ -12,15 +12,15 @@ from archerfish.errors import TokenizerError
 def tokenize(model: ServedModel, body: TokenizeBody) -> bytes:
     """Token ids of a text, or of a chat as the model's template lays it out."""
     model.check_name(body.model)
-    intake, is_chat = model.intake, body.prompt is None
+    processor, is_chat = model.processor, body.prompt is None
     text = _chat_text(model, body) if body.prompt is None else body.prompt
     adds = not is_chat if body.add_special_tokens is None else body.add_special_tokens
-    token_ids = intake.token_ids(text, add_special_tokens=adds)
+    token_ids = processor.token_ids(text, add_special_tokens=adds)
     texts = None
-    if body.return_token_strs and intake.tokenizer is not None:
-        text_of = {token_id: intake.tokenizer.token_text(token_id) for token_id in set(token_ids)}
+    if body.return_token_strs and processor.tokenizer is not None:
+        text_of = {token_id: processor.tokenizer.token_text(token_id) for token_id in set(token_ids)}
         texts = [text_of[token_id] for token_id in token_ids]
-    counts = {"count": len(token_ids), "max_model_len": intake.max_model_len, "tokens": token_ids}
+    counts = {"count": len(token_ids), "max_model_len": processor.max_model_len, "tokens": token_ids}
     return msgspec.json.encode({**counts, "token_strs": texts})
 
 
@@ -37,7 +37,7 @@ def _chat_text(model: ServedModel, body: TokenizeBody) -> str:
 def detokenize(model: ServedModel, body: DetokenizeBody) -> bytes:
     """The text of token ids."""
     model.check_name(body.model)
-    token_ids = model.intake.token_ids(body.tokens)
-    if model.intake.tokenizer is None:
+    token_ids = model.processor.token_ids(body.tokens)
+    if model.processor.tokenizer is None:
         raise TokenizerError("this service was started without a tokenizer")
-    return msgspec.json.encode({"prompt": model.intake.tokenizer.decode(token_ids, skip_special_tokens=False)})
+    return msgspec.json.encode({"prompt": model.processor.tokenizer.decode(token_ids, skip_special_tokens=False)})

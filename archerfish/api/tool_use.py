@@ -79,7 +79,7 @@ class ToolUse:
         choice = check_tools(tools, tool_choice)
         if choice.mode == "none":
             return cls()
-        tool_format, tokenizer = model.tool_format, model.intake.tokenizer
+        tool_format, tokenizer = model.tool_format, model.processor.tokenizer
         if tool_format is None or tokenizer is None:
             raise InvalidParameter("tools", "...", "this model's chat template knows no tools")
         tokens = {text: token for text, token in tokenizer.added_tokens.items() if text in tool_format.markers}

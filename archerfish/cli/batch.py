@@ -151,10 +151,10 @@ def _missing_lines(source: Path, missing: Mapping[str, _Task]) -> Iterator[Input
 def _served(llm: "LLM", names: tuple[str, ...], formats: AnswerFormats) -> ServedModel:
     """What must be known of the model to read lines and to write replies, as the service knows it."""
     assembly = llm.assembly
-    tool_format = formats.tool_format(assembly.arch.family, assembly.intake.tokenizer)
-    reasoning_format = formats.reasoning_format(assembly.intake.tokenizer)
+    tool_format = formats.tool_format(assembly.arch.family, assembly.processor.tokenizer)
+    reasoning_format = formats.reasoning_format(assembly.processor.tokenizer)
     embedding = EmbeddingSizes(assembly.arch.hidden_size, assembly.embedding_sizes)
-    return ServedModel(names, assembly.intake, assembly.recommended, tool_format, reasoning_format, embedding)
+    return ServedModel(names, assembly.processor, assembly.recommended, tool_format, reasoning_format, embedding)
 
 
 def _answer(

@@ -42,8 +42,8 @@ def command(system: str | None, sampling: Mapping[str, Any], config: EngineConfi
     with open_model(config) as llm:
         # A model that cannot chat should say so before anybody types; what it thinks of this turn does not matter.
         with suppress(RequestError):
-            llm.assembly.intake.chat_text([{"role": "user", "content": "Hello"}])
-        params = sampling_params(llm.assembly.recommended, sampling, llm.assembly.intake.max_model_len)
+            llm.assembly.processor.chat_text([{"role": "user", "content": "Hello"}])
+        params = sampling_params(llm.assembly.recommended, sampling, llm.assembly.processor.max_model_len)
         conversation = Conversation(_chat_model(llm), params, system)
         if sys.stdin.isatty():
             _notice(_WELCOME.format(conversation.max_model_len))
@@ -54,13 +54,13 @@ def command(system: str | None, sampling: Mapping[str, Any], config: EngineConfi
 
 
 def _chat_model(llm: "LLM") -> ChatModel:
-    intake = llm.assembly.intake
+    processor = llm.assembly.processor
     return ChatModel(
         llm.stream_chat,
         # The template has already written the special tokens.
-        lambda messages: intake.token_ids(intake.chat_text(messages), add_special_tokens=False),
-        intake.check_length,
-        intake.max_model_len,
+        lambda messages: processor.token_ids(processor.chat_text(messages), add_special_tokens=False),
+        processor.check_length,
+        processor.max_model_len,
     )
 
 

@@ -51,9 +51,9 @@ def command(
     prompts = gather_prompts(texts, file, token_ids)
     with open_model(config) as llm:
         params = replace(
-            sampling_params(llm.assembly.recommended, sampling, llm.assembly.intake.max_model_len), structured=form
+            sampling_params(llm.assembly.recommended, sampling, llm.assembly.processor.max_model_len), structured=form
         )
-        has_text = llm.assembly.intake.tokenizer is not None
+        has_text = llm.assembly.processor.tokenizer is not None
         if as_json:
             write_json(llm.generate(prompts, params))
         elif len(prompts) == 1 and params.n == 1 and params.best_of is None:

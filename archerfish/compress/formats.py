@@ -78,7 +78,7 @@ def _cut(assembly: Assembly, documents: Sequence[str], max_tokens: int) -> Texts
     texts: list[Sequence[int]] = []
     left = max_tokens
     for document in documents:
-        tokens = assembly.intake.token_ids(document)[:left]
+        tokens = assembly.processor.token_ids(document)[:left]
         # Of a single token there is nothing to foretell.
         texts += [piece for at in range(0, len(tokens), longest) if len(piece := tokens[at : at + longest]) > 1]
         left -= len(tokens)
@@ -105,7 +105,7 @@ def _logits(assembly: Assembly, text: Sequence[int]) -> Tensor:
     executor, found = assembly.executor, list[Tensor]()
     assert isinstance(executor, LocalExecutor)
     executor.prompt_listener = lambda logits, _: found.append(logits.clone())
-    assembly.engine.add(assembly.intake.request(text, _READING))
+    assembly.engine.add(assembly.processor.request(text, _READING))
     while assembly.engine.has_work:
         assembly.engine.step()
     if assembly.engine.stopped is not None:

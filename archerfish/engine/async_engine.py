@@ -241,7 +241,7 @@ class AsyncEngine:
     # -- requests -------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> EventStream:
-        """Give a request to the engine. A RequestError would have been raised by intake; here it becomes an event."""
+        """Give a request to the engine. What its scheduler refuses becomes an error event."""
         if self.status is not EngineStatus.READY:
             raise EngineStopped(f"the engine is {self.status.value}")
         # Late events of a cancelled request are told apart by its id alone, so no id may come a second time.

@@ -17,7 +17,7 @@ from archerfish.console import enable_logging
 from archerfish.engine.async_engine import DEFAULT_BUILDER, AsyncEngine, EngineStatus, EventStream
 from archerfish.engine.elsewhere import refuse_unsupported, why_missing
 from archerfish.engine.embedding_sizes import EmbeddingSizes
-from archerfish.engine.intake import Intake
+from archerfish.engine.input_processor import InputProcessor
 from archerfish.engine.outputs import Collector, CompletionOutput, RequestOutput, StreamOutput
 from archerfish.engine.pooling import (
     PoolingOutput,
@@ -69,7 +69,7 @@ class AsyncLLM:
         self._config = engine_args.config()
         self._engine = AsyncEngine(self._config, builder=builder)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._starting: asyncio.Task[Intake] | None = None
+        self._starting: asyncio.Task[InputProcessor] | None = None
         self._tokenizer: Tokenizer | None = None
         self._public_tokenizer: PublicTokenizer | None = None
         self._open: defaultdict[str, set[str]] = defaultdict(set)
@@ -110,12 +110,12 @@ class AsyncLLM:
         EngineError.
         """
         refuse_unsupported("generate", unsupported)
-        intake = await self._ready()
+        processor = await self._ready()
         given = as_prompt(one_of(prompt, prompt_token_ids, ("prompt", "prompt_token_ids")))
         chosen = one_of(sampling_params, params, ("sampling_params", "params"))
         # Tokenizing a long prompt and trying a form take time that the event loop has not.
         request = await asyncio.to_thread(
-            intake.request,
+            processor.request,
             given.content,
             SamplingParams.from_dict(self._facts.recommended) if chosen is None else chosen,
             external_id=self._named(request_id),
@@ -223,21 +223,21 @@ class AsyncLLM:
 
     # -- running --------------------------------------------------------------------------------------------------
 
-    def _begin(self, loop: asyncio.AbstractEventLoop) -> "asyncio.Task[Intake]":
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> "asyncio.Task[InputProcessor]":
         self._loop = loop
         self._starting = loop.create_task(self._start(), name="engine start")
         # Each call that needs the engine raises it; a task whose error is never read would be reported once more.
         self._starting.add_done_callback(lambda task: task.cancelled() or task.exception())
         return self._starting
 
-    async def _start(self) -> Intake:
+    async def _start(self) -> InputProcessor:
         await self._engine.start()
         await self._loaded()
         facts = self._facts
         directory = facts.tokenizer_directory
         if self._tokenizer is None and directory is not None:
             self._tokenizer = await asyncio.to_thread(Tokenizer.load, Path(directory), self._config.chat_template)
-        return Intake(
+        return InputProcessor(
             self._tokenizer,
             facts.vocab_size,
             facts.max_model_len,
@@ -246,7 +246,7 @@ class AsyncLLM:
             facts.speculation_methods,
         )
 
-    async def _ready(self) -> Intake:
+    async def _ready(self) -> InputProcessor:
         """What requests are made with, once the engine takes them."""
         loop = asyncio.get_running_loop()
         starting = self._starting or self._begin(loop)
@@ -254,9 +254,9 @@ class AsyncLLM:
             raise EngineStopped("this AsyncLLM belongs to another event loop; make one in each loop that needs it")
         if self.is_stopped:
             raise self.dead_error
-        intake = await asyncio.shield(starting)
+        processor = await asyncio.shield(starting)
         await self._loaded()  # It may have died meanwhile, and be starting again.
-        return intake
+        return processor
 
     async def _loaded(self) -> None:
         try:

@@ -17,7 +17,7 @@ from archerfish.console import logger
 from archerfish.engine.drafts import choose_drafts, with_named_method
 from archerfish.engine.engine import Engine
 from archerfish.engine.footprint import bytes_per_kv_value, bytes_per_weight, footprint, free_memory
-from archerfish.engine.intake import Intake
+from archerfish.engine.input_processor import InputProcessor
 from archerfish.engine.kernels import Beside, build_executor, choose_kernels, rehearsal_stage
 from archerfish.engine.models import (
     Checkpoint,
@@ -56,7 +56,7 @@ class Assembly:
     engine: Engine
     executor: Executor
     """What the engine runs its plans with, for whoever measures it apart."""
-    intake: Intake
+    processor: InputProcessor
     speculation_methods: tuple[str, ...]
     """What a request may choose from."""
     arch: Arch
@@ -141,7 +141,7 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
             check_invariants=resolved.check_invariants,
         ),
         executor=executor,
-        intake=_intake(checkpoint, resolved, tokenizer, methods),
+        processor=_processor(checkpoint, resolved, tokenizer, methods),
         speculation_methods=methods,
         arch=checkpoint.arch,
         config=resolved,
@@ -170,12 +170,12 @@ def _tokenizer_directory(config: EngineConfig, checkpoint: Checkpoint) -> Path |
     return checkpoint.directory
 
 
-def _intake(
+def _processor(
     checkpoint: Checkpoint, config: ResolvedConfig, tokenizer: Tokenizer | None, methods: tuple[str, ...]
-) -> Intake:
+) -> InputProcessor:
     arch = checkpoint.arch
     longest = None if arch.can_extend_positions else arch.max_positions
-    return Intake(tokenizer, arch.vocab_size, config.max_model_len, time.monotonic, longest, methods)
+    return InputProcessor(tokenizer, arch.vocab_size, config.max_model_len, time.monotonic, longest, methods)
 
 
 def _allocated(device: str) -> int:

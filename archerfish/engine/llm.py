@@ -12,7 +12,7 @@ from archerfish.console import enable_logging, progress_bar
 from archerfish.engine.beam_search import BeamSearch, BeamSearchOutput
 from archerfish.engine.elsewhere import refuse_unsupported, why_missing
 from archerfish.engine.embedding_sizes import EmbeddingSizes
-from archerfish.engine.intake import Message, Prompt
+from archerfish.engine.input_processor import Message, Prompt
 from archerfish.engine.outputs import RequestOutput, StreamOutput
 from archerfish.engine.pooling import (
     WHY_NOT_CLASSIFIED,
@@ -73,8 +73,8 @@ class LLM:
 
         self._assembly = build(config)
         self._engine = self._assembly.engine
-        self._intake = self._assembly.intake
-        self._runner = RequestRunner(self._engine, self._intake.tokenizer)
+        self._processor = self._assembly.processor
+        self._runner = RequestRunner(self._engine, self._processor.tokenizer)
         self._num_requests = 0
         self._public_tokenizer: PublicTokenizer | None = None
 
@@ -168,8 +168,8 @@ class LLM:
             "continue_final_message": continue_final_message,
             **(one_of(template_variables, chat_template_kwargs, names) or {}),
         }
-        intake = self._intake
-        lay_out = intake.chat_text if chat_template is None else partial(intake.chat_text_by, chat_template)
+        processor = self._processor
+        lay_out = processor.chat_text if chat_template is None else partial(processor.chat_text_by, chat_template)
         texts = [lay_out(conversation, **variables) for conversation in conversations]
         # The template has already written the special tokens.
         options: dict[str, Any] = {"request_class": request_class, "priority": priority, "cache_salt": cache_salt}
@@ -199,7 +199,7 @@ class LLM:
     def stream_chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Iterator[StreamOutput]:
         """The same for a conversation."""
         [chosen] = self._chosen_params(params, None, 1)
-        text = self._intake.chat_text(messages)
+        text = self._processor.chat_text(messages)
         return self._runner.stream(self._request(text, chosen, add_special_tokens=False), text)
 
     def beam_search(
@@ -217,10 +217,10 @@ class LLM:
         refuse_unsupported("beam_search", {"lora_request": lora_request})
         if not isinstance(params, BeamSearchParams):
             raise InvalidParameter("params", params, "they must be BeamSearchParams")
-        self._intake.check_max_tokens(params.max_tokens)
-        listed = [self._intake.token_ids(prompt.content) for prompt in as_prompts(prompts)]
+        self._processor.check_max_tokens(params.max_tokens)
+        listed = [self._processor.token_ids(prompt.content) for prompt in as_prompts(prompts)]
         for token_ids in listed:
-            self._intake.check_length(token_ids)
+            self._processor.check_length(token_ids)
         at_once = max(1, len(listed)) if concurrency_limit is None else concurrency_limit
         check_int("concurrency_limit", at_once, 1, _MOST_AT_ONCE)
         assembly = self._assembly
@@ -232,7 +232,7 @@ class LLM:
         for first in range(0, len(listed), at_once):
             with progress_bar("searching", params.max_tokens, use_tqdm) as bar:
                 found += search.search(listed[first : first + at_once], bar.update)
-        tokenizer = self._intake.tokenizer
+        tokenizer = self._processor.tokenizer
         for sequence in (sequence for output in found for sequence in output.sequences):
             sequence.text = None if tokenizer is None else tokenizer.decode(sequence.tokens)
         return found
@@ -315,7 +315,7 @@ class LLM:
 
     def get_tokenizer(self) -> PublicTokenizer:
         """The model's tokenizer, with the methods that users of transformers know."""
-        tokenizer = self._intake.tokenizer
+        tokenizer = self._processor.tokenizer
         if tokenizer is None:
             raise TokenizerError("no tokenizer was loaded: prompts and answers are token ids")
         if self._public_tokenizer is None:
@@ -368,7 +368,7 @@ class LLM:
 
     def _request(self, prompt: Prompt, params: SamplingParams, **more: Any) -> Request:
         self._num_requests += 1
-        return self._intake.request(prompt, params, external_id=str(self._num_requests - 1), **more)
+        return self._processor.request(prompt, params, external_id=str(self._num_requests - 1), **more)
 
 
 def _shown(progress: Progress | None, use_tqdm: Progress | None) -> Progress:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypedDict, cast
 
-from archerfish.engine.intake import Message, Prompt
+from archerfish.engine.input_processor import Message, Prompt
 from archerfish.errors import InvalidParameter, RequestError
 
 

@@ -31,7 +31,7 @@ def write_texts(assembly: "Assembly", first_seed: int) -> Tensor:
     texts: dict[str, list[int]] = {}
     for seed in range(first_seed, first_seed + NUM_TEXTS):
         params = SamplingParams(temperature=1.0, seed=seed, max_tokens=length - 1, ignore_eos=True)
-        request = assembly.intake.request((start,), params)
+        request = assembly.processor.request((start,), params)
         engine.add(request)
         texts[request.request_id] = [start]
     with ProgressBar("writing a text", NUM_TEXTS * length) as bar:

@@ -8,9 +8,9 @@ from typing import BinaryIO
 from archerfish.console import logger
 from archerfish.jobs.input_lines import InputReader, LineSpan
 from archerfish.jobs.lines import LineAnswers, Shared, read_on
-from archerfish.jobs.patience import TROUBLE
 from archerfish.jobs.recorder import Recorder
 from archerfish.jobs.records import Batch, BatchStatus
+from archerfish.jobs.retrying_storage import TROUBLE
 from archerfish.jobs.store import JobStore
 from archerfish.jobs.suspects import isolate
 

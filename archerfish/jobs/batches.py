@@ -103,7 +103,7 @@ class BatchStore:
         return Page([batch_from_row(row) for row in rows[:limit]], len(rows) > limit)
 
     def cancel(self, batch_id: str, *, tenant: str = "") -> Batch:
-        """Ask for its end: it is cancelling until its lines in flight are gone. Asking twice changes nothing more."""
+        """Begin to cancel a batch, which ends when its lines in flight are gone. A second call changes nothing."""
         with self._database.transaction() as connection:
             batch = _find(connection, batch_id, tenant)
             if batch.status in (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS):

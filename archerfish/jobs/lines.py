@@ -13,9 +13,9 @@ from archerfish.console import logger
 from archerfish.errors import EngineError, UserError
 from archerfish.jobs.capacity import Capacity, FailurePace
 from archerfish.jobs.input_lines import InputDamaged, InputReader, LineSpan, unreadable
-from archerfish.jobs.patience import PatientStorage, Wait
 from archerfish.jobs.recorder import Entry
-from archerfish.jobs.records import Batch, LineRecord, LineReply, LineResult, answered, told, unanswered
+from archerfish.jobs.records import Batch, LineRecord, LineReply, LineResult, answered, error_result, unanswered
+from archerfish.jobs.retrying_storage import RetryingStorage, Wait
 from archerfish.jobs.work import Attempts, Progress
 
 Answer = Callable[[str, bytes, str, str], Awaitable[LineResult | LineReply]]
@@ -70,7 +70,7 @@ class Shared:
 
     answer: Answer
     settings: RunnerSettings
-    storage: PatientStorage
+    storage: RetryingStorage
     wait: Wait
     capacity: Capacity
     pace: FailurePace
@@ -213,10 +213,10 @@ class LineAnswers:
                 raise
             raise NotNow("the request was cancelled") from None
         except UserError as error:
-            return answered(line.number, line.custom_id, told(error_reply(error)))
+            return answered(line.number, line.custom_id, error_result(error_reply(error)))
         except Exception:
             logger.exception("line %d of batch %s failed", line.number, batch.batch_id)
-            return answered(line.number, line.custom_id, told(MISTAKE))
+            return answered(line.number, line.custom_id, error_result(MISTAKE))
 
     async def _save(self, record: LineRecord) -> None:
         self.answered.add(record.line)

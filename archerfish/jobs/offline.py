@@ -4,16 +4,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from archerfish.api.ask import Call
 from archerfish.api.endpoints import read_line
 from archerfish.api.errors import ErrorReply, error_reply, failed_reply
+from archerfish.api.inputs import EndpointCall
 from archerfish.api.model import ServedModel
 from archerfish.api.writing import Writing
 from archerfish.engine.engine import Engine
 from archerfish.engine.interrupts import uninterrupted
 from archerfish.errors import StepFailed, UserError
 from archerfish.jobs.input_lines import InputLine
-from archerfish.jobs.records import LineResult, new_id, told
+from archerfish.jobs.records import LineResult, error_result, new_id
 from archerfish.request import FinishReason, Request, RequestClass
 
 
@@ -27,7 +27,7 @@ class _OpenLine:
     """A line whose requests are with the engine; several where it has several prompts."""
 
     line: InputLine
-    call: Call
+    call: EndpointCall
     request_id: str
     written: list[Writing] = field(default_factory=list)
 
@@ -57,7 +57,7 @@ class OfflineAnswers:
                 for line in lines:
                     refusal = self._start(line)
                     if refusal is not None:
-                        yield AnsweredLine(line, told(refusal))
+                        yield AnsweredLine(line, error_result(refusal))
                     if len(self._open) >= self._most_open:
                         break
                 if not self._open:
@@ -76,10 +76,12 @@ class OfflineAnswers:
             return call
         open_line = _OpenLine(line._replace(body=b""), call, new_id("req_"))  # The call has all that is needed of it.
         try:
-            call.ask = call.ask.tokenized(self._model.intake)
-            requests = call.ask.requests(self._model.intake, open_line.request_id, request_class=RequestClass.BATCH)
+            call.inputs = call.inputs.tokenized(self._model.processor)
+            requests = call.inputs.requests(
+                self._model.processor, open_line.request_id, request_class=RequestClass.BATCH
+            )
             with uninterrupted():
-                for request, text in zip(requests, call.ask.texts, strict=True):
+                for request, text in zip(requests, call.inputs.texts, strict=True):
                     self._add(open_line, request, text)
         except UserError as error:
             self._drop(open_line)
@@ -88,7 +90,7 @@ class OfflineAnswers:
 
     def _add(self, open_line: _OpenLine, request: Request, prompt: str | None) -> None:
         self._engine.add(request)
-        written = Writing(request, prompt, self._model.intake.tokenizer, self._stop)
+        written = Writing(request, prompt, self._model.processor.tokenizer, self._stop)
         open_line.written.append(written)
         self._open[request.request_id] = _Open(open_line, written)
 
@@ -122,5 +124,5 @@ class OfflineAnswers:
 def _result(open_line: _OpenLine) -> LineResult:
     for written in open_line.written:
         if written.has_failed:
-            return told(failed_reply(written.error))
+            return error_result(failed_reply(written.error))
     return LineResult(200, open_line.call.reply(open_line.written), open_line.request_id)

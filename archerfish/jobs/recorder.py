@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from archerfish.jobs.patience import PatientStorage
 from archerfish.jobs.records import LineRecord
+from archerfish.jobs.retrying_storage import RetryingStorage
 from archerfish.jobs.work import Attempts
 
 Entry = LineRecord | Attempts
@@ -17,7 +17,7 @@ class Recorder:
     def __init__(
         self,
         save: Callable[[Sequence[Entry]], None],
-        storage: PatientStorage,
+        storage: RetryingStorage,
         *,
         group_size: int,
         group_seconds: float,

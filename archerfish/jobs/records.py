@@ -204,7 +204,7 @@ def unanswered(line: int, custom_id: str, code: str, message: str, record_id: st
     return LineRecord(line, True, _record_text(record_id, custom_id, "null", error))
 
 
-def told(reply: ErrorReply) -> LineResult:
+def error_result(reply: ErrorReply) -> LineResult:
     """An error as the answer to a line."""
     return LineResult(reply.status, reply.body, new_id("req_"))
 

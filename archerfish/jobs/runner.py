@@ -13,8 +13,8 @@ from archerfish.jobs.capacity import Capacity, FailurePace
 from archerfish.jobs.database import Claim
 from archerfish.jobs.input_lines import InputDamaged
 from archerfish.jobs.lines import Answer, RunnerSettings, Shared
-from archerfish.jobs.patience import TROUBLE, PatientStorage, Wait
 from archerfish.jobs.records import Batch, BatchError, BatchStatus
+from archerfish.jobs.retrying_storage import TROUBLE, RetryingStorage, Wait
 from archerfish.jobs.store import JobStore
 from archerfish.jobs.validate import InputLimits, validate
 
@@ -57,7 +57,7 @@ class BatchRunner:
         self._store = store
         self._limits = limits or InputLimits()
         self._settings = settings = settings or RunnerSettings()
-        self._storage = PatientStorage(wait, settings.storage_retry_seconds)
+        self._storage = RetryingStorage(wait, settings.storage_retry_seconds)
         capacity = Capacity(settings.max_in_flight, settings.max_bytes_in_flight)
         pace = FailurePace(settings.max_failures, settings.failure_window, settings.retry_seconds, clock)
         self._shared = Shared(answer, settings, self._storage, wait, capacity, pace)

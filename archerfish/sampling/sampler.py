@@ -78,7 +78,7 @@ class Sampler:
         if self._grammars is not None:
             self._grammars.set_row(row, params.structured, written)
         else:
-            assert params.structured is None, "intake refuses this"
+            assert params.structured is None, "processor refuses this"
 
     def asked_alone(self, rows: Ints, positions: Ints) -> DrawRows | None:
         """What the next tokens of rows are drawn by, if that is all: None where something else is wanted of a row."""

@@ -7,9 +7,9 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from archerfish import __version__
-from archerfish.server.access import Access
 from archerfish.server.batches import new_runner
 from archerfish.server.errors import install_error_handlers
+from archerfish.server.middleware import RequestMiddleware
 from archerfish.server.requests import describe
 from archerfish.server.routes import chat, completions, embeddings, health, info, jobs, messages, observe, responses
 from archerfish.server.service import Service
@@ -38,7 +38,7 @@ def create_app(service: Service) -> FastAPI:
     if service.jobs is not None:
         service.runner = new_runner(service.jobs, service, app)
     install_error_handlers(app)
-    app.add_middleware(Access, service=service)
+    app.add_middleware(RequestMiddleware, service=service)
     if service.config.cors_origins is not None:
         origins = [origin.strip() for origin in service.config.cors_origins.split(",")]
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])

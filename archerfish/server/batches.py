@@ -9,8 +9,8 @@ from starlette.types import ASGIApp, Message
 from archerfish.engine.async_engine import DEATHS_WINDOW, MOST_DEATHS
 from archerfish.errors import EngineStopped, StepFailed
 from archerfish.jobs.lines import NotNow, RunnerSettings
-from archerfish.jobs.patience import Wait
 from archerfish.jobs.records import LineReply, new_id
+from archerfish.jobs.retrying_storage import Wait
 from archerfish.jobs.runner import BatchRunner
 from archerfish.jobs.store import JobStore
 from archerfish.request import RequestClass

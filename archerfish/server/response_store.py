@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from starlette.requests import HTTPConnection
 
-from archerfish.server.response_run import Run
+from archerfish.server.background_response import BackgroundResponse
 
 MOST_RESPONSES = 1000
 MOST_BYTES = 64 * 1024 * 1024
@@ -54,14 +54,14 @@ class ResponseStore:
     def __init__(self, most_responses: int = MOST_RESPONSES, most_bytes: int = MOST_BYTES) -> None:
         self._most_responses = most_responses
         self._most_bytes = most_bytes
-        self._running: dict[tuple[str, str], Run] = {}
+        self._running: dict[tuple[str, str], BackgroundResponse] = {}
         self._kept: dict[str, OrderedDict[str, Kept]] = {}
         self._num_bytes: dict[str, int] = {}
 
-    def running(self, tenant: str, response_id: str) -> Run | None:
+    def running(self, tenant: str, response_id: str) -> BackgroundResponse | None:
         return self._running.get((tenant, response_id))
 
-    def begin(self, tenant: str, run: Run) -> None:
+    def begin(self, tenant: str, run: BackgroundResponse) -> None:
         self._running[tenant, run.response_id] = run
 
     def end(self, tenant: str, response_id: str, kept: Kept | None) -> None:

@@ -12,15 +12,15 @@ from starlette.requests import HTTPConnection
 from starlette.requests import Request as HttpRequest
 
 from archerfish import __version__
-from archerfish.api.ask import Ask
 from archerfish.api.endpoints import HistoryNeeded, Turns
 from archerfish.api.errors import ErrorReply
+from archerfish.api.inputs import EngineInputs
 from archerfish.api.json_limits import JsonLimits
 from archerfish.api.model import AnswerFormats, ServedModel
 from archerfish.config.settings import EngineConfig, ServerConfig
 from archerfish.console import logger
 from archerfish.engine.async_engine import DEFAULT_BUILDER, AsyncEngine, EngineStatus
-from archerfish.engine.intake import Intake
+from archerfish.engine.input_processor import InputProcessor
 from archerfish.engine.wire import Ending, EngineFacts
 from archerfish.errors import EngineStopped, UserError
 from archerfish.jobs.quota import Quota
@@ -221,8 +221,8 @@ class Service:
         return self._model
 
     @property
-    def intake(self) -> Intake:
-        return self.model.intake
+    def processor(self) -> InputProcessor:
+        return self.model.processor
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -260,7 +260,7 @@ class Service:
     # -- bodies ---------------------------------------------------------------------------------------------------
 
     async def read(self, http: HttpRequest, endpoint: str, find_history: Callable[[str], Turns] | None = None) -> Any:
-        """What the body asks of an endpoint: a Call, or a whole reply as JSON. Raises what is wrong with it.
+        """What the body asks of an endpoint: an EndpointCall, or a whole reply as JSON. Raises what is wrong with it.
 
         `find_history` finds the turns before a response that the body continues.
         """
@@ -293,42 +293,42 @@ class Service:
 
     # -- requests -------------------------------------------------------------------------------------------------
 
-    async def open(self, http: HTTPConnection, ask: Ask) -> Answer:
+    async def open(self, http: HTTPConnection, inputs: EngineInputs) -> Answer:
         """Start the answer to a single prompt, or raise the error that the client gets instead."""
-        [answer] = await self.open_all(http, ask)
+        [answer] = await self.open_all(http, inputs)
         return answer
 
-    async def open_all(self, http: HTTPConnection, ask: Ask) -> list[Answer]:
+    async def open_all(self, http: HTTPConnection, inputs: EngineInputs) -> list[Answer]:
         """Start the answers to all prompts, or to none of them."""
         self._check_open()
         caller, trace = http.state.caller, http.state.trace
-        _check_priority(caller, ask.body.priority)
+        _check_priority(caller, inputs.body.priority)
         if caller.name:
             http.state.log["key"] = caller.name
-        if ask.body.user is not None:
-            http.state.log["user"] = ask.body.user
+        if inputs.body.user is not None:
+            http.state.log["user"] = inputs.body.user
         request_class = _request_class(http)
         make_requests = partial(
-            ask.requests,
-            self.intake,
+            inputs.requests,
+            self.processor,
             http.state.request_id,
             request_class=request_class,
             slo=self._default_slo,
             tenant=caller.name,
-            cache_salt=caller.cache_salt(ask.body.cache_salt),
+            cache_salt=caller.cache_salt(inputs.body.cache_salt),
         )
-        load = _load(ask.num_sequences, ask.num_prompt_tokens, ask.params)
+        load = _load(inputs.num_sequences, inputs.num_prompt_tokens, inputs.params)
         # Admitted by its size alone, before any work is done for it: refusals cost nothing.
         self._admit(caller, load)
         answers: list[Answer] = []
         try:
-            requests = await self._requests(caller, ask, make_requests, request_class)
+            requests = await self._requests(caller, inputs, make_requests, request_class)
             self._check_open()  # Much may have happened meanwhile.
-            for number, (request, text) in enumerate(zip(requests, ask.texts, strict=True)):
+            for number, (request, text) in enumerate(zip(requests, inputs.texts, strict=True)):
                 if number % _OPENED_AT_ONCE == _OPENED_AT_ONCE - 1:
                     await asyncio.sleep(0)  # Others are served meanwhile.
                 finished = partial(self._finished, caller, http.state.log, trace)
-                answers.append(Answer(self.engine, request, text, self.intake.tokenizer, self.clock, finished))
+                answers.append(Answer(self.engine, request, text, self.processor.tokenizer, self.clock, finished))
                 self.metrics.request_started(request)
             if trace is not None:
                 trace.opened(requests, self.model_name)
@@ -344,11 +344,11 @@ class Service:
         return answers
 
     async def _requests(
-        self, caller: Key, ask: Ask, make_requests: Callable[[], list[Request]], request_class: RequestClass
+        self, caller: Key, inputs: EngineInputs, make_requests: Callable[[], list[Request]], request_class: RequestClass
     ) -> list[Request]:
         """Make the requests of a body; a response format that is new is tried first, in a process of its own."""
-        form = ask.params.structured
-        if form is None or self.intake.has_tried(form):
+        form = inputs.params.structured
+        if form is None or self.processor.has_tried(form):
             return make_requests()
         # The lines of a batch are bounded by the batch runner itself.
         is_bounded = request_class is RequestClass.ONLINE

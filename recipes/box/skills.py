@@ -101,7 +101,7 @@ def stands_in(answer: str, passage: str) -> bool:
 def _answers(llm: LLM, prompts: Sequence[str]) -> list[str | None]:
     """What the model says to each as the user's only message; None where there is no room for an answer."""
     conversations = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    texts = [llm.assembly.intake.chat_text(conversation) for conversation in conversations]
+    texts = [llm.assembly.processor.chat_text(conversation) for conversation in conversations]
     fits = [_fits(llm, text, ANSWER_TOKENS) for text in texts]
     asked = [conversation for conversation, fit in zip(conversations, fits, strict=True) if fit]
     params = SamplingParams(temperature=0, max_tokens=ANSWER_TOKENS)
@@ -227,7 +227,7 @@ def _grade(made: dict[str, Any] | None, wanted: dict[str, Any]) -> int:
 
 def _fits(llm: LLM, text: str, num_new: int) -> bool:
     """Prompt and answer together."""
-    num_tokens = len(llm.assembly.intake.token_ids(text, add_special_tokens=False))
+    num_tokens = len(llm.assembly.processor.token_ids(text, add_special_tokens=False))
     return num_tokens + num_new <= llm.assembly.config.max_model_len
 
 

@@ -11,19 +11,19 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from archerfish.api.ask import Call
 from archerfish.api.chat import Chat
 from archerfish.api.completions import Completion
 from archerfish.api.endpoints import BODIES, HistoryNeeded, read_body
 from archerfish.api.errors import ErrorReply
+from archerfish.api.inputs import EndpointCall
 from archerfish.api.json_limits import JsonLimits
 from archerfish.api.messages import Message
 from archerfish.api.model import EmbeddingSizes, ServedModel, usual_tool_format
 from archerfish.api.reasoning import FORMATS
-from archerfish.api.responses import Turn
+from archerfish.api.responses import ResponsesCall
 from archerfish.api.writing import Writing
 from archerfish.box import models_in_box
-from archerfish.engine.intake import Intake
+from archerfish.engine.input_processor import InputProcessor
 from archerfish.engine.wire import Submit, encode, read_to_engine
 from archerfish.errors import RequestError
 from archerfish.kvcache.tables import KVTables
@@ -66,10 +66,10 @@ VALUES = st.recursive(
 @cache
 def model(thinks: bool) -> ServedModel:
     tokenizer = Tokenizer.load(Path(models_in_box()["perch"]))
-    intake = Intake(tokenizer, tokenizer.vocab_size, 1024, lambda: 0.0)
+    processor = InputProcessor(tokenizer, tokenizer.vocab_size, 1024, lambda: 0.0)
     tool_format = usual_tool_format("llama", tokenizer)
     return ServedModel(
-        ("perch",), intake, {}, tool_format, FORMATS["think"] if thinks else None, EmbeddingSizes(8, None)
+        ("perch",), processor, {}, tool_format, FORMATS["think"] if thinks else None, EmbeddingSizes(8, None)
     )
 
 
@@ -110,9 +110,9 @@ def play(endpoint: str, body: object, thinks: bool) -> None:
         return
     if isinstance(outcome, (bytes, HistoryNeeded)):
         return
-    call: Call = decode_outcome(encode_outcome(outcome), served)
+    call: EndpointCall = decode_outcome(encode_outcome(outcome), served)
     try:
-        requests = call.ask.requests(served.intake, "given")
+        requests = call.inputs.requests(served.processor, "given")
     except RequestError:
         return  # Told as a 400, too.
     scheduler = Scheduler(
@@ -121,9 +121,9 @@ def play(endpoint: str, body: object, thinks: bool) -> None:
         ContinuousBatching(),
     )
     writings = []
-    for request, text in zip(requests, call.ask.texts, strict=True):
+    for request, text in zip(requests, call.inputs.texts, strict=True):
         scheduler.add(submitted(request))
-        writings.append(Writing(request, text, served.intake.tokenizer, lambda _request_id, _index: None))
+        writings.append(Writing(request, text, served.processor.tokenizer, lambda _request_id, _index: None))
     for one in told(call, writings):
         msgspec.json.encode(one)
 
@@ -135,7 +135,7 @@ def submitted(request: Request) -> Request:
     return message.request
 
 
-def told(call: Call, writings: list[Writing]) -> Iterator[object]:
+def told(call: EndpointCall, writings: list[Writing]) -> Iterator[object]:
     """Everything that is told of answers that end before their first token."""
     pieces = []
     for place, writing in enumerate(writings):
@@ -157,7 +157,7 @@ def told(call: Call, writings: list[Writing]) -> Iterator[object]:
         return
     if writings[0].request.params.prompt_logprobs is None:
         yield call.reply(writings)
-    if isinstance(call, Turn):
+    if isinstance(call, ResponsesCall):
         yield msgspec.json.decode(call.added)
 
 

@@ -10,7 +10,7 @@ from archerfish.api.chat import Chat
 from archerfish.api.model import ServedModel, usual_tool_format
 from archerfish.api.reasoning import FORMATS
 from archerfish.box import models_in_box
-from archerfish.engine.intake import Intake
+from archerfish.engine.input_processor import InputProcessor
 from archerfish.request import Structured
 from archerfish.sampling.forms import as_lark, compile_form, load_vocabulary
 from archerfish.tokenizer import Tokenizer
@@ -31,8 +31,8 @@ FORMS: dict[str, tuple[Structured, str, str]] = {
 @pytest.fixture(scope="module")
 def perch() -> ServedModel:
     tokenizer = Tokenizer.load(Path(models_in_box()["perch"]))
-    intake = Intake(tokenizer, tokenizer.vocab_size, 1024, lambda: 0.0)
-    return ServedModel(("perch",), intake, {}, usual_tool_format("llama", tokenizer))
+    processor = InputProcessor(tokenizer, tokenizer.vocab_size, 1024, lambda: 0.0)
+    return ServedModel(("perch",), processor, {}, usual_tool_format("llama", tokenizer))
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +47,13 @@ def deepseek(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
 
 def constraint_of(model: ServedModel, **fields: Any) -> Structured | None:
     body = ChatBody.model_validate({"messages": [{"role": "user", "content": "Hi"}], **fields})
-    return Chat(model, body).ask.params.structured
+    return Chat(model, body).inputs.params.structured
 
 
 def takes(model: ServedModel, structured: Structured | None, text: str) -> bool:
     """Whether an answer may be this text and end there."""
     assert structured is not None
-    tokenizer = model.intake.tokenizer
+    tokenizer = model.processor.tokenizer
     assert tokenizer is not None
     matcher = compile_form(structured, load_vocabulary(tokenizer.to_json(), tokenizer.vocab_size, [1]))
     for token in tokenizer.encode(text, add_special_tokens=False):
@@ -101,7 +101,7 @@ def test_without_thinking_the_form_begins_at_once(qwen: ServedModel) -> None:
 
 def test_a_tag_that_is_several_tokens(perch: ServedModel) -> None:
     """Where a tokenizer does not know a tag, its text is looked for."""
-    model = ServedModel(("perch",), perch.intake, {}, None, FORMATS["deepseek_r1"])
+    model = ServedModel(("perch",), perch.processor, {}, None, FORMATS["deepseek_r1"])
     wanted = constraint_of(model, guided_regex="a+")
     assert takes(model, wanted, "Let me <th see</think> aaa") and not takes(model, wanted, "Let me see</think>b")
 

@@ -11,7 +11,7 @@ from archerfish.api.errors import ErrorReply
 from archerfish.api.json_limits import JsonLimits
 from archerfish.api.model import EmbeddingSizes, ServedModel, usual_tool_format
 from archerfish.box import models_in_box
-from archerfish.engine.intake import Intake
+from archerfish.engine.input_processor import InputProcessor
 from archerfish.tokenizer import Tokenizer
 
 LIMITS = JsonLimits(10_000)
@@ -21,9 +21,9 @@ USER = [{"role": "user", "content": "Hello"}]
 @pytest.fixture(scope="module")
 def model() -> ServedModel:
     tokenizer = Tokenizer.load(Path(models_in_box()["perch"]))
-    intake = Intake(tokenizer, tokenizer.vocab_size, 1024, lambda: 7.0)
+    processor = InputProcessor(tokenizer, tokenizer.vocab_size, 1024, lambda: 7.0)
     tool_format = usual_tool_format("llama", tokenizer)
-    return ServedModel(("perch",), intake, {}, tool_format, embedding=EmbeddingSizes(1_000_000))
+    return ServedModel(("perch",), processor, {}, tool_format, embedding=EmbeddingSizes(1_000_000))
 
 
 def refusal(model: ServedModel, endpoint: str, body: dict[str, Any]) -> str | None:

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from archerfish.api.ask import Ask
 from archerfish.api.endpoints import ENDPOINTS, refuse_in_batch, understand_line
 from archerfish.api.errors import ErrorReply
+from archerfish.api.inputs import EngineInputs
 from archerfish.api.model import EmbeddingSizes, ServedModel, usual_tool_format
 from archerfish.box import models_in_box
-from archerfish.engine.intake import Intake
+from archerfish.engine.input_processor import InputProcessor
 from archerfish.request import SLO, RequestClass, SamplingParams, Speculation, Structured
 from archerfish.tokenizer import Tokenizer
 
@@ -22,16 +22,16 @@ MESSAGES = [{"role": "user", "content": "Hello"}]
 @pytest.fixture(scope="module")
 def model() -> ServedModel:
     tokenizer = Tokenizer.load(Path(models_in_box()["perch"]))
-    intake = Intake(tokenizer, tokenizer.vocab_size, 1024, lambda: 7.0)
+    processor = InputProcessor(tokenizer, tokenizer.vocab_size, 1024, lambda: 7.0)
     recommended = {"temperature": 0.6, "top_p": 0.9}
     tool_format = usual_tool_format("llama", tokenizer)
-    return ServedModel(("perch",), intake, recommended, tool_format, embedding=EmbeddingSizes(320))
+    return ServedModel(("perch",), processor, recommended, tool_format, embedding=EmbeddingSizes(320))
 
 
-def asked(model: ServedModel, endpoint: str, body: dict[str, Any]) -> Ask:
+def asked(model: ServedModel, endpoint: str, body: dict[str, Any]) -> EngineInputs:
     call = understand_line(model, endpoint, body)
     assert not isinstance(call, ErrorReply), call
-    return call.ask
+    return call.inputs
 
 
 def test_a_chat(model: ServedModel) -> None:
@@ -47,9 +47,9 @@ def test_a_chat(model: ServedModel) -> None:
         "seed": None,
         "stream": False,
     }
-    ask = asked(model, CHAT, body)
-    assert ask.prompts == [model.intake.chat_text(MESSAGES, add_generation_prompt=True)]
-    assert ask.params == SamplingParams(
+    inputs = asked(model, CHAT, body)
+    assert inputs.prompts == [model.processor.chat_text(MESSAGES, add_generation_prompt=True)]
+    assert inputs.params == SamplingParams(
         max_tokens=7, temperature=0.5, top_p=0.9, stop=("end",), logit_bias={5: -1}, logprobs=3
     )
 
@@ -79,21 +79,21 @@ def test_defaults_lie_under_what_the_model_recommends_and_that_under_the_body(mo
 
 def test_a_response_with_a_form(model: ServedModel) -> None:
     body = {"input": "Hello", "text": {"format": {"type": "regex", "regex": "a+"}}, "max_output_tokens": 5}
-    ask = asked(model, RESPONSES, body)
-    assert ask.prompts == asked(model, CHAT, {"messages": MESSAGES}).prompts
-    assert (ask.params.structured, ask.params.max_tokens) == (Structured(regex="a+"), 5)
+    inputs = asked(model, RESPONSES, body)
+    assert inputs.prompts == asked(model, CHAT, {"messages": MESSAGES}).prompts
+    assert (inputs.params.structured, inputs.params.max_tokens) == (Structured(regex="a+"), 5)
 
 
 def test_requests_carry_what_the_body_says_of_them(model: ServedModel) -> None:
     body = {"prompt": ["a", "b"], "priority": 2, "cache_salt": "me", "slo": {"ttft_ms": 5}}
     requests = asked(model, COMPLETIONS, body).requests(
-        model.intake, "given", request_class=RequestClass.BATCH, tenant="t"
+        model.processor, "given", request_class=RequestClass.BATCH, tenant="t"
     )
     assert [one.external_id for one in requests] == ["given-0", "given-1"]
     for one in requests:
         assert (one.priority, one.cache_salt, one.slo, one.tenant) == (2, "me", SLO(ttft_ms=5), "t")
         assert (one.request_class, one.arrival_time) == (RequestClass.BATCH, 7.0)
-    [named] = asked(model, CHAT, {"messages": MESSAGES, "request_id": "mine"}).requests(model.intake, "given")
+    [named] = asked(model, CHAT, {"messages": MESSAGES, "request_id": "mine"}).requests(model.processor, "given")
     assert named.external_id == "mine"
 
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from archerfish.api.ask import Ask
 from archerfish.api.completions import Completion
 from archerfish.api.endpoints import BODIES, read_body, understand_line
 from archerfish.api.errors import ErrorReply
+from archerfish.api.inputs import EngineInputs
 from archerfish.api.json_limits import JsonLimits
 from archerfish.api.model import EmbeddingSizes, ServedModel, usual_tool_format
 from archerfish.box import models_in_box
-from archerfish.engine.intake import Intake
+from archerfish.engine.input_processor import InputProcessor
 from archerfish.request import FinishReason, Structured, TokenEvent, TokenLogprob, TokenLogprobs
 from archerfish.tokenizer import Tokenizer
 from tests.api.writings import begun
@@ -35,15 +35,15 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 @pytest.fixture(scope="module")
 def model() -> ServedModel:
     tokenizer = Tokenizer.load(Path(models_in_box()["perch"]))
-    intake = Intake(tokenizer, tokenizer.vocab_size, 1024, lambda: 0.0)
-    return ServedModel(("perch",), intake, {}, usual_tool_format("llama", tokenizer), embedding=EmbeddingSizes(320))
+    processor = InputProcessor(tokenizer, tokenizer.vocab_size, 1024, lambda: 0.0)
+    return ServedModel(("perch",), processor, {}, usual_tool_format("llama", tokenizer), embedding=EmbeddingSizes(320))
 
 
-def ask_of(model: ServedModel, endpoint: str, **fields: Any) -> Ask:
+def ask_of(model: ServedModel, endpoint: str, **fields: Any) -> EngineInputs:
     body = BODIES[endpoint].body.model_validate({**BASE[endpoint], **fields})
     call = BODIES[endpoint].understand(model, body, ())
     assert not isinstance(call, (bytes, tuple))
-    return call.ask
+    return call.inputs
 
 
 def refusal(model: ServedModel, endpoint: str, **fields: Any) -> ErrorReply:
@@ -241,12 +241,12 @@ def test_any_name_can_be_a_variable_of_the_template(model: ServedModel) -> None:
 
 def test_embeddings_are_cut_where_the_model_was_trained_for_it(model: ServedModel) -> None:
     def served(shorter: tuple[int, ...] | None) -> ServedModel:
-        return ServedModel(("perch",), model.intake, {}, embedding=EmbeddingSizes(4, shorter))
+        return ServedModel(("perch",), model.processor, {}, embedding=EmbeddingSizes(4, shorter))
 
     def embedded(of: ServedModel, **fields: Any) -> list[float]:
         call = understand_line(of, EMBEDDINGS, {"input": [5], **fields})
         assert not isinstance(call, ErrorReply), call
-        writing = begun(of, call.ask)
+        writing = begun(of, call.inputs)
         event = TokenEvent(writing.request.request_id, 0, [1], prompt_embedding=[3.0, 4.0, 12.0, 84.0])
         writing.add([event], 0.0)
         values: list[float] = call.reply([writing])["data"][0]["embedding"]
@@ -267,9 +267,9 @@ def completed(model: ServedModel, answers: list[tuple[list[int], float]], **fiel
     """The reply where these answers, with this log-probability of each of their tokens, are written."""
     call = understand_line(model, COMPLETIONS, {"prompt": [20, 21, 22], **fields})
     assert isinstance(call, Completion), call
-    writing = begun(model, call.ask)
+    writing = begun(model, call.inputs)
     assert writing.request.params.n == len(answers)
-    of_prompt = candidates([21, 22], -2.0) if call.ask.params.prompt_logprobs is not None else None
+    of_prompt = candidates([21, 22], -2.0) if call.inputs.params.prompt_logprobs is not None else None
     for index, (token_ids, logprob) in enumerate(answers):
         told = candidates(token_ids, logprob) if writing.request.params.logprobs is not None else None
         writing.add([TokenEvent(writing.request.request_id, index, token_ids, told, of_prompt)], 1.0)
@@ -281,7 +281,7 @@ def completed(model: ServedModel, answers: list[tuple[list[int], float]], **fiel
 def test_the_best_are_those_with_the_likeliest_tokens(model: ServedModel) -> None:
     answers = [([30, 31], -2.0), ([40], -3.0), ([50, 51, 52], -1.0)]
     reply = completed(model, answers, best_of=3, n=2)
-    text = model.intake.tokenizer.decode  # type: ignore[union-attr]
+    text = model.processor.tokenizer.decode  # type: ignore[union-attr]
     assert [one["text"] for one in reply["choices"]] == [text([50, 51, 52]), text([30, 31])]
     assert [one["index"] for one in reply["choices"]] == [0, 1]
     assert [one["logprobs"] for one in reply["choices"]] == [None, None]
@@ -294,8 +294,8 @@ def test_the_best_are_those_with_the_likeliest_tokens(model: ServedModel) -> Non
 def test_best_of_n_is_all_of_them(model: ServedModel) -> None:
     reply = completed(model, [([30], -9.0), ([31], -1.0)], best_of=2, n=2)
     assert [one["text"] for one in reply["choices"]] == [
-        model.intake.tokenizer.decode([30]),  # type: ignore[union-attr]
-        model.intake.tokenizer.decode([31]),  # type: ignore[union-attr]
+        model.processor.tokenizer.decode([30]),  # type: ignore[union-attr]
+        model.processor.tokenizer.decode([31]),  # type: ignore[union-attr]
     ]
 
 

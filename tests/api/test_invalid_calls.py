@@ -11,9 +11,9 @@ from archerfish.api.bodies.responses import ResponsesBody
 from archerfish.api.chat import Chat
 from archerfish.api.messages import Message
 from archerfish.api.model import ServedModel, usual_tool_format
-from archerfish.api.responses import Turn
+from archerfish.api.responses import ResponsesCall
 from archerfish.box import models_in_box
-from archerfish.engine.intake import Intake
+from archerfish.engine.input_processor import InputProcessor
 from archerfish.request import FinishReason
 from archerfish.tokenizer import Tokenizer
 from tests.api.writings import begun, grown
@@ -53,13 +53,13 @@ every_size = pytest.mark.parametrize("sizes", SIZES)
 @pytest.fixture(scope="module")
 def model() -> ServedModel:
     tokenizer = Tokenizer.load(Path(models_in_box()["perch"]))
-    intake = Intake(tokenizer, tokenizer.vocab_size, 1024, lambda: 0.0)
-    return ServedModel(("perch",), intake, {}, usual_tool_format("llama", tokenizer))
+    processor = InputProcessor(tokenizer, tokenizer.vocab_size, 1024, lambda: 0.0)
+    return ServedModel(("perch",), processor, {}, usual_tool_format("llama", tokenizer))
 
 
 def encode(model: ServedModel, text: str) -> list[int]:
-    assert model.intake.tokenizer is not None
-    return model.intake.tokenizer.encode(text, add_special_tokens=False)
+    assert model.processor.tokenizer is not None
+    return model.processor.tokenizer.encode(text, add_special_tokens=False)
 
 
 def chats(
@@ -68,11 +68,11 @@ def chats(
     """The message and the reasons for its end: of the whole reply, and put together from events."""
     body = ChatBody.model_validate({"messages": [HI], "tools": CHAT_TOOLS, **fields})
     whole = Chat(model, body)
-    writing = begun(model, whole.ask)
+    writing = begun(model, whole.inputs)
     grown(writing, encode(model, text), sizes, end)
     [choice] = whole.reply([writing])["choices"]
     streamed = Chat(model, body.model_copy(update={"stream": True}))
-    writing = begun(model, streamed.ask)
+    writing = begun(model, streamed.inputs)
     message: dict[str, Any] = {"role": "assistant", "content": ""}
     reasons: tuple[str, Any] = ("", None)
     for chunk in (one for piece in grown(writing, encode(model, text), sizes, end) for one in streamed.add(piece)):
@@ -136,15 +136,15 @@ def test_what_is_no_call_has_no_markers(model: ServedModel, sizes: tuple[int, ..
 def test_a_told_invalid_call_can_be_sent_back(model: ServedModel) -> None:
     said = {"role": "assistant", "content": "I see.", "invalid_tool_calls": TOLD}
     chat = Chat(model, ChatBody.model_validate({"messages": [HI, said, HI]}))
-    assert "I see.<|end|>" in str(chat.ask.prompts[0]) and "Moon" not in str(chat.ask.prompts[0])
+    assert "I see.<|end|>" in str(chat.inputs.prompts[0]) and "Moon" not in str(chat.inputs.prompts[0])
 
 
 @every_size
 def test_invalid_calls_in_a_response(model: ServedModel, sizes: tuple[int, ...]) -> None:
     body = ResponsesBody.model_validate({"input": "Hi", "tools": [{"type": "function", **WEATHER}]})
     for text, invalid in CASES:
-        turn = Turn(model, body, is_kept=False)
-        writing = begun(model, turn.ask)
+        turn = ResponsesCall(model, body, is_kept=False)
+        writing = begun(model, turn.inputs)
         pieces = grown(writing, encode(model, text), sizes)
         for response in (turn.reply([writing]), streamed_response(turn, pieces, writing)):
             assert response.get("invalid_tool_calls") == invalid and response["status"] == "completed"
@@ -153,7 +153,7 @@ def test_invalid_calls_in_a_response(model: ServedModel, sizes: tuple[int, ...])
             assert told == ("I see." if invalid else "get_weather")
 
 
-def streamed_response(turn: Turn, pieces: Any, writing: Any) -> dict[str, Any]:
+def streamed_response(turn: ResponsesCall, pieces: Any, writing: Any) -> dict[str, Any]:
     writer = turn.writer()
     events = [dict(one) for piece in pieces for one in writer.add(piece)] + list(writer.end(writing))
     assert not any("<|" in str(event) for event in events)
@@ -166,7 +166,7 @@ def test_invalid_calls_in_a_message(model: ServedModel, sizes: tuple[int, ...]) 
     body = MessagesBody.model_validate({"messages": [HI], "max_tokens": 99, "tools": tools})
     for text, invalid in CASES:
         message = Message(model, body)
-        writing = begun(model, message.ask)
+        writing = begun(model, message.inputs)
         pieces = grown(writing, encode(model, text), sizes)
         writer = message.writer(writing)
         events = [dict(one) for piece in pieces for one in writer.add(piece)]

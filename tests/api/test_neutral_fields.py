@@ -9,13 +9,13 @@ from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import ChatCompletionStreamOptionsParam
 from openai.types.chat import completion_create_params as chat_create_params
 
-from archerfish.api.ask import Ask
 from archerfish.api.endpoints import read_body
 from archerfish.api.errors import ErrorReply
+from archerfish.api.inputs import EngineInputs
 from archerfish.api.json_limits import JsonLimits
 from archerfish.api.model import EmbeddingSizes, ServedModel, usual_tool_format
 from archerfish.box import models_in_box
-from archerfish.engine.intake import Intake
+from archerfish.engine.input_processor import InputProcessor
 from archerfish.request import Structured
 from archerfish.tokenizer import Tokenizer
 
@@ -81,17 +81,17 @@ VLLM: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def model() -> ServedModel:
     tokenizer = Tokenizer.load(Path(models_in_box()["perch"]))
-    intake = Intake(tokenizer, tokenizer.vocab_size, 1024, lambda: 0.0)
-    return ServedModel(("perch",), intake, {}, usual_tool_format("llama", tokenizer), embedding=EmbeddingSizes(320))
+    processor = InputProcessor(tokenizer, tokenizer.vocab_size, 1024, lambda: 0.0)
+    return ServedModel(("perch",), processor, {}, usual_tool_format("llama", tokenizer), embedding=EmbeddingSizes(320))
 
 
-def read(model: ServedModel, endpoint: str, **fields: Any) -> Ask | ErrorReply:
+def read(model: ServedModel, endpoint: str, **fields: Any) -> EngineInputs | ErrorReply:
     body = json.dumps({**BASE[endpoint], **fields}).encode()
     outcome = read_body(model, endpoint, body, JsonLimits(10_000), ())
     if isinstance(outcome, ErrorReply):
         return outcome
     assert not isinstance(outcome, (bytes, tuple))
-    return outcome.ask
+    return outcome.inputs
 
 
 def refusal(model: ServedModel, endpoint: str, **fields: Any) -> ErrorReply:
@@ -113,14 +113,14 @@ def test_every_field_of_openai_s_client_may_be_null(model: ServedModel, endpoint
 @pytest.mark.parametrize("endpoint", BASE)
 def test_every_field_of_vllm_may_have_its_default_or_be_null(model: ServedModel, endpoint: str) -> None:
     plain = read(model, endpoint)
-    assert isinstance(plain, Ask)
+    assert isinstance(plain, EngineInputs)
     for name, value in VLLM[endpoint].items():
         for given in (value, None):
             asked = read(model, endpoint, **{name: given})
-            assert isinstance(asked, Ask), asked
+            assert isinstance(asked, EngineInputs), asked
             assert (asked.prompts, asked.params) == (plain.prompts, plain.params), name
     together = read(model, endpoint, **VLLM[endpoint])
-    assert isinstance(together, Ask) and (together.prompts, together.params) == (plain.prompts, plain.params)
+    assert isinstance(together, EngineInputs) and (together.prompts, together.params) == (plain.prompts, plain.params)
 
 
 @pytest.mark.parametrize("endpoint", [CHAT, COMPLETIONS])
@@ -128,7 +128,7 @@ def test_options_of_streams_that_ask_for_nothing(model: ServedModel, endpoint: s
     names = {*ChatCompletionStreamOptionsParam.__annotations__, "continuous_usage_stats"}
     assert len(names) == 3
     for value in (False, None):
-        assert isinstance(read(model, endpoint, stream=True, stream_options=dict.fromkeys(names, value)), Ask)
+        assert isinstance(read(model, endpoint, stream=True, stream_options=dict.fromkeys(names, value)), EngineInputs)
     reply = refusal(model, endpoint, stream=True, stream_options={"include_obfuscation": True})
     assert (reply.param, reply.code) == ("stream_options.include_obfuscation", "unsupported_field")
     assert reply.message.endswith("is not supported here: events are not padded; leave it out")
@@ -138,8 +138,8 @@ def test_options_of_structured_outputs_that_ask_for_nothing(model: ServedModel) 
     idle = {"disable_any_whitespace": False, "disable_additional_properties": False, "disable_fallback": False}
     empty = {"json": None, "choice": None, "grammar": None, "json_object": None, "structural_tag": None}
     given = {"regex": "a+", "whitespace_pattern": None, **idle, **empty}
-    ask = read(model, CHAT, structured_outputs=given)
-    assert isinstance(ask, Ask) and ask.params.structured == Structured(regex="a+")
+    inputs = read(model, CHAT, structured_outputs=given)
+    assert isinstance(inputs, EngineInputs) and inputs.params.structured == Structured(regex="a+")
 
 
 @pytest.mark.parametrize(
@@ -183,32 +183,34 @@ def test_null_is_no_value_of_a_required_field(model: ServedModel) -> None:
 
 
 def test_documents_reach_the_template_by_the_way_that_the_refusal_names(model: ServedModel) -> None:
-    assert isinstance(read(model, CHAT, chat_template_kwargs={"documents": [{"title": "a"}]}), Ask)
+    assert isinstance(read(model, CHAT, chat_template_kwargs={"documents": [{"title": "a"}]}), EngineInputs)
 
 
 def test_what_the_offline_engine_has_reaches_it(model: ServedModel) -> None:
     for endpoint in (CHAT, COMPLETIONS):
-        ask = read(model, endpoint, bad_words=["war"], spaces_between_special_tokens=False, best_of=3, n=2)
-        assert isinstance(ask, Ask)
-        assert (ask.params.bad_words, ask.params.best_of, ask.params.n) == (("war",), 3, 2)
-        assert not ask.params.spaces_between_special_tokens
+        inputs = read(model, endpoint, bad_words=["war"], spaces_between_special_tokens=False, best_of=3, n=2)
+        assert isinstance(inputs, EngineInputs)
+        assert (inputs.params.bad_words, inputs.params.best_of, inputs.params.n) == (("war",), 3, 2)
+        assert not inputs.params.spaces_between_special_tokens
 
 
 def test_structural_tags_are_one_more_form(model: ServedModel) -> None:
     tag = {"structures": [{"begin": "<f>", "schema": {"type": "object"}, "end": "</f>"}], "triggers": ["<f"]}
     expected = Structured(structural_tag=json.dumps({"type": "structural_tag", **tag}))
-    ask = read(model, CHAT, response_format={"type": "structural_tag", **tag})
-    assert isinstance(ask, Ask) and ask.params.structured == expected
+    inputs = read(model, CHAT, response_format={"type": "structural_tag", **tag})
+    assert isinstance(inputs, EngineInputs) and inputs.params.structured == expected
     for given in (tag, json.dumps(tag)):
-        ask = read(model, COMPLETIONS, structured_outputs={"structural_tag": given})
-        assert isinstance(ask, Ask) and ask.params.structured == Structured(structural_tag=json.dumps(tag))
+        inputs = read(model, COMPLETIONS, structured_outputs={"structural_tag": given})
+        assert isinstance(inputs, EngineInputs) and inputs.params.structured == Structured(
+            structural_tag=json.dumps(tag)
+        )
     assert refusal(model, CHAT, response_format={"type": "structural_tag", "format": {}}).param is not None
 
 
 def test_objects_of_a_schema_can_be_closed(model: ServedModel) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
-    ask = read(model, CHAT, structured_outputs={"json": schema, "disable_additional_properties": True})
-    assert isinstance(ask, Ask) and ask.params.structured is not None
-    assert json.loads(ask.params.structured.json_schema or "") == {**schema, "additionalProperties": False}
+    inputs = read(model, CHAT, structured_outputs={"json": schema, "disable_additional_properties": True})
+    assert isinstance(inputs, EngineInputs) and inputs.params.structured is not None
+    assert json.loads(inputs.params.structured.json_schema or "") == {**schema, "additionalProperties": False}
     reply = refusal(model, CHAT, structured_outputs={"regex": "a", "disable_additional_properties": True})
     assert reply.param == "structured_outputs.disable_additional_properties"

@@ -12,7 +12,7 @@ from archerfish.api.chat import Chat
 from archerfish.api.messages import Message
 from archerfish.api.model import ServedModel
 from archerfish.api.reasoning import FORMATS
-from archerfish.api.responses import Turn
+from archerfish.api.responses import ResponsesCall
 from archerfish.errors import InvalidParameter
 from archerfish.request import FinishReason
 from tests.api.thinking import DEEPSEEK, EFFORT, thinking_model
@@ -29,7 +29,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def encode(model: ServedModel, text: str) -> list[int]:
-    tokenizer = model.intake.tokenizer
+    tokenizer = model.processor.tokenizer
     assert tokenizer is not None
     return tokenizer.encode(text, add_special_tokens=False)
 
@@ -52,7 +52,7 @@ def test_a_chat(model: ServedModel, sizes: tuple[int, ...]) -> None:
     token_ids = encode(model, TEXT)
     num_reasoning = len(encode(model, "<think>\nTwo and two.\n</think>"))
     whole = chat(model)
-    writing = begun(model, whole.ask)
+    writing = begun(model, whole.inputs)
     grown(writing, token_ids, sizes)
     reply = whole.reply([writing])
     [choice] = reply["choices"]
@@ -63,7 +63,7 @@ def test_a_chat(model: ServedModel, sizes: tuple[int, ...]) -> None:
     assert reply["usage"]["completion_tokens"] == len(token_ids) + 1
 
     streamed = chat(model, stream=True, stream_options={"include_usage": True})
-    writing = begun(model, streamed.ask)
+    writing = begun(model, streamed.inputs)
     pieces = grown(writing, token_ids, sizes)
     chunks = [*streamed.begin(), *(one for piece in pieces for one in streamed.add(piece)), *streamed.end(writing)]
     assert joined_deltas(chunks) == choice["message"]
@@ -74,7 +74,7 @@ def test_the_first_visible_token_has_its_time(model: ServedModel) -> None:
     token_ids = encode(model, TEXT)
     num_reasoning = len(encode(model, "<think>\nTwo and two.\n</think>"))
     one = chat(model)
-    writing = begun(model, one.ask)
+    writing = begun(model, one.inputs)
     grown(writing, token_ids, (1,) * 40)
     times = one.reply([writing])["metrics"]
     assert times["ttft_ms"] == 1000.0  # A token a second.
@@ -84,7 +84,7 @@ def test_the_first_visible_token_has_its_time(model: ServedModel) -> None:
 
 def test_without_reasoning_the_first_token_is_visible(model: ServedModel) -> None:
     one = chat(model)
-    writing = begun(model, one.ask)
+    writing = begun(model, one.inputs)
     grown(writing, encode(model, "Four."), (1,) * 9)
     reply = one.reply([writing])
     assert reply["choices"][0]["message"] == {"role": "assistant", "content": "Four."}
@@ -95,7 +95,7 @@ def test_without_reasoning_the_first_token_is_visible(model: ServedModel) -> Non
 def test_an_answer_that_ends_while_it_reasons(model: ServedModel) -> None:
     token_ids = encode(model, "<think>Two and")
     one = chat(model)
-    writing = begun(model, one.ask)
+    writing = begun(model, one.inputs)
     grown(writing, token_ids, reason=FinishReason.LENGTH)
     reply = one.reply([writing])
     message = reply["choices"][0]["message"]
@@ -107,7 +107,7 @@ def test_an_answer_that_ends_while_it_reasons(model: ServedModel) -> None:
 
 def test_reasoning_that_is_not_to_be_told_is_counted(model: ServedModel) -> None:
     one = chat(model, include_reasoning=False, stream=True)
-    writing = begun(model, one.ask)
+    writing = begun(model, one.inputs)
     chunks = [chunk for piece in grown(writing, encode(model, TEXT)) for chunk in one.add(piece)]
     assert joined_deltas(chunks) == {"content": "Four."}
     whole = chat(model, include_reasoning=False)
@@ -117,9 +117,9 @@ def test_reasoning_that_is_not_to_be_told_is_counted(model: ServedModel) -> None
 
 
 def test_without_a_parser_tags_are_words(model: ServedModel) -> None:
-    plain = ServedModel(("perch",), model.intake, {})
+    plain = ServedModel(("perch",), model.processor, {})
     one = chat(plain, skip_special_tokens=False)
-    writing = begun(plain, one.ask)
+    writing = begun(plain, one.inputs)
     grown(writing, encode(plain, TEXT))
     reply = one.reply([writing])
     assert reply["choices"][0]["message"] == {"role": "assistant", "content": TEXT}
@@ -129,17 +129,17 @@ def test_without_a_parser_tags_are_words(model: ServedModel) -> None:
 def test_a_template_that_opens_the_reasoning(tmp_path: Path) -> None:
     model = thinking_model(tmp_path, DEEPSEEK)
     one = chat(model)
-    writing = begun(model, one.ask)
+    writing = begun(model, one.inputs)
     grown(writing, encode(model, "Two.</think>Four."))
     message = one.reply([writing])["choices"][0]["message"]
     assert (message["content"], message["reasoning"]) == ("Four.", "Two.")
 
 
 def test_an_untagged_beginning_is_reasoning_where_the_format_says_so(model: ServedModel) -> None:
-    untagged = ServedModel(("perch",), model.intake, {}, None, FORMATS["deepseek_r1"])
+    untagged = ServedModel(("perch",), model.processor, {}, None, FORMATS["deepseek_r1"])
     for text in ("Two.</think>Four.", "<think>Two.</think>Four."):
         one = chat(untagged)
-        writing = begun(untagged, one.ask)
+        writing = begun(untagged, one.inputs)
         grown(writing, encode(untagged, text))
         message = one.reply([writing])["choices"][0]["message"]
         assert (message["content"], message["reasoning"]) == ("Four.", "Two.")
@@ -147,9 +147,9 @@ def test_an_untagged_beginning_is_reasoning_where_the_format_says_so(model: Serv
 
 def test_reasoning_can_be_switched_off(model: ServedModel) -> None:
     one = chat(model, chat_template_kwargs={"enable_thinking": False})
-    assert str(one.ask.prompts[0]).endswith("<think>\n\n</think>\n\n")
-    assert chat(model, reasoning_effort="none").ask.prompts == one.ask.prompts
-    writing = begun(model, one.ask)
+    assert str(one.inputs.prompts[0]).endswith("<think>\n\n</think>\n\n")
+    assert chat(model, reasoning_effort="none").inputs.prompts == one.inputs.prompts
+    writing = begun(model, one.inputs)
     grown(writing, encode(model, "Four."))
     reply = one.reply([writing])
     assert reply["choices"][0]["message"] == {"role": "assistant", "content": "Four."}
@@ -158,7 +158,7 @@ def test_reasoning_can_be_switched_off(model: ServedModel) -> None:
 
 def test_the_effort_reaches_a_template_that_knows_it(tmp_path: Path) -> None:
     model = thinking_model(tmp_path / "effort", EFFORT)
-    assert "<|system|>low<|end|>" in str(chat(model, reasoning_effort="low").ask.prompts[0])
+    assert "<|system|>low<|end|>" in str(chat(model, reasoning_effort="low").inputs.prompts[0])
     fixed = thinking_model(tmp_path / "fixed", DEEPSEEK)
     for effort in ("none", "high"):
         with pytest.raises(InvalidParameter, match=r"reasoning_effort = .*nothing that says how much to think"):
@@ -169,28 +169,28 @@ def test_a_continued_answer_goes_on_where_it_was(model: ServedModel) -> None:
     fields: dict[str, Any] = {"continue_final_message": True}
     begin = [HI, {"role": "assistant", "content": "<think>Two and"}]
     one = chat(model, messages=begin, **fields)
-    writing = begun(model, one.ask)
+    writing = begun(model, one.inputs)
     grown(writing, encode(model, " two.</think>Four."))
     message = one.reply([writing])["choices"][0]["message"]
     assert (message["content"], message["reasoning"]) == ("Four.", "two.")
     begin = [HI, {"role": "assistant", "content": "<think>Two.</think>Four"}]
     one = chat(model, messages=begin, **fields)
-    writing = begun(model, one.ask)
+    writing = begun(model, one.inputs)
     grown(writing, encode(model, " it is."))
     assert one.reply([writing])["choices"][0]["message"] == {"role": "assistant", "content": " it is."}
 
 
 def test_told_reasoning_can_be_sent_back(model: ServedModel) -> None:
     said = {"role": "assistant", "content": "Four.", "reasoning": "Two.", "reasoning_content": "Two."}
-    prompt = str(chat(model, messages=[HI, said, HI]).ask.prompts[0])
+    prompt = str(chat(model, messages=[HI, said, HI]).inputs.prompts[0])
     assert "<think>Two.</think>Four." in prompt
 
 
 @pytest.mark.parametrize("sizes", SIZES)
 def test_a_response(model: ServedModel, sizes: tuple[int, ...]) -> None:
-    turn = Turn(model, ResponsesBody.model_validate({"input": "Hi"}), is_kept=False)
+    turn = ResponsesCall(model, ResponsesBody.model_validate({"input": "Hi"}), is_kept=False)
     token_ids = encode(model, TEXT)
-    writing = begun(model, turn.ask)
+    writing = begun(model, turn.inputs)
     pieces = grown(writing, token_ids, sizes)
     writer = turn.writer()
     events = [dict(one) for piece in pieces for one in writer.add(piece)]
@@ -230,7 +230,7 @@ def message(model: ServedModel, **fields: Any) -> Message:
 @pytest.mark.parametrize("sizes", SIZES)
 def test_a_message(model: ServedModel, sizes: tuple[int, ...]) -> None:
     one = message(model, thinking={"type": "enabled", "budget_tokens": 50})
-    writing = begun(model, one.ask)
+    writing = begun(model, one.inputs)
     pieces = grown(writing, encode(model, TEXT), sizes)
     thinking = {"type": "thinking", "thinking": "Two and two.", "signature": ""}
     text = {"type": "text", "text": "Four.", "citations": None}
@@ -241,20 +241,20 @@ def test_a_message(model: ServedModel, sizes: tuple[int, ...]) -> None:
     assert "".join(delta.get("thinking", "") for delta in deltas) == "Two and two."
     assert "".join(delta.get("text", "") for delta in deltas) == "Four."
     back = message(model, messages=[HI, {"role": "assistant", "content": [thinking, text]}, HI])
-    assert "<think>Two and two.</think>Four." in str(back.ask.prompts[0])
+    assert "<think>Two and two.</think>Four." in str(back.inputs.prompts[0])
 
 
 def test_a_message_without_thinking(model: ServedModel) -> None:
-    prompt = str(message(model, thinking={"type": "disabled"}).ask.prompts[0])
+    prompt = str(message(model, thinking={"type": "disabled"}).inputs.prompts[0])
     assert prompt.endswith("<think>\n\n</think>\n\n")
-    assert not str(message(model, thinking={"type": "adaptive"}).ask.prompts[0]).endswith("</think>\n\n")
+    assert not str(message(model, thinking={"type": "adaptive"}).inputs.prompts[0]).endswith("</think>\n\n")
 
 
 def test_a_budget_is_kept_to_or_refused(model: ServedModel) -> None:
-    assert message(model, thinking={"type": "enabled", "budget_tokens": 50}).ask.params.structured is not None
+    assert message(model, thinking={"type": "enabled", "budget_tokens": 50}).inputs.params.structured is not None
     with pytest.raises(InvalidParameter, match=r"thinking.budget_tokens = 99 .* less than max_tokens = 99"):
         message(model, thinking={"type": "enabled", "budget_tokens": 99})
-    plain = ServedModel(("perch",), model.intake, {})
+    plain = ServedModel(("perch",), model.processor, {})
     with pytest.raises(InvalidParameter, match=r"thinking.budget_tokens = 5 .*shows no reasoning"):
         message(plain, thinking={"type": "enabled", "budget_tokens": 5})
     with pytest.raises(InvalidParameter, match=r"thinking_token_budget = 5 .*shows no reasoning"):

@@ -5,7 +5,7 @@ from pathlib import Path
 from archerfish.api.model import EmbeddingSizes, ServedModel, usual_reasoning_format, usual_tool_format
 from archerfish.api.reasoning import ReasoningFormat
 from archerfish.box import models_in_box
-from archerfish.engine.intake import Intake
+from archerfish.engine.input_processor import InputProcessor
 from archerfish.tokenizer import Tokenizer
 
 _MESSAGES = (
@@ -41,7 +41,7 @@ def thinking_model(
     directory: Path, template: str = QWEN, reasoning_format: ReasoningFormat | None = None, *, special: bool = False
 ) -> ServedModel:
     tokenizer = Tokenizer.load(thinking_perch(directory, template, special=special))
-    intake = Intake(tokenizer, tokenizer.vocab_size, 1024, lambda: 0.0)
+    processor = InputProcessor(tokenizer, tokenizer.vocab_size, 1024, lambda: 0.0)
     tool_format = usual_tool_format("llama", tokenizer)
     reasoning_format = reasoning_format or usual_reasoning_format(tokenizer)
-    return ServedModel(("perch",), intake, {}, tool_format, reasoning_format, EmbeddingSizes(320))
+    return ServedModel(("perch",), processor, {}, tool_format, reasoning_format, EmbeddingSizes(320))

@@ -2,17 +2,17 @@
 
 from collections.abc import Iterable, Sequence
 
-from archerfish.api.ask import Ask
+from archerfish.api.inputs import EngineInputs
 from archerfish.api.model import ServedModel
 from archerfish.api.writing import Writing
 from archerfish.engine.outputs import StreamOutput
 from archerfish.request import FinishReason, TokenEvent
 
 
-def begun(model: ServedModel, ask: Ask) -> Writing:
+def begun(model: ServedModel, inputs: EngineInputs) -> Writing:
     """Before its first token."""
-    [request] = ask.requests(model.intake)
-    return Writing(request, None, model.intake.tokenizer, lambda _request_id, _index: None)
+    [request] = inputs.requests(model.processor)
+    return Writing(request, None, model.processor.tokenizer, lambda _request_id, _index: None)
 
 
 def grown(

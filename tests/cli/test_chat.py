@@ -356,7 +356,7 @@ def test_one_answer_a_turn() -> None:
 
 def test_a_template_that_refuses_the_trial_turn_may_still_chat(monkeypatch: pytest.MonkeyPatch) -> None:
     class Picky(Parrot):
-        assembly = SimpleNamespace(intake=SimpleNamespace(max_model_len=CONTEXT), recommended={})
+        assembly = SimpleNamespace(processor=SimpleNamespace(max_model_len=CONTEXT), recommended={})
 
         def __enter__(self) -> "Picky":
             return self
@@ -373,8 +373,8 @@ def test_a_template_that_refuses_the_trial_turn_may_still_chat(monkeypatch: pyte
         return messages[0]["content"]
 
     picky = Picky()
-    picky.assembly.intake.chat_text = chat_text
-    picky.assembly.intake.token_ids = lambda text, **_: [0 for _ in text.split()]
-    picky.assembly.intake.check_length = picky.check_length
+    picky.assembly.processor.chat_text = chat_text
+    picky.assembly.processor.token_ids = lambda text, **_: [0 for _ in text.split()]
+    picky.assembly.processor.check_length = picky.check_length
     monkeypatch.setattr(chat, "open_model", lambda _: picky)
     assert archerfish("chat", stdin=b"one\n").stdout == "one \n"

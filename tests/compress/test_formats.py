@@ -18,7 +18,7 @@ STORY = "Once upon a time there was a little fish. It lived in a pond with its m
 
 def test_logits_are_those_of_the_whole_text_at_once() -> None:
     with _opened("minnow", {"dtype": "float32"}) as assembly:
-        text = assembly.intake.token_ids(STORY)[:150]
+        text = assembly.processor.token_ids(STORY)[:150]
         found = _logits(assembly, text)
     model = load_decoder(EngineConfig(model="minnow", dtype="float32", device="cpu"))
     with torch.inference_mode():
@@ -28,7 +28,7 @@ def test_logits_are_those_of_the_whole_text_at_once() -> None:
 
 def test_documents_are_cut_to_what_is_read_at_once() -> None:
     with _opened("minnow", {"dtype": "float32"}) as assembly:
-        whole = assembly.intake.token_ids(STORY * 4)
+        whole = assembly.processor.token_ids(STORY * 4)
         texts = _cut(assembly, [STORY * 4, "Fish", STORY], len(whole) + 20)
         longest = assembly.config.max_model_len - 1
         with pytest.raises(ConfigError, match="nothing to foretell"):

@@ -400,7 +400,7 @@ def test_the_best_of_several_answers_are_those_with_the_highest_mean_log_probabi
 
 def test_bad_words_are_not_written(llm: LLM) -> None:
     free = llm.generate(TEXT, SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True))[0].outputs[0]
-    tokenizer = llm.assembly.intake.tokenizer
+    tokenizer = llm.assembly.processor.tokenizer
     assert tokenizer is not None
     pair = free.token_ids[2:4]
     barred = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, bad_words_token_ids=[pair])

@@ -8,7 +8,7 @@ import pytest
 
 from archerfish import LLM
 from archerfish.box import models_in_box
-from archerfish.engine.intake import Intake
+from archerfish.engine.input_processor import InputProcessor
 from archerfish.engine.preparation import Preparation
 from archerfish.engine.process import Channel, EngineLoop
 from archerfish.engine.wire import Cancel, FromEngine, Stepped, Stop, Submit, ToEngine
@@ -147,8 +147,8 @@ def test_no_step_compiles_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
         texts = {}
         for event in channel.events:
             texts.setdefault(event.request_id, []).extend(event.token_ids)
-        intake: Intake = llm.assembly.intake
-        assert intake.tokenizer is not None
-        told = {name: intake.tokenizer.decode(tokens).strip() for name, tokens in texts.items()}
+        processor: InputProcessor = llm.assembly.processor
+        assert processor.tokenizer is not None
+        told = {name: processor.tokenizer.decode(tokens).strip() for name, tokens in texts.items()}
     assert {name: len(text) for name, text in told.items()} == {"a": 3, "b": 3, "c": 2}
     assert len(threads) == 2 and all(name.startswith("forms") for name in threads)

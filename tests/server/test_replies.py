@@ -15,7 +15,7 @@ class _Written:
 
 
 class _Call:
-    ask: Any = None
+    inputs: Any = None
     made_by = 0
 
     def reply(self, written: Any) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def test_a_json_file_of_any_name_is_model_enough(shape: Path) -> None:
     (shape.parent / "tokenizer.json").write_text("not a tokenizer")
     (shape.parent / "generation_config.json").write_text("nor JSON")
     with LLM(shape, load_format="dummy", threads=1, max_num_seqs=2) as llm:
-        assert llm.assembly.intake.tokenizer is None
+        assert llm.assembly.processor.tokenizer is None
         assert len(llm.generate([5, 6, 7], progress=False)[0].outputs[0].token_ids) == 16
 
 

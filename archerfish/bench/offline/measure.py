@@ -10,7 +10,7 @@ from archerfish.bench.offline.phases import Phase, StepMeter
 from archerfish.bench.offline.workloads import OfflineWorkload
 from archerfish.engine.build import Assembly
 from archerfish.engine.engine import Clock, Engine
-from archerfish.engine.intake import Intake
+from archerfish.engine.input_processor import InputProcessor
 from archerfish.errors import StepFailed
 from archerfish.execution.executor import Executor, Launched
 from archerfish.machine.peak import Peak
@@ -91,17 +91,19 @@ class WorkloadRun:
 class OfflineBench:
     """An engine to be measured, and what it is measured against."""
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, intake: Intake, clock: Clock, cost: StepCost) -> None:
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, processor: InputProcessor, clock: Clock, cost: StepCost
+    ) -> None:
         self._executor = TimedExecutor(executor, clock)
         self._engine = Engine(scheduler, self._executor, clock, cost=cost)
-        self._intake = intake
+        self._processor = processor
         self._cost = cost
 
     @classmethod
     def of(cls, assembly: Assembly) -> Self:
         engine = assembly.engine
         assert engine.cost is not None, "a built engine knows what its steps cost"
-        return cls(engine.scheduler, assembly.executor, assembly.intake, engine.clock, engine.cost)
+        return cls(engine.scheduler, assembly.executor, assembly.processor, engine.clock, engine.cost)
 
     @property
     def speculation_totals(self) -> SpeculationTotals:
@@ -161,7 +163,7 @@ class OfflineBench:
             params = SamplingParams(
                 temperature=workload.temperature, max_tokens=job.num_tokens, ignore_eos=True, seed=index
             )
-            requests.append(self._intake.request(job.prompt, params, external_id=str(index), cache_salt=cache_salt))
+            requests.append(self._processor.request(job.prompt, params, external_id=str(index), cache_salt=cache_salt))
         return requests
 
     def _step(self, meter: StepMeter | None) -> list[TokenEvent]:

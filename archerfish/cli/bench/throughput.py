@@ -118,7 +118,7 @@ def _of_prompts(
 ) -> "OfflineWorkload":
     from archerfish.bench.offline.workloads import prompts_workload
 
-    token_ids = [assembly.intake.token_ids(prompt) for prompt in prompts]
+    token_ids = [assembly.processor.token_ids(prompt) for prompt in prompts]
     return prompts_workload(token_ids, num_prompts or len(token_ids), output_len)
 
 

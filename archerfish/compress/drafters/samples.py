@@ -122,16 +122,16 @@ def _beginnings(llm: LLM, options: DrafterOptions) -> list[list[int]]:
 
 def _encoded(llm: LLM, prompts: Sequence[Prompt], options: DrafterOptions) -> list[list[int]]:
     """As many prompts as samples, in their order, each as often as it takes; too long ones are left out."""
-    intake = llm.assembly.intake
+    processor = llm.assembly.processor
     longest = options.length - options.depths - 2
     encoded = []
     for prompt in prompts:
         if isinstance(prompt, str):
-            tokens = list(intake.token_ids(prompt))
+            tokens = list(processor.token_ids(prompt))
         else:
             # The template has already written the special tokens.
-            text = intake.chat_text(prompt, add_generation_prompt=True)
-            tokens = list(intake.token_ids(text, add_special_tokens=False))
+            text = processor.chat_text(prompt, add_generation_prompt=True)
+            tokens = list(processor.token_ids(text, add_special_tokens=False))
         if 1 <= len(tokens) <= longest:
             encoded.append(tokens)
     if len(encoded) < len(prompts):

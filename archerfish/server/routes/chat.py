@@ -21,7 +21,7 @@ async def chat_completions(http: Request) -> Response:
     """Answer a conversation."""
     service = service_of(http)
     chat: Chat = await service.read(http, "/v1/chat/completions")
-    answer = await service.open(http, chat.ask)
+    answer = await service.open(http, chat.inputs)
     try:
         if chat.is_streamed:
             return EventResponse(_stream(chat, answer), answer.headers)

@@ -21,7 +21,7 @@ async def completions(http: Request) -> Response:
     """Continue prompts."""
     service = service_of(http)
     completion: Completion = await service.read(http, "/v1/completions")
-    answers = await service.open_all(http, completion.ask)
+    answers = await service.open_all(http, completion.inputs)
     try:
         if completion.is_streamed:
             return EventResponse(_stream(completion, answers), answers[0].headers)

@@ -18,7 +18,7 @@ async def embeddings(http: Request) -> Response:
     """The mean of the model's last states over each input."""
     service = service_of(http)
     embedding: Embedding = await service.read(http, "/v1/embeddings")
-    answers = await service.open_all(http, embedding.ask)
+    answers = await service.open_all(http, embedding.inputs)
     try:
         return await call_reply(embedding, await unless_disconnected(http, complete(answers)), answers[0].headers)
     finally:

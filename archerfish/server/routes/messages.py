@@ -30,7 +30,7 @@ async def create_message(http: Request) -> Response:
     """Answer a conversation."""
     service = service_of(http)
     message: Message = await service.read(http, "/v1/messages")
-    answer = await service.open(http, message.ask)
+    answer = await service.open(http, message.inputs)
     try:
         if message.is_streamed:
             return EventResponse(_stream(message.writer(answer.written), answer), answer.headers)

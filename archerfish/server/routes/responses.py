@@ -9,13 +9,13 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from archerfish.api.bodies.responses import ResponsesBody, chat_messages
-from archerfish.api.responses import Turn
+from archerfish.api.responses import ResponsesCall
 from archerfish.errors import InvalidParameter
 from archerfish.server.answers import unless_disconnected
+from archerfish.server.background_response import BackgroundResponse
 from archerfish.server.errors import ApiError
 from archerfish.server.replies import json_reply
 from archerfish.server.requests import takes
-from archerfish.server.response_run import Run
 from archerfish.server.response_store import History, Kept, ResponseStore, store_of
 from archerfish.server.service import service_of
 from archerfish.server.sse import EventResponse
@@ -34,14 +34,14 @@ async def create_response(http: Request) -> Response:
         before = _continued(store, tenant, response_id)
         return before.turns
 
-    turn: Turn = await service.read(http, "/v1/responses", find_history)
+    turn: ResponsesCall = await service.read(http, "/v1/responses", find_history)
     body = turn.body
-    answer = await service.open(http, turn.ask)
+    answer = await service.open(http, turn.inputs)
 
-    def keep(run: Run) -> None:
+    def keep(run: BackgroundResponse) -> None:
         store.end(tenant, run.response_id, _kept(run, turn, before) if body.is_kept else None)
 
-    run = Run(answer, turn.writer(), keep, is_told=bool(body.stream))
+    run = BackgroundResponse(answer, turn.writer(), keep, is_told=bool(body.stream))
     store.begin(tenant, run)
     if body.stream:
         return EventResponse(run.follow() if body.background else _only_while_followed(run), answer.headers)
@@ -102,7 +102,7 @@ async def cancel_response(response_id: str, http: Request) -> Response:
     return Response(kept.response, media_type="application/json")
 
 
-def _kept(run: Run, turn: Turn, before: History | None) -> Kept:
+def _kept(run: BackgroundResponse, turn: ResponsesCall, before: History | None) -> Kept:
     """For the store, at its end."""
     answer = msgspec.json.encode(chat_messages(run.response["output"]))
     history = History(answer, History(turn.added, before))
@@ -122,7 +122,7 @@ def _continued(store: ResponseStore, tenant: str, response_id: str) -> History:
     return kept.history
 
 
-async def _only_while_followed(run: Run) -> AsyncIterator[bytes]:
+async def _only_while_followed(run: BackgroundResponse) -> AsyncIterator[bytes]:
     try:
         async for data in run.follow():
             yield data

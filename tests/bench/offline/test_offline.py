@@ -19,7 +19,7 @@ from archerfish.bench.offline.workloads import (
 )
 from archerfish.config.settings import EngineConfig
 from archerfish.engine.build import build, examine
-from archerfish.engine.intake import Intake
+from archerfish.engine.input_processor import InputProcessor
 from archerfish.errors import ConfigError, StepFailed
 from archerfish.execution.scripted import ScriptedExecutor, ScriptedStep
 from archerfish.kvcache.tables import KVTables
@@ -105,7 +105,7 @@ def bench(*, max_model_len: int = 2048, step_tokens: int = 16384, failing_step: 
     return OfflineBench(
         Scheduler(limits, tables, ContinuousBatching()),
         SteadyExecutor(clock, failing_step),
-        Intake(None, VOCABULARY, max_model_len, clock),
+        InputProcessor(None, VOCABULARY, max_model_len, clock),
         clock,
         COST,
     )
@@ -222,7 +222,7 @@ def test_steps_that_overlap_take_as_long_as_device_or_host_whichever_is_slower(h
     clock = Clock()
     limits = Limits(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64)
     scheduler = Scheduler(limits, KVTables(64, 16, (None,), step_tokens=64, prefix_caching=True), ContinuousBatching())
-    one = OfflineBench(scheduler, Device(clock), Intake(None, VOCABULARY, 64, clock), clock, COST)
+    one = OfflineBench(scheduler, Device(clock), InputProcessor(None, VOCABULARY, 64, clock), clock, COST)
 
     def pass_on(_: float) -> None:
         clock.now += host_time

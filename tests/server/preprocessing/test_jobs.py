@@ -38,4 +38,4 @@ def test_prompts_do_not_count(model: ServedModel) -> None:
     body = json.dumps({"prompt": ["a" * 900] * 1500}).encode()
     outcome = Job("/v1/completions", body).run(model, LIMITS)
     assert len(body) > 1 << 20 and not isinstance(outcome, ErrorReply)
-    assert len(outcome.ask.prompts) == 1500
+    assert len(outcome.inputs.prompts) == 1500

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from archerfish.api.ask import Call
 from archerfish.api.errors import ErrorReply
+from archerfish.api.inputs import EndpointCall
 from archerfish.api.json_limits import JsonLimits
 from archerfish.box import models_in_box
 from archerfish.engine.wire import EngineFacts
@@ -113,9 +113,9 @@ def test_a_worker_reads_a_body_as_the_service_does(endpoint: str, body: dict[str
     play(story)
 
 
-def asked(call: Call) -> list[Any]:
-    ask = call.ask
-    return [[list(prompt.token_ids) for prompt in ask.prompts], ask.texts, ask.params, ask.body]  # type: ignore[union-attr]
+def asked(call: EndpointCall) -> list[Any]:
+    inputs = call.inputs
+    return [[list(prompt.token_ids) for prompt in inputs.prompts], inputs.texts, inputs.params, inputs.body]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_a_client_that_leaves_takes_nothing_with_it() -> None:
             and not any(worker.is_busy for worker in workers._workers)
         )
         call = await workers.run(job(CHAT, {**HELLO, "max_tokens": 7}))
-        assert call.ask.params.max_tokens == 7, "not the outcome of a request that was left"
+        assert call.inputs.params.max_tokens == 7, "not the outcome of a request that was left"
 
     play(story)
 

@@ -21,7 +21,7 @@ _WATCHED = (*_OPEN_TO_ALL, "/metrics", "/live", "/usage")
 ANONYMOUS = Key(name="")
 
 
-class Access:
+class RequestMiddleware:
     """Refuses what has no key, and tells of each request once it has been answered."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:

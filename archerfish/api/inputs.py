@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from archerfish.api.bodies.common import GenerationBody
 from archerfish.api.writing import Writing
-from archerfish.engine.intake import Intake, Prompt
+from archerfish.engine.input_processor import InputProcessor, Prompt
 from archerfish.request import SLO, Request, RequestClass, SamplingParams
 
 
@@ -20,7 +20,7 @@ class TokenizedPrompt(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class EngineInputs:
     """Prompts, and how all of them are to be answered."""
 
     prompts: Sequence[Prompt | TokenizedPrompt]
@@ -50,13 +50,13 @@ class Ask:
         """Number of tokens in all prompts, which must be tokenized."""
         return sum(len(prompt.token_ids) for prompt in self.prompts if isinstance(prompt, TokenizedPrompt))
 
-    def tokenized(self, intake: Intake) -> "Ask":
+    def tokenized(self, processor: InputProcessor) -> "EngineInputs":
         """The same with token ids for prompts, or a RequestError that names what is wrong with one of them."""
         prompts = []
         for prompt, text in zip(self.prompts, self.texts, strict=True):
-            whole = self._token_ids(intake, prompt)
-            token_ids = intake.shortened(whole, self.params)
-            intake.check_length(token_ids)
+            whole = self._token_ids(processor, prompt)
+            token_ids = processor.shortened(whole, self.params)
+            processor.check_length(token_ids)
             # Of a prompt that was cut, the reply repeats what is left.
             is_repeated = self.repeats_prompt and len(token_ids) == len(whole)
             prompts.append(TokenizedPrompt(array("i", token_ids), text if is_repeated else None))
@@ -70,7 +70,7 @@ class Ask:
 
     def requests(
         self,
-        intake: Intake,
+        processor: InputProcessor,
         external_id: str = "",
         *,
         request_class: RequestClass = RequestClass.ONLINE,
@@ -83,10 +83,12 @@ class Ask:
         `external_id` is for a body without one; `cache_salt` takes the place of the body's.
         """
         base_id, body = self.body.request_id or external_id, self.body
-        params = intake.settle(self.params)  # Once for all prompts: checking them may take longer than a prompt does.
+        params = processor.settle(
+            self.params
+        )  # Once for all prompts: checking them may take longer than a prompt does.
         return [
-            intake.request(
-                self._token_ids(intake, prompt),
+            processor.request(
+                self._token_ids(processor, prompt),
                 params,
                 external_id=base_id if len(self.prompts) == 1 else f"{base_id}-{number}",
                 request_class=request_class,
@@ -99,16 +101,16 @@ class Ask:
             for number, prompt in enumerate(self.prompts)
         ]
 
-    def _token_ids(self, intake: Intake, prompt: Prompt | TokenizedPrompt) -> Sequence[int]:
+    def _token_ids(self, processor: InputProcessor, prompt: Prompt | TokenizedPrompt) -> Sequence[int]:
         if isinstance(prompt, TokenizedPrompt):
             return prompt.token_ids
-        return intake.token_ids(prompt, add_special_tokens=self.add_special_tokens)
+        return processor.token_ids(prompt, add_special_tokens=self.add_special_tokens)
 
 
-class Call(Protocol):
+class EndpointCall(Protocol):
     """A body that was understood: what it asks, and how the answers are told."""
 
-    ask: Ask
+    inputs: EngineInputs
 
     def reply(self, written: Sequence[Writing]) -> dict[str, Any]:
         """The body of the answer, when all of it is there. One of `written` for each prompt."""

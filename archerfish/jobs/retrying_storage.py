@@ -18,7 +18,7 @@ TROUBLE = (StorageFull, OSError, sqlite3.OperationalError)
 _Result = TypeVar("_Result")
 
 
-class PatientStorage:
+class RetryingStorage:
     """Tries until it succeeds, or until it is told to give up."""
 
     def __init__(self, wait: Wait, retry_seconds: float) -> None:

@@ -27,7 +27,7 @@ class SettledParams(NamedTuple):
     """Which of the engine's answers are returned, where it writes more of them than the client gets."""
 
 
-class Intake:
+class InputProcessor:
     """Everything that must be known to judge a request before it is scheduled."""
 
     def __init__(

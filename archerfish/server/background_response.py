@@ -9,11 +9,11 @@ from archerfish.server.errors import ApiError, as_api_error
 from archerfish.server.sse import event
 
 
-class Run:
+class BackgroundResponse:
     """A response being written, whether or not anybody listens."""
 
     def __init__(
-        self, answer: Answer, writer: ResponseWriter, on_end: Callable[["Run"], None], *, is_told: bool
+        self, answer: Answer, writer: ResponseWriter, on_end: Callable[["BackgroundResponse"], None], *, is_told: bool
     ) -> None:
         """`is_told`: its events can be followed."""
         self.response = writer.response
