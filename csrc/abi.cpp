@@ -122,7 +122,7 @@ void add_steps(std::string& lines) {
     STRUCTURE(Step, FIELD(num_rows), FIELD(num_threads), FIELD(tokens), FIELD(positions), FIELD(num_groups),
               FIELD(num_chunks), FIELD(query_starts), FIELD(ends), FIELD(tables), FIELD(slots), FIELD(table_width),
               FIELD(num_picked), FIELD(picked), FIELD(depths), FIELD(lines))
-    STRUCTURE(Chunk, FIELD(row), FIELD(start), FIELD(length), FIELD(num_picked))
+    STRUCTURE(Chunk, FIELD(row), FIELD(start), FIELD(length), FIELD(num_logits))
     STRUCTURE(Assembly, FIELD(num_chunks), FIELD(chunks), FIELD(num_rows), FIELD(max_length), FIELD(row_tokens),
               FIELD(tokens_per_row), FIELD(row_tables), FIELD(blocks_per_row), FIELD(num_groups), FIELD(block_size),
               FIELD(num_depths), FIELD(depths), FIELD(lines), FIELD(max_tokens), FIELD(max_chunks), FIELD(max_picked),

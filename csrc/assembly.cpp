@@ -30,7 +30,7 @@ Step assemble(const Assembly& from) {
         }
         from.query_starts[c + 1] = (int32_t)num_rows;
         from.ends[c] = (int32_t)(chunk.start + chunk.length);
-        for (int64_t i = num_rows - chunk.num_picked; i < num_rows; ++i) from.picked[num_picked++] = i;
+        for (int64_t i = num_rows - chunk.num_logits; i < num_rows; ++i) from.picked[num_picked++] = i;
     }
     Step step = {};
     step.num_rows = num_rows;

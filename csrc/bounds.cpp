@@ -59,10 +59,10 @@ bool can_assemble(const Assembly& from, const Capacity& capacity, Refusal& refus
             !within(refusal, Limit::start, chunk.start, 0, from.max_length - 1) ||
             !within(refusal, Limit::length, chunk.length, 1, from.max_length) ||
             !within(refusal, Limit::end, chunk.start + chunk.length, 1, from.max_length) ||
-            !within(refusal, Limit::chunk_picked, chunk.num_picked, 0, chunk.length))
+            !within(refusal, Limit::chunk_picked, chunk.num_logits, 0, chunk.length))
             return false;
         num_rows += chunk.length;
-        num_picked += chunk.num_picked;
+        num_picked += chunk.num_logits;
     }
     return within(refusal, Limit::rows, num_rows, 0, std::min(from.max_tokens, capacity.rows)) &&
            within(refusal, Limit::picked, num_picked, 0, std::min(from.max_picked, capacity.picked)) &&
@@ -97,7 +97,7 @@ bool can_draft(const Drafting& drafting, Refusal& refusal) {
         const Chunk& chunk = first.chunks[c];
         int64_t end = chunk.start + chunk.length, max_length = std::min(first.max_length, further.max_length);
         // The last draft token is written to no row.
-        if (!within(refusal, Limit::chunk_picked, chunk.num_picked, 1, 1) ||
+        if (!within(refusal, Limit::chunk_picked, chunk.num_logits, 1, 1) ||
             !within(refusal, Limit::count, drafting.counts[c], 1, std::min(drafting.max_count, max_length - end + 1)))
             return false;
     }

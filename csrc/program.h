@@ -315,7 +315,7 @@ struct Chunk {
     int64_t row;
     int64_t start;  // Its first position.
     int64_t length;
-    int64_t num_picked;  // Of its last tokens.
+    int64_t num_logits;  // Computed of so many of its last tokens.
 };
 
 // What a step is made from: chunks of sequences, whose tokens and block tables are kept in rows. And room to make it

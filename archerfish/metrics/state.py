@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import itemgetter
-from typing import Any, Protocol
+from operator import attrgetter
+from typing import Protocol
 
 from archerfish.arch.cost import StepCost, keys_read, keys_seen
-from archerfish.metrics.steps import LastStep, StepCounts
+from archerfish.metrics.steps import LastStep, PlannedChunk, StepCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,22 +176,21 @@ def block_map(scheduler: SchedulerView) -> bytes:
 # -- what a step came to ----------------------------------------------------------------------------------------------
 # Runs after every step, most chunks of which are single tokens: they are never taken one by one, only summed up.
 
-_LENGTH, _SAMPLES = 2, 3
-_start = itemgetter(1)
+_start = attrgetter("start")
 
 
 def record_step(step: LastStep, cost: StepCost | None) -> StepRecord:
     """Tokens, operations and bytes of a step; without a cost, only its tokens."""
     chunks, num_tokens, seconds, num_draft_tokens = step
-    prefill: Sequence[tuple[Any, ...]] = ()
+    prefill: Sequence[PlannedChunk] = ()
     if num_tokens - num_draft_tokens != len(chunks):
-        prefill = [chunk for chunk in chunks if chunk[_LENGTH] > 1]
+        prefill = [chunk for chunk in chunks if chunk.length > 1]
     num_decode = len(chunks) - len(prefill)
     num_prefill = num_tokens - num_draft_tokens - num_decode
     if cost is None:
         return StepRecord(num_prefill, num_decode, num_draft_tokens, len(chunks), seconds)
     # A prompt needs logits only at its end, where the next token is drawn.
-    num_logits = sum([chunk[_SAMPLES] for chunk in prefill])
+    num_logits = sum([chunk.samples for chunk in prefill])
     num_checked = num_decode + num_draft_tokens  # Draft tokens read the keys that their chunk has read.
     weights = cost.weight_bytes(num_tokens, num_logits + num_checked) / num_tokens
     prefill_flops = num_prefill * cost.token_flops + num_logits * cost.logits_flops
@@ -202,7 +201,8 @@ def record_step(step: LastStep, cost: StepCost | None) -> StepRecord:
         window = reach.window
         # A single token reads the keys that it sees. Those of prefill's first tokens are taken off again.
         num_keys = _sum_first_seen(starts, window)
-        for _, start, length, *_ in prefill:
+        for chunk in prefill:
+            start, length = chunk.start, chunk.length
             num_keys -= start + 1 if window is None or start < window else window
             prefill_flops += keys_seen(start, length, window) * reach.flops_per_key
             prefill_bytes += keys_read(start, length, window) * reach.bytes_per_key

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 
 @dataclass(slots=True)
@@ -56,11 +56,21 @@ class StepCounts:
                 self.accepted_per_position[depth] += 1
 
 
+class PlannedChunk(Protocol):
+    """The tokens of one sequence that a step computes."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def samples(self) -> bool: ...
+
+
 class LastStep(NamedTuple):
     """What a step held, as it was planned: kept at no cost, worked out only by whoever reads it."""
 
-    chunks: Sequence[tuple[Any, ...]]
-    """(row, start, length, samples, ...) of each."""
+    chunks: Sequence[PlannedChunk]
     num_tokens: int
     """Guesses among them."""
     seconds: float

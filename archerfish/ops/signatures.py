@@ -193,9 +193,9 @@ class WriteKv(Protocol):
         """
 
 
-CHUNK = np.dtype([("row", np.int64), ("start", np.int64), ("length", np.int64), ("num_picked", np.int64)])
+CHUNK = np.dtype([("row", np.int64), ("start", np.int64), ("length", np.int64), ("num_logits", np.int64)])
 """The tokens of one sequence that a step computes, as native kernels read them: the sequence's row, the first position,
-the number of tokens, and after how many of the last ones a token is drawn."""
+the number of tokens, and of how many of the last ones logits are computed."""
 
 ChunkTable = np.ndarray[tuple[int], np.dtype[np.void]]
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, Self
 
 import numpy as np
@@ -10,23 +11,23 @@ from torch import Tensor
 
 from archerfish.execution.step.rows import Rows
 from archerfish.execution.step.trees import StepTrees, TokenTree
-from archerfish.ops.arrays import Ints, LongTable
-from archerfish.ops.signatures import Chunks, Trees
+from archerfish.ops.arrays import Ints
+from archerfish.ops.signatures import CHUNK, Chunks, ChunkTable, Trees
 from archerfish.scheduling.plan import Chunk
 
 _ALIGNMENT = 16
 """Bytes."""
-_TOLD_OF_CHUNK = 4
-"""Of its fields: all but new blocks, which belong to its row."""
+_chunk_fields = attrgetter("row", "start", "length", "samples")
+"""Return the fields of CHUNK of a planned chunk. New blocks belong to the state of its row."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outline:
     """What a step consists of, on the host."""
 
-    chunks: LongTable
-    """[chunks, 4] int64: row, first position, length, and how many of its last tokens are picked, after each of which a
-    token is drawn: one where the sequence's last token is reached, and one more for each guess that follows it."""
+    chunks: ChunkTable
+    """[chunks] A token is drawn after each of the last `num_logits` tokens of a chunk: one where the sequence's last
+    token is reached, and one more for each draft token that follows it."""
     ends: Ints
     """[chunks] position after the chunk: where the next token goes."""
     query_ends: Ints
@@ -41,22 +42,23 @@ class Outline:
     @classmethod
     def of(cls, chunks: list[Chunk], num_draft_tokens: Ints | None = None) -> Self:
         """`num_draft_tokens` [chunks] follow the chunks' own tokens."""
-        table = np.array([chunk[:_TOLD_OF_CHUNK] for chunk in chunks], np.int64)
+        table = np.array([*map(_chunk_fields, chunks)], CHUNK)
         if num_draft_tokens is not None:
-            table[:, 2:] += num_draft_tokens[:, None]
-        length, num_picked = table[:, 2], table[:, 3]
+            table["length"] += num_draft_tokens
+            table["num_logits"] += num_draft_tokens
+        start, length, num_picked = table["start"], table["length"], table["num_logits"]
         ends = length.cumsum()
         if num_draft_tokens is None:
             sampling = num_picked.nonzero()[0]
-            return cls(table, table[:, 1] + length, ends, sampling, ends[sampling] - 1)
+            return cls(table, start + length, ends, sampling, ends[sampling] - 1)
         sampling = np.repeat(np.arange(len(table)), num_picked)
         # Counted down to the chunk's last token.
         left = np.repeat(num_picked.cumsum(), num_picked) - np.arange(len(sampling))
-        return cls(table, table[:, 1] + length, ends, sampling, ends[sampling] - left)
+        return cls(table, start + length, ends, sampling, ends[sampling] - left)
 
     @property
     def rows(self) -> Ints:
-        return self.chunks[:, 0]
+        return self.chunks["row"]
 
     @property
     def drawn_positions(self) -> Ints:
@@ -68,24 +70,27 @@ class Outline:
     @property
     def offsets(self) -> Ints:
         """[chunks] where each chunk begins among the step's tokens."""
-        return self.query_ends - self.chunks[:, 2]
+        rows: Ints = self.chunks["row"]
+        return rows
 
     @property
     def places(self) -> Ints:
         """[T] where tokens, keys and values lie in their rows: counted up from each chunk's start."""
-        return np.arange(int(self.query_ends[-1])) + np.repeat(self.chunks[:, 1] - self.offsets, self.chunks[:, 2])
+        return np.arange(int(self.query_ends[-1])) + np.repeat(
+            self.chunks["start"] - self.offsets, self.chunks["length"]
+        )
 
     @property
     def positions(self) -> Ints:
         """[T] their places in the text: the same, but for guesses that stand side by side."""
         if self.trees is None:
             return self.places
-        by_depth = np.repeat(self.chunks[:, 1], self.chunks[:, 2]) + self.trees.depths
+        by_depth = np.repeat(self.chunks["start"], self.chunks["length"]) + self.trees.depths
         return np.where(self.trees.depths < 0, self.places, by_depth)
 
     def with_trees(self, trees: Sequence[TokenTree | None]) -> "Outline":
         """Add the tree of draft tokens after each chunk's first token; None where tokens follow one another."""
-        step_trees = StepTrees.of(self.chunks[:, 2], trees)
+        step_trees = StepTrees.of(self.chunks["length"], trees)
         return self if step_trees is None else replace(self, trees=step_trees)
 
 
@@ -103,7 +108,7 @@ class StepTensors:
 
 
 def step_tensors(outline: Outline, rows: Rows, device: str) -> StepTensors:
-    row, length = outline.chunks[:, 0], outline.chunks[:, 2]
+    row, length = outline.chunks["row"], outline.chunks["length"]
     ends, query_ends = outline.ends, outline.query_ends
     places, trees = outline.places, outline.trees
     token_rows = np.repeat(row, length)

@@ -5,12 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from archerfish.ops.arrays import ByteTable, Ints, IntTable, LongTable
+from archerfish.ops.arrays import ByteTable, Ints, IntTable
 from archerfish.ops.cpu.program import Assembly
-from archerfish.ops.signatures import MOST_TREE_TOKENS
-
-CHUNK_FIELDS = 4
-"""Of a chunk: its row, first position, length, and how many of its last tokens are picked."""
+from archerfish.ops.signatures import CHUNK, MOST_TREE_TOKENS, ChunkTable
 
 
 class StepRoom:
@@ -28,7 +25,7 @@ class StepRoom:
     ) -> None:
         """tokens [rows, longest], which may be a part of wider rows, and for each KV group a table [rows, blocks]."""
         num_groups, blocks_per_row = len(tables), tables[0].shape[1]
-        self._chunks = np.zeros((max_chunks, CHUNK_FIELDS), np.int64)
+        self._chunks = np.zeros(max_chunks, CHUNK)
         self._alive: list[Any] = [tokens, tables]
         self._trees: tuple[Any, ...] = ()
 
@@ -60,15 +57,15 @@ class StepRoom:
             picked=room(max_picked, np.int64),
         )
 
-    def take(self, chunks: LongTable) -> Assembly:
-        """Of the next step: [chunks, 4]."""
+    def take(self, chunks: ChunkTable) -> Assembly:
+        """Of the next step."""
         # As many as there is memory for: the library refuses more by their number.
         self._chunks[: len(chunks)] = chunks[: len(self._chunks)]
         self.assembly.num_chunks = len(chunks)
         self.assembly.num_depths, self.assembly.depths, self.assembly.lines = 0, None, None
         return self.assembly
 
-    def take_trees(self, chunks: LongTable, depths: Ints, paths: ByteTable) -> Assembly:
+    def take_trees(self, chunks: ChunkTable, depths: Ints, paths: ByteTable) -> Assembly:
         """Of a step in which some chunks are trees: depths [T] and paths [T, MOST_TREE_TOKENS], as `ops.Trees` says."""
         assembly = self.take(chunks)
         assert paths.shape == (len(depths), MOST_TREE_TOKENS) and paths.dtype == np.uint8

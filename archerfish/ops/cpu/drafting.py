@@ -13,7 +13,7 @@ from archerfish.ops.cpu.assembly import StepRoom
 from archerfish.ops.cpu.library import Team
 from archerfish.ops.cpu.program import Operation
 from archerfish.ops.cpu.recording import Program
-from archerfish.ops.signatures import DRAW_ROW, DrawRows
+from archerfish.ops.signatures import DRAW_ROW, ChunkTable, DrawRows
 
 _NANOSECOND = 1e-9
 
@@ -69,8 +69,8 @@ class DraftRoom:
             drawn=self._drawn.ctypes.data,
         )
 
-    def draft(self, team: Team, chunks: LongTable, asked: DrawRows, counts: Ints) -> Drafted:
-        """Of chunks whose last token is picked, [rows, 4], as many guesses as wanted, [rows], at least one of each."""
+    def draft(self, team: Team, chunks: ChunkTable, asked: DrawRows, counts: Ints) -> Drafted:
+        """Of chunks whose last token is picked, [rows], as many guesses as wanted, [rows], at least one of each."""
         assert len(chunks) == len(asked) == len(counts)
         depth = int(counts.max())
         tokens, nanoseconds = np.zeros((depth, len(chunks)), np.int64), np.zeros(depth, np.int64)

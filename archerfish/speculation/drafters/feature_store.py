@@ -72,9 +72,9 @@ class FeatureStore:
     def _slots(self, outline: Outline) -> Ints:
         chunks = outline.chunks
         if len(chunks) == 1:
-            row, start, length = chunks[0, :3].tolist()
+            row, start, length, _ = chunks[0].tolist()
             return self._slot(np.full(length, row), np.arange(start, start + length))
-        return self._slot(np.repeat(chunks[:, 0], chunks[:, 2]), outline.places)
+        return self._slot(np.repeat(chunks["row"], chunks["length"]), outline.places)
 
     def _slot(self, rows: Ints, places: Ints) -> Ints:
         size = self._rows.block_size

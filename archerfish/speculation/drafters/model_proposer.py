@@ -15,6 +15,7 @@ from torch import Tensor
 from archerfish.execution.step.inputs import Outline
 from archerfish.execution.step.rows import Rows
 from archerfish.ops.arrays import Ints
+from archerfish.ops.signatures import CHUNK
 from archerfish.sampling.grammar import Guessed
 from archerfish.sampling.sampler import Sampler
 from archerfish.scheduling.plan import Plan
@@ -246,16 +247,17 @@ class NetworkProposer:
 
 def _outline(chunks: list[tuple[int, int, int, int]]) -> Outline:
     """Of chunks (row, start, length, picked: its last token or none)."""
-    table = np.array(chunks, np.int64)
-    ends = table[:, 2].cumsum()
-    sampling = table[:, 3].nonzero()[0]
-    return Outline(table, table[:, 1] + table[:, 2], ends, sampling, ends[sampling] - 1)
+    table = np.array(chunks, CHUNK)
+    ends = table["length"].cumsum()
+    sampling = table["num_logits"].nonzero()[0]
+    return Outline(table, table["start"] + table["length"], ends, sampling, ends[sampling] - 1)
 
 
 def _single(rows: Ints, places: Ints) -> Outline:
     """One token of each row."""
-    ones, every = np.ones(len(rows), np.int64), np.arange(len(rows))
-    return Outline(np.stack([rows, places, ones, ones], 1), places + 1, every + 1, every, every)
+    table, every = np.ones(len(rows), CHUNK), np.arange(len(rows))
+    table["row"], table["start"] = rows, places
+    return Outline(table, places + 1, every + 1, every, every)
 
 
 def _comb(line: _Line) -> Draft:

@@ -98,7 +98,9 @@ def test_guesses_follow_their_chunk_and_a_token_is_drawn_after_each(step, data):
     counts = [data.draw(st.integers(0, 4)) if chunk.samples else 0 for chunk in chunks]
     outline = Outline.of(chunks, np.array(counts))
     longer = [chunk._replace(length=chunk.length + count) for chunk, count in zip(chunks, counts, strict=True)]
-    assert outline.chunks[:, :3].tolist() == [[chunk.row, chunk.start, chunk.length] for chunk in longer]
+    assert outline.chunks[["row", "start", "length"]].tolist() == [
+        (chunk.row, chunk.start, chunk.length) for chunk in longer
+    ]
     assert outline.ends.tolist() == [chunk.start + chunk.length for chunk in longer]
     assert outline.query_ends.tolist() == np.cumsum([chunk.length for chunk in longer]).tolist()
     expected = [

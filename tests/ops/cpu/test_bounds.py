@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from archerfish.errors import OutOfBounds
-from archerfish.ops.arrays import LongTable
 from archerfish.ops.cpu.assembly import StepRoom
 from archerfish.ops.cpu.drafting import DraftPass, DraftRoom
 from archerfish.ops.cpu.limits import LIMITS, Limit
 from archerfish.ops.cpu.native import NativeOps, make_step
 from archerfish.ops.cpu.recording import RECORDED_ROWS, Program, Recording
-from archerfish.ops.signatures import DRAW_ROW, MOST_TREE_TOKENS, Chunks, LayerCache
+from archerfish.ops.signatures import CHUNK, DRAW_ROW, MOST_TREE_TOKENS, Chunks, ChunkTable, LayerCache
 from tests.ops.cpu.native import KERNELS, native, needs_native
 
 pytestmark = needs_native
@@ -28,8 +27,8 @@ MARK = -77.0
 """What outputs hold before a call."""
 
 
-def chunks_of(*chunks: tuple[int, int, int, int]) -> LongTable:
-    return np.array(chunks, np.int64).reshape(-1, 4)
+def chunks_of(*chunks: tuple[int, int, int, int]) -> ChunkTable:
+    return np.array([*chunks], CHUNK)
 
 
 @dataclass
@@ -74,10 +73,10 @@ class Bench:
             picked = ops.select(hidden)
         return recording.finish(ROWS, max_picked=PICKED, outputs=(hidden, picked))
 
-    def run(self, chunks: LongTable) -> None:
+    def run(self, chunks: ChunkTable) -> None:
         self.ops.team.run_chunks(self.program.instructions, self.room.take(chunks))
 
-    def run_trees(self, chunks: LongTable, depths: list[int], lines: "np.ndarray") -> None:
+    def run_trees(self, chunks: ChunkTable, depths: list[int], lines: "np.ndarray") -> None:
         assembly = self.room.take_trees(chunks, np.array(depths), lines.astype(np.uint8))
         self.ops.team.run_chunks(self.program.instructions, assembly)
 
@@ -243,14 +242,14 @@ def test_operations_that_are_run_at_once_are_checked_too() -> None:
 
 
 @pytest.fixture
-def drafts() -> Iterator[tuple[Bench, Callable[[LongTable, list[int]], None]]]:
+def drafts() -> Iterator[tuple[Bench, Callable[[ChunkTable, list[int]], None]]]:
     """A bench, and drafts of its rows by states that serve as logits."""
     bench = Bench()
     hidden, picked = bench.program.rows
     of_pass = DraftPass(bench.program, bench.room, hidden, picked, None)
     room = DraftRoom(of_pass, of_pass, CHUNKS, DIM, None)
 
-    def draft(chunks: LongTable, counts: list[int]) -> None:
+    def draft(chunks: ChunkTable, counts: list[int]) -> None:
         room.draft(bench.ops.team, chunks, np.zeros(len(chunks), DRAW_ROW), np.array(counts))
 
     yield bench, draft
@@ -268,7 +267,7 @@ def drafts() -> Iterator[tuple[Bench, Callable[[LongTable, list[int]], None]]]:
     ],
 )
 def test_drafts_that_exceed_their_programs_are_refused(
-    drafts: tuple[Bench, Callable[[LongTable, list[int]], None]],
+    drafts: tuple[Bench, Callable[[ChunkTable, list[int]], None]],
     chunks: list[tuple[int, int, int, int]],
     counts: list[int],
     limit: Limit,
@@ -282,7 +281,7 @@ def test_drafts_that_exceed_their_programs_are_refused(
 
 
 def test_a_draft_goes_to_the_end_of_its_rows(
-    drafts: tuple[Bench, Callable[[LongTable, list[int]], None]],
+    drafts: tuple[Bench, Callable[[ChunkTable, list[int]], None]],
 ) -> None:
     bench, draft = drafts
     before = bench.tokens.copy()

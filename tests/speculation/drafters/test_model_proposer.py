@@ -38,7 +38,7 @@ class Successor:
     def read(self, outline: Outline) -> Tensor:
         self.reads.append([tuple(chunk[:3]) for chunk in outline.chunks.tolist()])  # type: ignore[misc]
         picked = outline.chunks[outline.sampling]
-        last = self.rows.tokens[picked[:, 0], picked[:, 1] + picked[:, 2] - 1 + self.lag].astype(np.int64)
+        last = self.rows.tokens[picked["row"], picked["start"] + picked["length"] - 1 + self.lag].astype(np.int64)
         logits = torch.zeros(len(last), VOCABULARY)
         logits[torch.arange(len(last)), torch.from_numpy((last + 1) % VOCABULARY)] = 9.0
         logits[torch.arange(len(last)), torch.from_numpy((last + 2) % VOCABULARY)] = 7.0

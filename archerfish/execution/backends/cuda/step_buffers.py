@@ -114,7 +114,7 @@ class StepRoom:
     def units(self, outline: Outline) -> dict[int | None, Units]:
         """The work of attention, by window."""
         chunks = outline.chunks
-        of_chunks = ChunkColumns(chunks[:, 0], chunks[:, 1], chunks[:, 2], outline.offsets)
+        of_chunks = ChunkColumns(chunks["row"], chunks["start"], chunks["length"], outline.offsets)
         if outline.trees is not None:
             of_chunks = of_chunks.with_lines(outline.trees.depths)
         return {window: attention_units(*of_chunks, window, self._cut) for window in self._windows}
@@ -186,7 +186,7 @@ class StepRoom:
 
 
 def _write_outline(words: Words, places: Places, outline: Outline) -> None:
-    row, start, length = outline.chunks[:, 0], outline.chunks[:, 1], outline.chunks[:, 2]
+    row, start, length = (outline.chunks[name] for name in ("row", "start", "length"))
     if len(row) == int(outline.query_ends[-1]):
         rows, positions = row, start
     else:
