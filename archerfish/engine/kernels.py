@@ -10,6 +10,7 @@ import torch
 from archerfish.arch.arch import Arch, ExpertsSpec
 from archerfish.config.resolve import ResolvedConfig
 from archerfish.console import logger
+from archerfish.disk_cache import DiskCache
 from archerfish.engine.sizing import Stage
 from archerfish.errors import ConfigError
 from archerfish.execution.backends.cpu_program import RecordedModel
@@ -19,7 +20,6 @@ from archerfish.execution.local import LocalExecutor
 from archerfish.execution.profile_run import CudaMemory
 from archerfish.execution.step.model import Most, RunnableModel
 from archerfish.execution.step.rows import Rows
-from archerfish.kept import Kept
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
 from archerfish.ops import (
@@ -156,8 +156,8 @@ def rehearsal_stage(build: Callable[[int], Executor]) -> Stage:
 
     where = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     # Beside the kernels that the rehearsal compiled: whoever clears them away rehearses again.
-    kept = Kept("archerfish-steps", runtime.kernel_version(), runtime.compiled_directory())
-    return Stage(build, runtime.rehearsal, CudaMemory(), kept, where)
+    cache = DiskCache("archerfish-steps", runtime.kernel_version(), runtime.compiled_directory())
+    return Stage(build, runtime.rehearsal, CudaMemory(), cache, where)
 
 
 def beside(kernels: Kernels, arch: Arch, config: ResolvedConfig) -> Kernels:

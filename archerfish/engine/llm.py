@@ -38,7 +38,7 @@ from archerfish.engine.prompts import (
 )
 from archerfish.engine.request_runner import Progress, RequestRunner
 from archerfish.errors import InvalidParameter, TokenizerError, UnsupportedModel
-from archerfish.garbage import out_of_the_collectors_sight
+from archerfish.gc_freeze import import_frozen_from_gc
 from archerfish.machine.gpu import wake_gpu
 from archerfish.request import Request, RequestClass, SamplingParams
 from archerfish.sampling_params import BeamSearchParams
@@ -68,7 +68,7 @@ class LLM:
         if config.device != "cpu":
             wake_gpu()
         # It brings torch, which a GPU need not wait for.
-        with out_of_the_collectors_sight("archerfish.engine.build"):
+        with import_frozen_from_gc("archerfish.engine.build"):
             from archerfish.engine.build import build
 
         self._assembly = build(config)

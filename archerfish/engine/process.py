@@ -38,7 +38,7 @@ from archerfish.engine.wire import (
     read_to_engine,
 )
 from archerfish.errors import RequestError, UserError
-from archerfish.garbage import out_of_the_collectors_sight
+from archerfish.gc_freeze import import_frozen_from_gc
 from archerfish.machine.gpu import wake_gpu
 from archerfish.machine.peak import Peak
 from archerfish.metrics.state import block_map, read_state
@@ -233,7 +233,7 @@ def _build(start: Start, channel: Channel) -> "Assembly":
     if start.config.device != "cpu":
         wake_gpu()
     # It brings torch, which a GPU need not wait for.
-    with out_of_the_collectors_sight(module):
+    with import_frozen_from_gc(module):
         build = getattr(import_module(module), name)
     assembly: Assembly = build(start.config, tell)
     return assembly

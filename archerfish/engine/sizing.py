@@ -13,10 +13,10 @@ import torch
 
 from archerfish.config.resolve import ResolvedConfig
 from archerfish.console import logger
+from archerfish.disk_cache import DiskCache
 from archerfish.execution.executor import Executor
 from archerfish.execution.memory import CacheSize, Measured, Memory
 from archerfish.execution.profile_run import MemoryReader, Rehearsed, measure_peak, rehearsed_steps
-from archerfish.kept import Kept
 from archerfish.request import SamplingParams
 
 _MOST_THREADS = 16
@@ -39,7 +39,7 @@ class Stage:
     rehearse: Callable[[int], Any]
     """Enter it with a number of threads, and steps are not run: their kernels are compiled."""
     reader: MemoryReader
-    kept: Kept
+    cache: DiskCache
     where: str
     """The device, by its name, and whatever else the memory of a step depends on beside model and settings."""
 
@@ -52,7 +52,7 @@ def measured_size(
     `weights` are the bytes that loading them took, `recommended` are sampling parameters of most requests to come.
     """
     key = _key(memory, config, stage.where)
-    activations = stage.kept.find(key)
+    activations = stage.cache.get(key)
     if not isinstance(activations, int):
         params = SamplingParams(**{name: recommended[name] for name in _DRAWN_BY if name in recommended})
         steps = rehearsed_steps(config, len(memory.layout.windows), params)
@@ -61,7 +61,7 @@ def measured_size(
         # Captured steps have memory of their own, as much as those that are launched kernel by kernel.
         activations = 2 * taken
         logger.info("the largest step was tried, and takes %.2f GB", taken / 1e9)
-        stage.kept.keep(key, activations)
+        stage.cache.put(key, activations)
     return replace(memory, measured=Measured(weights, activations, config)).size_cache(config)
 
 

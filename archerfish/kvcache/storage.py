@@ -1,7 +1,7 @@
 """The tensors of the KV cache. Knows blocks and layers, not sequences."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -11,9 +11,7 @@ from archerfish.arch.arch import Arch
 from archerfish.kvcache.layout import KVLayout
 from archerfish.kvcache.tables import BlockCopy
 from archerfish.ops.arrays import Ints, IntTable
-from archerfish.ops.signatures import Chunks, LayerCache, Ops
-
-AttendFunction = Callable[[int, Tensor, Tensor | None, Tensor | None], Tensor]
+from archerfish.ops.signatures import AttendFunction, Chunks, LayerCache, Ops
 
 
 class KVStorage:

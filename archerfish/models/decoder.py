@@ -12,10 +12,7 @@ from torch import Tensor, nn
 from archerfish.arch.arch import Arch, AttentionSpec, ExpertsSpec, LayerSpec, MlpSpec
 from archerfish.arch.rope import RopeSpec
 from archerfish.models.layers import Embedding, Linear, Norm
-from archerfish.ops.signatures import Ops
-
-AttendFunction = Callable[[int, Tensor, Tensor | None, Tensor | None], Tensor]
-"""(layer, q [T, H, D], k [T, G, D], v [T, G, D]) -> [T, H, D]. k and v are None where another layer made them."""
+from archerfish.ops.signatures import AttendFunction, Ops
 
 TapFunction = Callable[[int, Tensor], None]
 """Hears the stream [T, hidden] as each layer takes it, by its number; as many as there are: what the last one gives."""

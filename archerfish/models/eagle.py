@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from archerfish.arch.heads import EagleSpec
 from archerfish.arch.rope import RopeSpec
-from archerfish.models.decoder import Angles, AttendFunction, Attention, Rotations, feed_forward
-from archerfish.models.layers import Borrowed, Embedding, Linear, Norm
-from archerfish.ops.signatures import Ops
+from archerfish.models.decoder import Angles, Attention, Rotations, feed_forward
+from archerfish.models.layers import Embedding, Linear, Norm, SharedModule
+from archerfish.ops.signatures import AttendFunction, Ops
 
 
 class Eagle(nn.Module):
@@ -25,7 +25,7 @@ class Eagle(nn.Module):
         arch, hidden = spec.arch, spec.hidden_size
         self.joining = Linear(len(spec.target_layers) * spec.target_hidden_size, hidden, False, ops)
         self.embedding = table if spec.has_embedding else None
-        self._table = Borrowed(table)
+        self._table = SharedModule(table)
         self.rotations = Rotations(arch, max_model_len, ops)
         self.layer = EagleLayer(spec, ops)
         self.norm = Norm(spec.norm, hidden, ops)

@@ -42,12 +42,12 @@ class Norm(nn.Module):
         return self.rms_norm(x, self.weight, self.spec.eps, self.spec.weight_offset)
 
 
-class Borrowed:
-    """A part that another module holds: used, but neither trained, packed nor saved with whoever borrows it."""
+class SharedModule:
+    """A module that another one owns: called, but not trained, packed or saved with the module that shares it."""
 
-    def __init__(self, part: nn.Module) -> None:
-        self.part = part
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
 
     def __call__(self, x: Tensor) -> Tensor:
-        out: Tensor = self.part(x)
+        out: Tensor = self.module(x)
         return out

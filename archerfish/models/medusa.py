@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from archerfish.arch.heads import MedusaSpec
-from archerfish.models.layers import Borrowed, Linear
+from archerfish.models.layers import Linear, SharedModule
 from archerfish.ops.signatures import Ops
 
 
@@ -27,7 +27,7 @@ class Medusa(nn.Module):
         elif is_restricted:
             self.rows = TargetRows(head, spec.vocab_size, ops)
         shared = head if self.rows is None else self.rows
-        self._shared = None if shared is None else Borrowed(shared)
+        self._shared = None if shared is None else SharedModule(shared)
         self.target_ids: Tensor | None
         """[tokens it can guess] the target's id of each; None where they have the same."""
         # On the host whatever the rest is made on: heads whose weights come later have their tokens all the same.
@@ -57,7 +57,7 @@ class TargetRows(nn.Module):
     def __init__(self, head: Linear, num_rows: int, ops: Ops) -> None:
         super().__init__()
         self.embed = ops.embed
-        self._head = Borrowed(head)
+        self._head = SharedModule(head)
         hidden_size = head.weight.shape[1]
         self.linear = Linear(hidden_size, num_rows, head.bias is not None, ops).requires_grad_(False)
 
@@ -70,7 +70,7 @@ class TargetRows(nn.Module):
 
         The target's head may be packed already: its rows are looked up like those of any table.
         """
-        head = self._head.part
+        head = self._head.module
         found = {"weight": self.embed(target_ids, head.weight)}
         if isinstance(head.bias, Tensor):
             found["bias"] = head.bias[target_ids]

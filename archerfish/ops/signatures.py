@@ -97,6 +97,12 @@ class LayerCache:
         return sum(tensor.nbytes for tensor in self.tensors)
 
 
+AttendFunction = Callable[[int, Tensor, Tensor | None, Tensor | None], Tensor]
+"""What a model calls to attend: (layer, q [T, H, D], k [T, G, D], v [T, G, D]) -> [T, H, D].
+
+k and v are None where the layer reads the keys and values of another one."""
+
+
 class Linear(Protocol):
     def __call__(self, x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
         """[T, K] x [N, K] -> [T, N]. The weight is as the implementation wants it: a tensor, or packed."""

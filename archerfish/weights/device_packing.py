@@ -6,7 +6,7 @@ from archerfish.models.decoder import Experts
 from archerfish.models.layers import Linear
 from archerfish.quant import WeightFormat
 from archerfish.quant.device import device_experts, device_weight
-from archerfish.weights.packing import Holders, Network
+from archerfish.weights.packing import Network, ParameterOwners
 
 
 class DevicePacker:
@@ -16,18 +16,18 @@ class DevicePacker:
         assert weight_format.is_lossy
         self._vocabulary = model.vocabulary
         self._format = weight_format
-        self._holders = Holders(model)
+        self._owners = ParameterOwners(model)
         self._routers = [module.router for module in model.modules() if isinstance(module, Experts)]
 
     def __call__(self, name: str, tensor: Tensor) -> None:
-        modules = self._holders.modules(name)
+        modules = self._owners.modules(name)
         if any(isinstance(module, Experts) for module in modules):
-            self._holders.put(name, device_experts(tensor, self._format))
+            self._owners.replace(name, device_experts(tensor, self._format))
             return
         is_vocabulary = any(module in self._vocabulary for module in modules)
         is_matrix = tensor.dim() > 1 and (is_vocabulary or any(isinstance(module, Linear) for module in modules))
         # Positions are few, and looked up by rows that no kernel here unpacks. A rounded choice is another choice.
         if not is_matrix or any(module in self._routers for module in modules):
-            self._holders.put(name, nn.Parameter(tensor, requires_grad=False))
+            self._owners.replace(name, nn.Parameter(tensor, requires_grad=False))
             return
-        self._holders.put(name, device_weight(tensor, self._format.of_vocabulary if is_vocabulary else self._format))
+        self._owners.replace(name, device_weight(tensor, self._format.of_vocabulary if is_vocabulary else self._format))

@@ -11,7 +11,7 @@ from archerfish.models.layers import Embedding, Linear
 from archerfish.models.medusa import Medusa
 from archerfish.ops.packed import PackedExperts, PackedWeight, pack_experts, pack_floats
 from archerfish.quant import InputStatistics, WeightFormat
-from archerfish.weights.shelf import Shelf
+from archerfish.weights.weight_arena import WeightArena
 
 ROUTER_BYTES = 4
 """Of a number that chooses experts, where other matrices are rounded: it stays float32."""
@@ -21,24 +21,24 @@ Network = Decoder | Eagle | Medusa
 """A model, or what guesses for one. What the latter borrows of the former is not among its own parameters."""
 
 
-class Holders:
-    """Who holds each parameter of a model, by its name. A tied head is held twice."""
+class ParameterOwners:
+    """Modules that own each parameter of a model, by the parameter's name. A tied head has two owners."""
 
     def __init__(self, model: Network) -> None:
         by_parameter: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
         for module in model.modules():
             for name, parameter in module.named_parameters(recurse=False):
                 by_parameter[id(parameter)].append((module, name))
-        self._places = {name: by_parameter[id(parameter)] for name, parameter in model.named_parameters()}
+        self._owners = {name: by_parameter[id(parameter)] for name, parameter in model.named_parameters()}
 
     def modules(self, name: str) -> list[nn.Module]:
-        return [module for module, _ in self._places[name]]
+        return [module for module, _ in self._owners[name]]
 
-    def put(self, name: str, kept: Any) -> None:
-        """In place of the parameter."""
-        for module, field in self._places[name]:
+    def replace(self, name: str, value: Any) -> None:
+        """Put a value in place of the parameter, in all of its owners."""
+        for module, field in self._owners[name]:
             delattr(module, field)
-            setattr(module, field, kept)
+            setattr(module, field, value)
 
 
 class Packer:
@@ -47,18 +47,18 @@ class Packer:
     def __init__(self, model: Network, weight_format: WeightFormat) -> None:
         self._vocabulary = model.vocabulary
         self._format = weight_format
-        self._shelf = Shelf()
-        self._holders = Holders(model)
+        self._arena = WeightArena()
+        self._owners = ParameterOwners(model)
         self._routers = [module.router for module in model.modules() if isinstance(module, Experts)]
 
     def __call__(self, name: str, tensor: Tensor, inputs: InputStatistics | None = None) -> None:
         """What a matrix's inputs did matters where its format is calibrated."""
-        kept = self._kept(self._holders.modules(name), tensor, inputs)
-        if not isinstance(kept, nn.Parameter):
-            kept = kept.moved(self._shelf.keep(kept.data))
-        self._holders.put(name, kept)
+        packed = self._packed(self._owners.modules(name), tensor, inputs)
+        if not isinstance(packed, nn.Parameter):
+            packed = packed.moved(self._arena.copy_in(packed.data))
+        self._owners.replace(name, packed)
 
-    def _kept(
+    def _packed(
         self, modules: list[nn.Module], tensor: Tensor, inputs: InputStatistics | None
     ) -> PackedWeight | PackedExperts | nn.Parameter:
         if any(isinstance(module, Experts) for module in modules):

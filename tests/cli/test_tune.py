@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from archerfish.kept import Kept
+from archerfish.disk_cache import DiskCache
 from archerfish.ops.triton.runtime import tuning
 from tests.cli.running import RANDOM_LLAMA, archerfish, assert_refused
 
@@ -20,7 +20,7 @@ def test_without_a_gpu_there_is_nothing_to_tune() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_small_model_is_tuned(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(tuning, "_choices", lambda: Kept("tiles", tuning.kernel_version(), tmp_path))
+    monkeypatch.setattr(tuning, "_choices", lambda: DiskCache("tiles", tuning.kernel_version(), tmp_path))
     result = archerfish("tune", "kernels", "--model", str(RANDOM_LLAMA), "--dtype", "bfloat16")
     assert result.exit_code == 0 and "faster" in result.stdout
     assert (tmp_path / "tiles.json").exists()

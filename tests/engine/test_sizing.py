@@ -12,13 +12,13 @@ import torch
 
 from archerfish.config import EngineConfig
 from archerfish.config.resolve import Facts, ResolvedConfig, resolve
+from archerfish.disk_cache import DiskCache
 from archerfish.engine.kernels import build_executor, choose_kernels
 from archerfish.engine.sizing import Stage, measured_size, refusing
 from archerfish.errors import DoesNotFit
 from archerfish.execution.executor import Executor, Finished
 from archerfish.execution.memory import CacheSize, Memory
 from archerfish.execution.profile_run import Reading
-from archerfish.kept import Kept
 from archerfish.kvcache.layout import kv_layout
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
@@ -90,7 +90,7 @@ class Device:
 
 def sized(device: Device, directory: Path, available: int = 100_000_000, **changes: Any) -> CacheSize:
     memory = Memory(FULL, kv_layout(FULL), available, 4)
-    stage = Stage(device.build, device.rehearse, device, Kept("steps", "1", directory), "a device")
+    stage = Stage(device.build, device.rehearse, device, DiskCache("steps", "1", directory), "a device")
     return measured_size(memory, config(**changes), stage, WEIGHTS, {"temperature": 0.0, "repetition_penalty": 2.0})
 
 
@@ -157,7 +157,7 @@ def test_a_real_engine_is_rehearsed_and_gone_afterwards(name: str, tmp_path: Pat
         stored.append(weakref.ref(storage))
         return build_executor(kernels, model, storage, settings, None)
 
-    stage = Stage(build, kernel_launch.rehearsal, Device(0), Kept("steps", "1", tmp_path), "a device")
+    stage = Stage(build, kernel_launch.rehearsal, Device(0), DiskCache("steps", "1", tmp_path), "a device")
     memory = Memory(arch, kv_layout(arch), 100_000_000, 2)
     assert measured_size(memory, settings, stage, 0, {}).num_requests == settings.max_num_seqs
     assert [reference() for reference in stored] == [None]

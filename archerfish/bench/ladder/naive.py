@@ -9,7 +9,8 @@ from torch import Tensor
 from archerfish.arch.arch import AttentionSpec
 from archerfish.arch.cost import kv_bytes_per_token
 from archerfish.models.attention import plain_attention
-from archerfish.models.decoder import AttendFunction, Decoder
+from archerfish.models.decoder import Decoder
+from archerfish.ops.signatures import AttendFunction
 
 Answer = list[int]
 

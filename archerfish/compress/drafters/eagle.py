@@ -15,10 +15,10 @@ from archerfish.arch.rope import RopeSpec
 from archerfish.compress.drafters.options import DrafterOptions
 from archerfish.compress.drafters.target import Reading, row_positions
 from archerfish.models.attention import batched_attention
-from archerfish.models.decoder import AttendFunction, Decoder
+from archerfish.models.decoder import Decoder
 from archerfish.models.eagle import Eagle
 from archerfish.models.layers import Norm
-from archerfish.ops.signatures import Ops
+from archerfish.ops.signatures import AttendFunction, Ops
 from archerfish.weights.heads import choose_tokens, save_head
 
 _FEW_LAYERS = 8

@@ -7,7 +7,7 @@ import pytest
 
 from archerfish.arch import ExpertsSpec, MlpSpec
 from archerfish.bench.kernels.tuning import products_of, tune_products
-from archerfish.kept import Kept
+from archerfish.disk_cache import DiskCache
 from archerfish.ops.triton.gemm.float_tiles import candidate_tiles
 from archerfish.ops.triton.runtime import tuning
 from archerfish.ops.triton.runtime.tuning import Product
@@ -32,8 +32,8 @@ def test_experts_are_left_out() -> None:
 
 
 def test_every_candidate_is_measured_and_progress_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Kept("tiles", "1", tmp_path)
-    monkeypatch.setattr(tuning, "_choices", lambda: kept)
+    cache = DiskCache("tiles", "1", tmp_path)
+    monkeypatch.setattr(tuning, "_choices", lambda: cache)
     monkeypatch.setattr(tuning, "_device_name", lambda: "a GPU")
     products, told, measured = [Product(8, 6144, 4096), Product(64, 6144, 4096)], [], []
 

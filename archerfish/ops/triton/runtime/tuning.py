@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import triton
 
-from archerfish.kept import Kept
+from archerfish.disk_cache import DiskCache
 from archerfish.ops.triton.runtime.kernel_launch import INTERPRETED
 
 _SOURCES = Path(__file__).parents[1]
@@ -56,7 +56,7 @@ def stored(product: Product, candidates: Sequence[Candidate]) -> Candidate | Non
     """The one that was the fastest on this GPU, if that was measured."""
     if INTERPRETED:
         return None
-    found = _choices().find(_key(product))
+    found = _choices().get(_key(product))
     return next((candidate for candidate in candidates if list(candidate) == found), None)
 
 
@@ -69,7 +69,7 @@ def tune(product: Product, candidates: Sequence[Candidate], seconds_of: Callable
     fastest = min(range(len(seconds)), key=seconds.__getitem__)
     if seconds[fastest] > _BY_FAR * seconds[0]:
         fastest = 0
-    _choices().keep(_key(product), list(candidates[fastest]))
+    _choices().put(_key(product), list(candidates[fastest]))
     return Tuned(product, candidates[fastest], seconds[0], seconds[fastest])
 
 
@@ -83,8 +83,8 @@ def kernel_version() -> str:
 
 
 @cache
-def _choices() -> Kept:
-    return Kept("tiles", kernel_version())
+def _choices() -> DiskCache:
+    return DiskCache("tiles", kernel_version())
 
 
 def _key(product: Product) -> str:

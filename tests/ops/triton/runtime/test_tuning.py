@@ -1,4 +1,4 @@
-"""FloatTiles that were measured are kept and used, and no stored choice can be anything but a candidate."""
+"""Measured tiles are stored and used, and no stored choice can be anything but a candidate."""
 
 import json
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from archerfish.kept import Kept
+from archerfish.disk_cache import DiskCache
 from archerfish.ops.triton.gemm.float_gemm import FloatEpilogue, linear_by_kernel
 from archerfish.ops.triton.gemm.float_tiles import FloatTiles, candidate_tiles, chosen_tiles, default_tiles, num_parts
 from archerfish.ops.triton.runtime import tuning
@@ -30,8 +30,8 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 def _start_again(directory: Path, monkeypatch: pytest.MonkeyPatch, device: str = "a GPU") -> None:
     """As a new process would."""
-    kept = Kept("tiles", tuning.kernel_version(), directory)
-    monkeypatch.setattr(tuning, "_choices", lambda: kept)
+    cache = DiskCache("tiles", tuning.kernel_version(), directory)
+    monkeypatch.setattr(tuning, "_choices", lambda: cache)
     monkeypatch.setattr(tuning, "_device_name", lambda: device)
     chosen_tiles.cache_clear()
 

@@ -1,6 +1,6 @@
-"""What was measured on this machine and spares the next start some work: JSON files, by default in the user's cache.
+"""Stores measurements of this machine as JSON files in the user's cache directory, to spare later starts the work.
 
-Knows no subject. Whatever is wrong with a file, the answer is that nothing was kept.
+A file that is missing, damaged or of another version counts as empty.
 """
 
 import json
@@ -12,37 +12,37 @@ from archerfish.console import logger
 
 
 def cache_directory() -> Path:
-    """Where a user's programs keep what they can do without."""
+    """Return the directory of this package within the user's cache."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "archerfish"
 
 
-class Kept:
-    """Values by key, all measured with one version of the code they are about."""
+class DiskCache:
+    """Values by key, all measured with one version of the code that they are about."""
 
     def __init__(self, subject: str, version: str, directory: Path | None = None) -> None:
         self.path = (directory or cache_directory()) / f"{subject}.json"
         self._version = version
         self._entries: dict[str, Any] | None = None
-        """As last read; None before that."""
+        """Entries as last read; None before the first read."""
 
-    def find(self, key: str) -> Any | None:
-        """JSON that was kept, by any process up to the first call; None if there is none."""
+    def get(self, key: str) -> Any | None:
+        """Return the JSON value of a key as of the first call, or None."""
         if self._entries is None:
             self._entries = self._read()
         return self._entries.get(key)
 
-    def keep(self, key: str, value: Any) -> None:
-        """Beside whatever other processes kept meanwhile. A directory that cannot be written to is told of once."""
+    def put(self, key: str, value: Any) -> None:
+        """Store a value next to what other processes have stored. A failed write is logged, not raised."""
         self._entries = {**self._read(), key: value}
         text = json.dumps({"version": self._version, "entries": self._entries}, indent=1, sort_keys=True)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            written = self.path.with_name(f"{self.path.name}.{os.getpid()}")
-            written.write_text(text)
-            written.replace(self.path)  # At once: nobody ever reads half a file.
+            temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}")
+            temporary.write_text(text)
+            temporary.replace(self.path)  # Atomic: no process ever reads half a file.
         except OSError as error:
-            logger.info("%s cannot be written (%s): it is measured again at the next start", self.path, error.strerror)
+            logger.info("%s cannot be written (%s): the next start measures again", self.path, error.strerror)
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -53,13 +53,13 @@ class Kept:
             logger.info("%s is ignored: it cannot be read (%s)", self.path, error)
             return {}
         try:
-            found = json.loads(text)
-            version, entries = found["version"], found["entries"]
+            document = json.loads(text)
+            version, entries = document["version"], document["entries"]
             entries.items()
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             logger.info("%s is ignored: it is damaged", self.path)
             return {}
         if version != self._version:
-            logger.info("%s is ignored: it was measured with other kernels", self.path)
+            logger.info("%s is ignored: it was measured with another version of the kernels", self.path)
             return {}
         return dict(entries)
