@@ -58,7 +58,8 @@ class Outline:
 
     @property
     def rows(self) -> Ints:
-        return self.chunks["row"]
+        rows: Ints = self.chunks["row"]
+        return rows
 
     @property
     def drawn_positions(self) -> Ints:
@@ -70,8 +71,8 @@ class Outline:
     @property
     def offsets(self) -> Ints:
         """[chunks] where each chunk begins among the step's tokens."""
-        rows: Ints = self.chunks["row"]
-        return rows
+        offsets: Ints = self.query_ends - self.chunks["length"]
+        return offsets
 
     @property
     def places(self) -> Ints:
