@@ -30,7 +30,7 @@ from archerfish.engine.self_written import calibration_texts
 from archerfish.engine.sizing import measured_size, refusing
 from archerfish.errors import InvalidParameter, ModelError
 from archerfish.execution.executor import Executor
-from archerfish.execution.memory import CacheSize
+from archerfish.execution.memory import CacheSize, Memory
 from archerfish.kvcache.layout import KVLayout, kv_layout
 from archerfish.kvcache.storage import KVStorage
 from archerfish.kvcache.tables import KVTables
@@ -62,6 +62,8 @@ class Assembly:
     arch: Arch
     config: ResolvedConfig
     cache_size: CacheSize
+    memory: Memory
+    """What weights and steps take, as estimated before loading."""
     recommended: Mapping[str, Any]
     """Sampling parameters that the model's makers recommend, by name."""
     start_token_id: int
@@ -146,6 +148,7 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
         arch=checkpoint.arch,
         config=resolved,
         cache_size=cache_size,
+        memory=memory,
         recommended=recommended,
         embedding_sizes=_embedding_sizes(checkpoint),
         start_token_id=_start_token_id(checkpoint, eos_token_ids),

@@ -39,8 +39,11 @@ def test_help_lists_every_benchmark_in_its_own_words() -> None:
         (("throughput", "--workload", "nano-vllm", "--num-prompts", "3"), "--workload nano-vllm says everything"),
         (("throughput", "--dataset-path", "x"), "add --dataset-name prompts"),
         (("throughput", "--dataset-name", "prompts"), "needs --dataset-path"),
-        (("ladder", "--batching", "static"), "--batching: the ladder's lines set it themselves"),
-        (("ladder", "--speculative-config", '{"verification": "typical"}'), "verification typical: the ladder's"),
+        (("ladder", "--batching", "static"), "--batching: the lines of the ladder set it"),
+        (
+            ("ladder", "--speculative-config", '{"verification": "typical"}'),
+            "verification typical: the lines of the ladder",
+        ),
         (("ladder", "--report", "/no/such/page.html"), "--report: there is no directory /no/such"),
         (("kernels", "--operation", "linar"), "--operation linar: there is no such operation; there are linear, embed"),
         (("kernels", "--max-num-seqs", "3"), "--max-num-seqs"),
@@ -102,13 +105,14 @@ def test_the_ladder(tmp_path: Path) -> None:
     exact = [name for name in rows if not rows[name]["is_lossy"]]
     assert exact[-1] == "+ speculation"
     for name in exact:
-        assert rows[name]["same_tokens"] or "no native kernels" in rows[name]["reason"]
+        assert rows[name]["same_tokens"] or "the kernels cannot run this model" in rows[name]["reason"]
     assert rows["+ prefix cache"]["ratio"] > 0 and rows["+ speculation"]["seconds"] > 0
-    for name in ("+ quantization", "+ KV quantization"):
-        assert rows[name]["seconds"] or "native kernels" in rows[name]["reason"]
+    for name in ("+ int8 KV cache", "+ int8 weights", "+ int4 weights"):
+        assert rows[name]["seconds"] or "kernels" in rows[name]["reason"]
+    assert rows["naive"]["weight_bytes"] > 0 and rows["naive"]["workspace_bytes"] > 0
     page = tmp_path / "ladder.html"
     ran = archerfish("bench", "ladder", *MODEL, *_SMALL, *sizes, "--report", str(page))
-    assert all(name in ran.stdout for name in rows) and "lines that must write the same tokens did." in ran.stdout
+    assert all(name in ran.stdout for name in rows) and "lossless lines wrote the tokens that they must." in ran.stdout
     html = page.read_text(encoding="utf-8")
     assert "What each optimization adds to random-llama" in html and all(name in html for name in rows)
 

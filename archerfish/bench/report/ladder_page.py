@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from archerfish.bench.ladder.ladder import Ladder, Row, verdict_lines
+from archerfish.bench.ladder.ladder import Ladder, LadderRow, verdict_lines
 from archerfish.bench.offline.conditions import Conditions
 from archerfish.bench.report.page import Conclusion, Notice, Page, Table
 from archerfish.bench.report.page import Figure as Headline
@@ -25,7 +25,7 @@ def ladder_page(conditions: Conditions, ladder: Ladder) -> Page:
     return Page(
         title=f"What each optimization adds to {conditions.model}",
         subtitle=f"{conditions.title} · {ladder.load_text} · each line has what those above it have",
-        alarm="" if _agrees(measured) else "Lines that must write the same tokens did not.",
+        alarm="" if _agrees(measured) else "Lossless lines did not write the same tokens.",
         notices=tuple(
             Notice(name=row.name, text=f"not measured, {row.reason}.", is_alarm=False)
             for row in ladder.rows
@@ -39,12 +39,12 @@ def ladder_page(conditions: Conditions, ladder: Ladder) -> Page:
     )
 
 
-def _agrees(measured: Sequence[Row]) -> bool:
+def _agrees(measured: Sequence[LadderRow]) -> bool:
     return all(row.same_tokens for row in measured if not row.is_lossy)
 
 
-def _conclusion(measured: Sequence[Row]) -> Conclusion:
-    """The best line, and what there is to know of the others."""
+def _conclusion(measured: Sequence[LadderRow]) -> Conclusion:
+    """Name the fastest line, and say what stands out in the others."""
     best = max(measured, key=_rate, default=None)
     if best is None:
         return Conclusion(headline="Nothing was measured", sentence="No line could be run here.")
@@ -54,23 +54,24 @@ def _conclusion(measured: Sequence[Row]) -> Conclusion:
     )
 
 
-def _figures(measured: Sequence[Row]) -> tuple[Headline, ...]:
+def _figures(measured: Sequence[LadderRow]) -> tuple[Headline, ...]:
     exact = [row for row in measured if not row.is_lossy]
-    named = (("Tokens/s, same tokens", exact), ("Tokens/s, with quantization", measured))
+    named = (("Tokens/s, lossless", exact), ("Tokens/s, with quantization", measured))
     return tuple(Headline(name, f"{max(map(_rate, rows)):,.1f}") for name, rows in named if rows)
 
 
-def _table(rows: Sequence[Row]) -> Table:
+def _table(rows: Sequence[LadderRow]) -> Table:
     return Table(
         heading="Lines",
-        columns=("", "s/request", "mean latency, s", "tokens/s", "KV memory", "x above", "x first", "tokens"),
+        columns=("", "s/request", "mean latency, s", "tokens/s", "memory", "x above", "x first", "tokens"),
         rows=tuple((row.name, *_cells(row)) for row in rows),
-        note="x above and x first: tokens/s, to those of the line above and of the first.",
+        note="x above and x first: tokens/s relative to the line above and to the first. Memory: weights, KV cache in "
+        "use, and workspace of the largest step (estimated).",
         is_wide=True,
     )
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: LadderRow) -> tuple[str, ...]:
     if row.seconds_per_request is None or row.mean_latency is None:
         return ("-",) * 7
     agreement = "the same" if row.same_tokens in (True, None) else "lossy" if row.is_lossy else "DIFFERENT"
@@ -85,14 +86,14 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def _rate(row: Row) -> float:
+def _rate(row: LadderRow) -> float:
     return row.tokens_per_second or 0.0
 
 
 # -- charts -----------------------------------------------------------------------------------------------------------
 
 
-def _charts(measured: Sequence[Row]) -> tuple[Chart, ...]:
+def _charts(measured: Sequence[LadderRow]) -> tuple[Chart, ...]:
     if not measured:
         return ()
     return (
@@ -112,9 +113,9 @@ def _charts(measured: Sequence[Row]) -> tuple[Chart, ...]:
         ),
         Chart(
             name="memory",
-            title="Memory of keys and values",
-            caption="The most at once; blocks that the prefix cache keeps count.",
-            figure=_bars([_Bar(row.name, _mebibytes(row), _memory_text(row), WAITING) for row in measured], "MiB"),
+            title="Memory",
+            caption="Weights, KV cache in use (cached prefixes included) and workspace of a step (estimated).",
+            figure=_memory_bars(measured),
         ),
     )
 
@@ -127,7 +128,7 @@ class _Bar(NamedTuple):
 
 
 def _bars(bars: Sequence[_Bar], unit: str) -> "Figure":
-    """One below the other, in the order of the lines, each with its value."""
+    """Draw one bar per line, from top to bottom, each with its value."""
     figure = new_figure(x=unit, y="", height=_AXIS_HEIGHT + _BAR_HEIGHT * len(bars))
     figure.add_bar(
         x=[bar.value for bar in bars],
@@ -140,32 +141,58 @@ def _bars(bars: Sequence[_Bar], unit: str) -> "Figure":
         cliponaxis=False,
         hovertemplate="%{y}: %{text}<extra></extra>",
     )
-    figure.update_layout(bargap=0.3)
-    figure.update_yaxes(autorange="reversed", showgrid=False)
-    # The longest bar's value stands behind it.
-    most = max(bar.value for bar in bars)
-    figure.update_xaxes(showgrid=True, range=[0, _SPACE_FOR_TEXT * most] if most else None)
+    _lay_out(figure, max(bar.value for bar in bars))
     return figure
 
 
-def _latency(row: Row) -> float:
+def _memory_bars(rows: Sequence[LadderRow]) -> "Figure":
+    """Draw weights, KV cache and workspace of each line one after the other, with their sum behind them."""
+    figure = new_figure(x="MiB", y="", height=_AXIS_HEIGHT + _BAR_HEIGHT * len(rows))
+    parts = (
+        ("weights", [row.weight_bytes or 0 for row in rows], RUNNING),
+        ("KV cache", [row.kv_bytes or 0 for row in rows], WAITING),
+        ("workspace", [row.workspace_bytes or 0 for row in rows], QUIET),
+    )
+    for name, sizes, colour in parts:
+        is_last = name == "workspace"
+        figure.add_bar(
+            name=name,
+            x=[size / 2**20 for size in sizes],
+            y=[row.name for row in rows],
+            orientation="h",
+            marker={"color": [colour] * len(rows)},
+            text=[_memory_text(row) for row in rows] if is_last else None,
+            textposition="outside" if is_last else "none",
+            textfont={"color": INK},
+            cliponaxis=False,
+            hovertemplate=f"%{{y}}, {name}: %{{x:,.1f}} MiB<extra></extra>",
+        )
+    figure.update_layout(barmode="stack")
+    _lay_out(figure, max((row.memory_bytes or 0) / 2**20 for row in rows))
+    return figure
+
+
+def _lay_out(figure: "Figure", longest: float) -> None:
+    figure.update_layout(bargap=0.3)
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    # The value of the longest bar is written behind it.
+    figure.update_xaxes(showgrid=True, range=[0, _SPACE_FOR_TEXT * longest] if longest else None)
+
+
+def _latency(row: LadderRow) -> float:
     return row.mean_latency or 0.0
 
 
-def _mebibytes(row: Row) -> float:
-    return (row.kv_bytes or 0) / 2**20
+def _memory_text(row: LadderRow) -> str:
+    return format_bytes(row.memory_bytes or 0)
 
 
-def _memory_text(row: Row) -> str:
-    return format_bytes(row.kv_bytes) if row.kv_bytes else "none"
-
-
-def _rate_text(row: Row) -> str:
+def _rate_text(row: LadderRow) -> str:
     rate = f"{_rate(row):,.{0 if _rate(row) >= _WHOLE else 1}f}"
     return rate if row.ratio is None else f"{rate}, x {row.ratio:,.2f}"
 
 
-def _colour(row: Row) -> str:
+def _colour(row: LadderRow) -> str:
     if row.ratio is not None and row.ratio < 1:
         return QUIET
     return PREFILL if row.is_lossy else DECODE

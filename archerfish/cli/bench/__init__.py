@@ -9,7 +9,7 @@ _COMMANDS = {
     "compare": Entry("compare", "Say what differs between saved runs, and how surely."),
     "latency": Entry("latency", "Measure how long one batch takes in the engine alone."),
     "throughput": Entry("throughput", "Measure how many tokens a second the engine alone computes."),
-    "ladder": Entry("ladder", "Measure what each optimization adds, from naive recomputation on."),
+    "ladder": Entry("ladder", "Measure what each optimization adds, starting from naive recomputation."),
     "kernels": Entry("kernels", "Measure every kernel against what the machine can do at most."),
 }
 
