@@ -21,8 +21,7 @@ from archerfish.api.replies import (
     usage_so_far,
 )
 from archerfish.api.structure import structured
-from archerfish.api.writing import Writing
-from archerfish.engine.outputs import CompletionOutput, Logprobs, StreamOutput
+from archerfish.engine.outputs import CompletionOutput, Logprobs, OutputStream, StreamOutput
 from archerfish.errors import InvalidParameter
 
 _FIELDS_OF_THEIR_OWN = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
@@ -73,13 +72,13 @@ class Chat:
     def is_streamed(self) -> bool:
         return bool(self._body.stream)
 
-    def reply(self, written: Sequence[Writing]) -> dict[str, Any]:
+    def reply(self, written: Sequence[OutputStream]) -> dict[str, Any]:
         [one] = written
         return {
             **self._head("chat.completion"),
-            "choices": [self._choice(answer) for answer in one.output.outputs],
+            "choices": [self._choice(answer) for answer in one.result.outputs],
             "usage": usage(written, self._conversation.measure(one)),
-            **prompt_logprobs(one.output, self._body.prompt_logprobs),
+            **prompt_logprobs(one.result, self._body.prompt_logprobs),
             **({"metrics": request_metrics(one)} if self._body.metrics else {}),
         }
 
@@ -107,7 +106,7 @@ class Chat:
             end = {"index": piece.index, "delta": {}, "logprobs": None, "finish_reason": reason}
             yield self._chunk({**end, "stop_reason": _stop_reason(piece.stop_reason, reader)})
 
-    def end(self, written: Writing) -> Iterator[Chunk]:
+    def end(self, written: OutputStream) -> Iterator[Chunk]:
         """What is told after the last token, if that was asked for."""
         num_reasoning = self._conversation.measure(written)
         with_usage = self._body.wants_usage

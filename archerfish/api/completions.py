@@ -18,8 +18,7 @@ from archerfish.api.replies import (
     usage_so_far,
 )
 from archerfish.api.structure import structured
-from archerfish.api.writing import Writing
-from archerfish.engine.outputs import CompletionOutput, Logprobs, RequestOutput, StreamOutput
+from archerfish.engine.outputs import CompletionOutput, Logprobs, OutputStream, RequestOutput, StreamOutput
 from archerfish.errors import InvalidParameter
 from archerfish.request import SamplingParams
 
@@ -55,8 +54,8 @@ class Completion:
     def is_streamed(self) -> bool:
         return bool(self._body.stream)
 
-    def reply(self, written: Sequence[Writing]) -> dict[str, Any]:
-        answers = [(one.output, answer) for one in written for answer in one.output.outputs]
+    def reply(self, written: Sequence[OutputStream]) -> dict[str, Any]:
+        answers = [(one.result, answer) for one in written for answer in one.result.outputs]
         choices = [self._choice(index, output, answer) for index, (output, answer) in enumerate(answers)]
         counted = usage(written)
         if not self._shows_answer:
@@ -89,7 +88,7 @@ class Completion:
             return None
         return usage_so_far(self.inputs.prompt_length(place), self._num_written[place][index])
 
-    def end(self, written: Sequence[Writing]) -> Iterator[dict[str, Any]]:
+    def end(self, written: Sequence[OutputStream]) -> Iterator[dict[str, Any]]:
         """What is told after the last token, if that was asked for."""
         if self._body.wants_usage or self._body.metrics:
             more = {"metrics": request_metrics(written[0])} if self._body.metrics else {}

@@ -14,7 +14,7 @@ from archerfish.api.reasoning import Thinking
 from archerfish.api.reasoning.thinking import tag_ids
 from archerfish.api.tool_use import ToolUse
 from archerfish.api.tools import template_messages
-from archerfish.api.writing import Writing
+from archerfish.engine.outputs import OutputStream
 from archerfish.errors import InvalidParameter
 from archerfish.request import SamplingParams, Structured
 from archerfish.tokenizer import Tokenizer
@@ -94,14 +94,14 @@ class Conversation:
             reader = ReaderWithoutSpecialTexts(reader, SpecialTexts.of(self._tokenizer))
         return reader
 
-    def measure(self, written: Writing) -> int | None:
+    def measure(self, written: OutputStream) -> int | None:
         """Tokens of reasoning in all answers; their end is noted in the request's times. None where none is read."""
         if self._thinking is None:
             return None
-        outputs = written.output.outputs
+        outputs = written.result.outputs
         counts = [self._thinking.num_tokens(one.token_ids, self._tokenizer) for one in outputs]
-        times = [written.time_behind(index, count) for index, count in enumerate(counts)]
-        written.output.metrics.first_visible_time = min((time for time in times if time is not None), default=None)
+        times = [written.time_after(index, count) for index, count in enumerate(counts)]
+        written.result.metrics.first_visible_time = min((time for time in times if time is not None), default=None)
         return sum(counts)
 
     @property

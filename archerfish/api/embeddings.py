@@ -10,8 +10,8 @@ from archerfish.api.bodies.common import GenerationBody, each_prompt
 from archerfish.api.bodies.embeddings import EmbeddingBody
 from archerfish.api.inputs import EngineInputs
 from archerfish.api.model import ServedModel
-from archerfish.api.writing import Writing
 from archerfish.engine.embedding_sizes import cut_embedding
+from archerfish.engine.outputs import OutputStream
 from archerfish.request import SamplingParams
 
 _PARAMS = SamplingParams(temperature=0.0, max_tokens=1, prompt_embedding=True)
@@ -36,7 +36,7 @@ class Embedding:
             add_special_tokens=body.add_special_tokens,
         )
 
-    def reply(self, written: Sequence[Writing]) -> dict[str, Any]:
+    def reply(self, written: Sequence[OutputStream]) -> dict[str, Any]:
         data = [
             {"object": "embedding", "index": index, "embedding": self._encoded(one)}
             for index, one in enumerate(written)
@@ -45,8 +45,8 @@ class Embedding:
         used = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
         return {"object": "list", "data": data, "model": self._model.name, "usage": used}
 
-    def _encoded(self, written: Writing) -> list[float] | str:
-        values = written.output.prompt_embedding
+    def _encoded(self, written: OutputStream) -> list[float] | str:
+        values = written.result.prompt_embedding
         assert values is not None, "every prompt that was computed has one"
         values = cut_embedding(values, self._size, self._normalizes)
         return values if self._encoding == "float" else base64.b64encode(array.array("f", values).tobytes()).decode()

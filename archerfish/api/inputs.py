@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from archerfish.api.bodies.common import GenerationBody
-from archerfish.api.writing import Writing
 from archerfish.engine.input_processor import InputProcessor, Prompt
+from archerfish.engine.outputs import OutputStream
 from archerfish.request import SLO, Request, RequestClass, SamplingParams
 
 
@@ -112,6 +112,6 @@ class EndpointCall(Protocol):
 
     inputs: EngineInputs
 
-    def reply(self, written: Sequence[Writing]) -> dict[str, Any]:
+    def reply(self, written: Sequence[OutputStream]) -> dict[str, Any]:
         """The body of the answer, when all of it is there. One of `written` for each prompt."""
         ...

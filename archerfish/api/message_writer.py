@@ -8,8 +8,7 @@ from pydantic_core import from_json
 from archerfish.api.deltas import CallArguments, CallStart, Content, InvalidCall, Reasoning, as_field
 from archerfish.api.reading import AnswerReader
 from archerfish.api.replies import new_id, request_metrics
-from archerfish.api.writing import Writing
-from archerfish.engine.outputs import StreamOutput
+from archerfish.engine.outputs import OutputStream, StreamOutput
 
 
 class MessageWriter:
@@ -18,10 +17,10 @@ class MessageWriter:
     def __init__(
         self,
         model_name: str,
-        written: Writing,
+        written: OutputStream,
         reader: AnswerReader,
         *,
-        measure: Callable[[Writing], int | None],
+        measure: Callable[[OutputStream], int | None],
         metrics: bool,
     ) -> None:
         """`written` is the answer, which grows meanwhile. `measure` notes at its end when its reasoning ended."""

@@ -11,7 +11,7 @@ from archerfish.api.inputs import EngineInputs
 from archerfish.api.message_writer import MessageWriter
 from archerfish.api.model import ServedModel
 from archerfish.api.structure import structured
-from archerfish.api.writing import Writing
+from archerfish.engine.outputs import OutputStream
 from archerfish.errors import InvalidParameter
 
 
@@ -32,14 +32,14 @@ class Message:
     def is_streamed(self) -> bool:
         return bool(self._body.stream)
 
-    def writer(self, written: Writing) -> MessageWriter:
+    def writer(self, written: OutputStream) -> MessageWriter:
         """For the message, before its first token. `written` is the answer, which grows meanwhile."""
         conversation = self._conversation
         reader = conversation.reader(self._body)
         name, metrics = self._model.name, self._body.metrics
         return MessageWriter(name, written, reader, measure=conversation.measure, metrics=metrics)
 
-    def reply(self, written: Sequence[Writing]) -> dict[str, Any]:
+    def reply(self, written: Sequence[OutputStream]) -> dict[str, Any]:
         """The whole message at once: as if all of it had come in one piece."""
         [one] = written
         writer = self.writer(one)

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from archerfish.api.writing import Writing
-from archerfish.engine.outputs import Logprob, Logprobs, RequestOutput
+from archerfish.engine.outputs import Logprob, Logprobs, OutputStream, RequestOutput
 
 
 def finite(logprob: float) -> float:
@@ -23,7 +22,7 @@ def seconds_now() -> int:
     return int(time.time())
 
 
-def usage(written: Sequence[Writing], num_reasoning: int | None = None) -> dict[str, Any]:
+def usage(written: Sequence[OutputStream], num_reasoning: int | None = None) -> dict[str, Any]:
     """Tokens read and written. `num_reasoning` of them were reasoning; None where none is read."""
     used = [one.usage for one in written]
     num_read = sum(one.num_prompt_tokens for one in used)
@@ -71,9 +70,9 @@ def prompt_logprobs(output: RequestOutput, num_top: int | None) -> dict[str, Any
     return {"prompt_logprobs": told}
 
 
-def request_metrics(written: Writing) -> dict[str, Any]:
+def request_metrics(written: OutputStream) -> dict[str, Any]:
     """How long each part of a request took, in milliseconds, and what was guessed for it."""
-    timing = written.output.metrics
+    timing = written.result.metrics
     gaps = sorted(written.gaps)
     return {
         "queue_ms": _ms(timing.queue_time),

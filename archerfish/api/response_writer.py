@@ -6,8 +6,7 @@ from typing import Any, Literal
 from archerfish.api.deltas import CallArguments, CallStart, Content, InvalidCall, Reasoning, as_field
 from archerfish.api.reading import AnswerReader
 from archerfish.api.replies import new_id, request_metrics, seconds_now, token_logprobs
-from archerfish.api.writing import Writing
-from archerfish.engine.outputs import StreamOutput
+from archerfish.engine.outputs import OutputStream, StreamOutput
 from archerfish.request import FinishReason
 
 Event = dict[str, Any]
@@ -24,7 +23,7 @@ class ResponseWriter:
         response: dict[str, Any],
         reader: AnswerReader,
         *,
-        measure: Callable[[Writing], int | None],
+        measure: Callable[[OutputStream], int | None],
         metrics: bool,
     ) -> None:
         """`response` is all that is known of it before the first token. `metrics`: its end tells how long it took.
@@ -69,9 +68,9 @@ class ResponseWriter:
                     self._output[-1]["arguments"] += text
                     yield self._of_item("response.function_call_arguments.delta", delta=text)
 
-    def end(self, written: Writing, failure: str | None = None) -> Iterator[Event]:
+    def end(self, written: OutputStream, failure: str | None = None) -> Iterator[Event]:
         """The last events. `failure` is why it could not be finished."""
-        reason = written.output.outputs[0].finish_reason
+        reason = written.result.outputs[0].finish_reason
         num_reasoning = self._measure(written)
         more: dict[str, Any] = as_field(self._invalid_calls)
         if self._metrics:
@@ -158,7 +157,7 @@ class ResponseWriter:
         return told
 
 
-def _usage(written: Writing, num_reasoning: int | None) -> dict[str, Any]:
+def _usage(written: OutputStream, num_reasoning: int | None) -> dict[str, Any]:
     used = written.usage
     return {
         "input_tokens": used.num_prompt_tokens,

@@ -12,7 +12,7 @@ from archerfish.api.model import ServedModel
 from archerfish.api.replies import new_id, seconds_now
 from archerfish.api.response_writer import ResponseWriter
 from archerfish.api.structure import structured
-from archerfish.api.writing import Writing
+from archerfish.engine.outputs import OutputStream
 from archerfish.errors import InvalidParameter
 
 
@@ -67,7 +67,7 @@ class ResponsesCall:
         reader = conversation.reader(self._body)
         return ResponseWriter(self._head(), reader, measure=conversation.measure, metrics=self._body.metrics)
 
-    def reply(self, written: Sequence[Writing]) -> dict[str, Any]:
+    def reply(self, written: Sequence[OutputStream]) -> dict[str, Any]:
         """The whole response at once: as if all of it had come in one piece."""
         [one] = written
         writer = self.writer()

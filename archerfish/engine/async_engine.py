@@ -15,6 +15,8 @@ import zmq.asyncio
 
 from archerfish.config.settings import EngineConfig
 from archerfish.console import logger
+from archerfish.engine.outputs import OutputStream
+from archerfish.engine.request_stream import RequestStream
 from archerfish.engine.socket_directory import SocketDirectory
 from archerfish.engine.wire import (
     Blocks,
@@ -41,6 +43,7 @@ from archerfish.machine.cpu import cpu_seconds_of
 from archerfish.machine.peak import Peak
 from archerfish.metrics.state import EngineState
 from archerfish.request import FinishReason, Request, TokenEvent
+from archerfish.tokenizer import Tokenizer
 
 MOST_DEATHS = 3
 DEATHS_WINDOW = 60.0
@@ -63,53 +66,6 @@ class EngineStatus(Enum):
     READY = "ready"
     RESTARTING = "restarting"
     ENDED = "ended"
-
-
-class EventStream:
-    """The events of one request as they come; several at once if nobody has read for a while."""
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self._events: deque[TokenEvent] = deque()
-        self._news = asyncio.Event()
-        self._unended = set(range(request.params.n))
-        self.engine_failed = False
-        """Whether it ended because the engine did: another try may go well."""
-
-    @property
-    def finished(self) -> bool:
-        """All of it has arrived, though not all of it may have been read."""
-        return not self._unended
-
-    async def next(self) -> list[TokenEvent]:
-        """What has come since the last call; waits if that is nothing. Empty after the end."""
-        while not self._events and not self.finished:
-            self._news.clear()
-            await self._news.wait()
-        events = list(self._events)
-        self._events.clear()
-        return events
-
-    def push(self, event: TokenEvent) -> None:
-        self._events.append(event)
-        if event.finish_reason is not None:
-            self._unended.discard(event.sequence_index)
-        self._news.set()
-
-    def give_up(self, index: int) -> None:
-        """Nobody waits for this one of its answers any more."""
-        self._unended.discard(index)
-        self._news.set()
-
-    def fail(self, error: str) -> None:
-        """End what is open because there is no engine any more."""
-        self.engine_failed = True
-        self.refuse(error)
-
-    def refuse(self, error: str) -> None:
-        """End what is open with an error of its own."""
-        for index in sorted(self._unended):
-            self.push(TokenEvent(self.request.request_id, index, [], finish_reason=FinishReason.ERROR, error=error))
 
 
 class AsyncEngine:
@@ -135,7 +91,7 @@ class AsyncEngine:
         self._on_peak = on_peak
         self._on_death = on_death
         self._clock = clock
-        self._open: dict[str, EventStream] = {}
+        self._open: dict[str, RequestStream] = {}
         self._stall_timeout = stall_timeout
         self._directory = SocketDirectory()
         self._context = zmq.asyncio.Context()
@@ -240,14 +196,18 @@ class AsyncEngine:
 
     # -- requests -------------------------------------------------------------------------------------------------
 
-    def submit(self, request: Request) -> EventStream:
-        """Give a request to the engine. What its scheduler refuses becomes an error event."""
+    def submit(self, request: Request, prompt: str | None = None, tokenizer: Tokenizer | None = None) -> RequestStream:
+        """Give a request to the engine. What its scheduler refuses becomes an error event.
+
+        `prompt` is the text that the output repeats. Without a tokenizer the output has token ids alone.
+        """
         if self.status is not EngineStatus.READY:
             raise EngineStopped(f"the engine is {self.status.value}")
         # Late events of a cancelled request are told apart by its id alone, so no id may come a second time.
         assert request.request_id not in self._open, "every submission has an id of its own"
         message = encode(Submit(request))  # Before anything is registered: it may refuse a value.
-        stream = EventStream(request)
+        output = OutputStream(request, prompt, tokenizer, self._stop_sequence)
+        stream = RequestStream(output, self._clock)
         self._open[request.request_id] = stream
         try:
             self._send_bytes(message)
@@ -261,11 +221,13 @@ class AsyncEngine:
         stream = self._open.get(request_id)
         if stream is None:
             return
-        for one in range(stream.request.params.n) if index is None else (index,):
-            stream.give_up(one)
-        if stream.finished:
+        stream.give_up(index)
+        if stream.has_arrived:
             del self._open[request_id]
         self._send(Cancel(request_id, index, reason))
+
+    def _stop_sequence(self, request_id: str, index: int) -> None:
+        self.cancel(request_id, index, FinishReason.STOP)
 
     async def block_map(self) -> bytes:
         """One byte for each block of the KV cache: 0 free, 1 cached, 2 in use. Empty without an engine."""
@@ -442,7 +404,7 @@ class AsyncEngine:
         if stream is None:
             return  # Cancelled a moment ago.
         stream.push(event)
-        if stream.finished:
+        if stream.has_arrived:
             del self._open[event.request_id]
 
     def _fail_open(self, reason: str) -> None:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from archerfish.config.engine_args import EngineArgs
 from archerfish.console import enable_logging
-from archerfish.engine.async_engine import DEFAULT_BUILDER, AsyncEngine, EngineStatus, EventStream
+from archerfish.engine.async_engine import DEFAULT_BUILDER, AsyncEngine, EngineStatus
 from archerfish.engine.elsewhere import refuse_unsupported, why_missing
 from archerfish.engine.embedding_sizes import EmbeddingSizes
 from archerfish.engine.input_processor import InputProcessor
-from archerfish.engine.outputs import Collector, CompletionOutput, RequestOutput, StreamOutput
+from archerfish.engine.outputs import CompletionOutput, OutputStream, RequestOutput, StreamOutput
 from archerfish.engine.pooling import (
     PoolingOutput,
     PoolingParams,
@@ -27,6 +27,7 @@ from archerfish.engine.pooling import (
     pooled,
 )
 from archerfish.engine.prompts import PromptType, as_prompt, one_of
+from archerfish.engine.request_stream import RequestStream
 from archerfish.engine.wire import EngineFacts
 from archerfish.errors import (
     ArcherfishError,
@@ -123,10 +124,10 @@ class AsyncLLM:
             priority=priority,
             cache_salt=cache_salt if given.cache_salt is None else given.cache_salt,
         )
-        stream = self._engine.submit(request)
+        stream = self._engine.submit(request, given.text, self._tokenizer)
         self._open[request.external_id].add(request.request_id)
         try:
-            async for output in self._outputs(request, given.text, stream):
+            async for output in self._outputs(stream):
                 yield output
         finally:
             self._engine.cancel(request.request_id)
@@ -264,33 +265,20 @@ class AsyncLLM:
         except EngineStopped:
             raise self.dead_error from None
 
-    async def _outputs(
-        self, request: Request, text: str | None, stream: EventStream
-    ) -> AsyncGenerator[RequestOutput, None]:
-        collector = Collector(request, text, self._tokenizer, self._stop_sequence)
-        kind = request.params.output_kind
-        while not collector.finished:
-            events = await stream.next() or _aborted(request, collector.output)
-            now = time.monotonic()
-            pieces = [piece for event in events if (piece := collector.add(event, now)) is not None]
-            self._raise_failure(stream, events)
-            finished = collector.output.finished
+    async def _outputs(self, stream: RequestStream) -> AsyncGenerator[RequestOutput, None]:
+        growing, kind, finished = stream.output, stream.request.params.output_kind, False
+        while not finished:
+            pieces = await stream.next() or growing.add_all(_aborted(growing), time.monotonic())
+            finished = growing.finished
+            if growing.has_failed:
+                reason = growing.error or "the answer could not be finished"
+                raise EngineStopped(reason) if stream.engine_failed else RequestError(reason)
             if finished and kind is not RequestOutputKind.DELTA:
-                yield collector.output
+                yield growing.result
             elif kind is RequestOutputKind.CUMULATIVE and pieces:
-                yield _copied(collector.output)
+                yield _copied(growing.result)
             elif kind is RequestOutputKind.DELTA and (pieces or finished):
-                yield _added(collector.output, pieces) if pieces else collector.output
-
-    def _raise_failure(self, stream: EventStream, events: Sequence[TokenEvent]) -> None:
-        failed = next((event for event in events if event.finish_reason is FinishReason.ERROR), None)
-        if failed is None:
-            return
-        reason = failed.error or "the answer could not be finished"
-        raise EngineStopped(reason) if stream.engine_failed else RequestError(reason)
-
-    def _stop_sequence(self, request_id: str, index: int) -> None:
-        self._engine.cancel(request_id, index, FinishReason.STOP)
+                yield _added(growing.result, pieces) if pieces else growing.result
 
     def _named(self, request_id: str | None) -> str:
         """The caller's name for a request, or a number."""
@@ -321,10 +309,11 @@ AsyncLLMEngine = AsyncLLM
 """What vLLM called it before."""
 
 
-def _aborted(request: Request, output: RequestOutput) -> list[TokenEvent]:
-    """The ends of answers that nothing more will come of."""
-    unfinished = [answer.index for answer in output.outputs if answer.finish_reason is None]
-    return [TokenEvent(request.request_id, index, [], finish_reason=FinishReason.ABORT) for index in unfinished]
+def _aborted(output: OutputStream) -> list[TokenEvent]:
+    """Return events that end the unfinished answers of a cancelled request."""
+    unfinished = [answer.index for answer in output.result.outputs if answer.finish_reason is None]
+    request_id = output.request.request_id
+    return [TokenEvent(request_id, index, [], finish_reason=FinishReason.ABORT) for index in unfinished]
 
 
 def _copied(output: RequestOutput) -> RequestOutput:

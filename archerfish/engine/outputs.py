@@ -1,8 +1,12 @@
-"""What a caller gets back, in the shape vLLM's users know, and the collector that builds it from token events."""
+"""The output of a request, in the shape that vLLM's users know, and the stream that builds it from token events."""
 
-from collections.abc import Callable
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
+from archerfish.metrics.requests import Usage
 from archerfish.metrics.timing import RequestTiming
 from archerfish.request import Best, FinishReason, Request, TokenEvent, TokenLogprobs
 from archerfish.tokenizer import Detokenizer, Tokenizer
@@ -81,19 +85,25 @@ def _mean_logprob(answer: CompletionOutput) -> float:
 
 
 StopSequence = Callable[[str, int], None]
-"""(request id, index): the answer is complete, although the engine does not know it yet."""
+"""Called with a request id and an index when a stop string has completed an answer that the engine still continues."""
+
+_FROM_WORST = (FinishReason.ERROR, FinishReason.ABORT, FinishReason.LENGTH, FinishReason.STOP)
 
 
-class Collector:
-    """Gathers one request's events: text without split characters, stop strings, log-probabilities, times."""
+class OutputStream:
+    """Turns the token events of one request into text, log-probabilities, finish reasons, usage and times.
+
+    Text never splits a character and ends at stop strings.
+    """
 
     def __init__(self, request: Request, prompt: str | None, tokenizer: Tokenizer | None, stop: StopSequence) -> None:
+        self.request = request
         params = request.params
         self._tokenizer = tokenizer
         self._stop = stop
         self._include_stop = params.include_stop_str_in_output
         self._best = request.best
-        self.output = RequestOutput(
+        self.result = RequestOutput(
             request_id=request.external_id or request.request_id,
             prompt=prompt,
             prompt_token_ids=list(request.prompt_token_ids),
@@ -120,16 +130,78 @@ class Collector:
                 )
                 for _ in range(params.n)
             ]
+        self._lengths = [array("l") for _ in range(params.n)]
+        """For each answer, its number of tokens after each event."""
+        self._times = [array("d") for _ in range(params.n)]
+        """For each answer, the arrival time of each event."""
+        self._arrivals = array("d")
+        """Times at which anything arrived."""
 
     @property
     def finished(self) -> bool:
-        return self.output.finished
+        """Whether all answers are complete."""
+        return self.result.finished
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether an answer that is returned ended with an error."""
+        return any(answer.finish_reason == FinishReason.ERROR.value for answer in self.result.outputs)
+
+    @property
+    def error(self) -> str | None:
+        """The reason of a failure, if it is known."""
+        return next((answer.error for answer in self.result.outputs if answer.error is not None), None)
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """The worst finish reason of all answers; answers that are not complete count as aborted."""
+        reasons = {answer.finish_reason or FinishReason.ABORT.value for answer in self.result.outputs}
+        return next(reason for reason in _FROM_WORST if reason.value in reasons)
+
+    @property
+    def usage(self) -> Usage:
+        """Token counts. They include the answers that best_of generated and did not return."""
+        result = self.result
+        num_generated = result.metrics.num_generated_tokens
+        return Usage(len(result.prompt_token_ids), num_generated, result.num_cached_tokens)
+
+    @property
+    def size(self) -> int:
+        """Number of values that a reply contains: tokens, candidates of log-probabilities, numbers of an embedding."""
+        result = self.result
+        entries = [*(answer.logprobs or () for answer in result.outputs), result.prompt_logprobs or ()]
+        num_values = self.usage.num_generated_tokens + len(result.prompt_embedding or ())
+        return num_values + sum(len(entry or ()) for part in entries for entry in part)
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between arrivals of tokens."""
+        return [later - earlier for earlier, later in pairwise(self._arrivals)]
+
+    def time_after(self, index: int, num_tokens: int) -> float | None:
+        """Return when an answer first had more than `num_tokens` tokens; None if it never had."""
+        position = bisect_right(self._lengths[index], num_tokens)
+        return self._times[index][position] if position < len(self._times[index]) else None
+
+    def whole(self, index: int) -> StreamOutput:
+        """Return one of the answers as a single piece."""
+        answer = self.result.outputs[index]
+        return StreamOutput(
+            index, answer.text, answer.token_ids, answer.logprobs, answer.finish_reason, answer.stop_reason
+        )
+
+    def add_all(self, events: Iterable[TokenEvent], now: float) -> list[StreamOutput]:
+        """Take in events that arrived together and return what they add."""
+        return [piece for event in events if (piece := self.add(event, now)) is not None]
 
     def add(self, event: TokenEvent, now: float) -> StreamOutput | None:
-        """Take in one event; what it adds, or None if its answer was already complete, or is yet to be compared."""
+        """Take in one event and return what it adds.
+
+        It adds nothing if its answer was complete before, or while the best of several answers is not known yet.
+        """
         if self.finished:
             return None
-        answer = self.output.outputs[event.sequence_index]
+        answer = self.result.outputs[event.sequence_index]
         if answer.finish_reason is not None:
             return None
         self._record_start(event)
@@ -141,9 +213,9 @@ class Collector:
             if stop_text is not None:
                 token_ids = token_ids[: piece.num_tokens]
         if token_ids:
-            self.output.metrics.record_tokens(len(token_ids), now)
+            self.result.metrics.record_tokens(len(token_ids), now)
         if event.num_draft_tokens:
-            self.output.metrics.record_drafts(event.num_draft_tokens, event.num_accepted_tokens)
+            self.result.metrics.record_drafts(event.num_draft_tokens, event.num_accepted_tokens)
         answer.token_ids += token_ids
         logprobs = self._add_logprobs(answer, event.logprobs, len(token_ids))
         if stop_text is not None:
@@ -155,12 +227,16 @@ class Collector:
             answer.error = event.error
             self._finish(answer, event.finish_reason, event.stop_reason)
         answer.text += text
-        if self.output.finished:
-            self.output.metrics.finished_time = now
+        if self.result.finished:
+            self.result.metrics.finished_time = now
             if self._best is not None:
                 self._choose(self._best)
         if self._best is not None:
             return None  # Which answers are returned is known only when all are there.
+        self._lengths[answer.index].append(len(answer.token_ids))
+        self._times[answer.index].append(now)
+        if not self._arrivals or self._arrivals[-1] != now:
+            self._arrivals.append(now)
         return StreamOutput(
             event.sequence_index, text, token_ids, logprobs, answer.finish_reason, answer.stop_reason, answer.error
         )
@@ -171,15 +247,15 @@ class Collector:
         return event.token_ids[:-1] if ends_by_token and not self._include_stop else event.token_ids
 
     def _record_start(self, event: TokenEvent) -> None:
-        if event.scheduled_time is not None and self.output.metrics.scheduled_time is None:
-            self.output.metrics.scheduled_time = event.scheduled_time
-            self.output.num_cached_tokens = event.num_cached_tokens
+        if event.scheduled_time is not None and self.result.metrics.scheduled_time is None:
+            self.result.metrics.scheduled_time = event.scheduled_time
+            self.result.num_cached_tokens = event.num_cached_tokens
         if event.prompt_embedding is not None:
-            self.output.prompt_embedding = event.prompt_embedding
+            self.result.prompt_embedding = event.prompt_embedding
         if event.prompt_states is not None:
-            self.output.prompt_states = event.prompt_states
-        if event.prompt_logprobs and event.sequence_index == 0 and self.output.prompt_logprobs is not None:
-            self.output.prompt_logprobs += [self._logprobs(entry) for entry in event.prompt_logprobs]
+            self.result.prompt_states = event.prompt_states
+        if event.prompt_logprobs and event.sequence_index == 0 and self.result.prompt_logprobs is not None:
+            self.result.prompt_logprobs += [self._logprobs(entry) for entry in event.prompt_logprobs]
 
     def _add_logprobs(
         self, answer: CompletionOutput, entries: list[TokenLogprobs] | None, count: int
@@ -204,14 +280,14 @@ class Collector:
 
     def _choose(self, best: Best) -> None:
         """Keep the likeliest answers, the likeliest first. One that failed is no answer, unless all failed."""
-        whole = [answer for answer in self.output.outputs if answer.finish_reason != FinishReason.ERROR.value]
-        ranked = sorted(whole or self.output.outputs, key=_mean_logprob, reverse=True)
-        self.output.outputs = [replace(answer, index=index) for index, answer in enumerate(ranked[: best.num_answers])]
+        whole = [answer for answer in self.result.outputs if answer.finish_reason != FinishReason.ERROR.value]
+        ranked = sorted(whole or self.result.outputs, key=_mean_logprob, reverse=True)
+        self.result.outputs = [replace(answer, index=index) for index, answer in enumerate(ranked[: best.num_answers])]
         if not best.shows_logprobs:
-            for answer in self.output.outputs:
+            for answer in self.result.outputs:
                 answer.logprobs = answer.cumulative_logprob = None
 
     def _finish(self, answer: CompletionOutput, reason: FinishReason, stop_reason: int | str | None) -> None:
         answer.finish_reason = reason.value
         answer.stop_reason = stop_reason
-        self.output.finished = all(output.finish_reason is not None for output in self.output.outputs)
+        self.result.finished = all(output.finish_reason is not None for output in self.result.outputs)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from archerfish.console import progress_bar
 from archerfish.engine.engine import Engine
 from archerfish.engine.interrupts import uninterrupted
-from archerfish.engine.outputs import Collector, RequestOutput, StreamOutput
+from archerfish.engine.outputs import OutputStream, RequestOutput, StreamOutput
 from archerfish.errors import InvalidParameter, StepFailed
 from archerfish.request import FinishReason, Request
 from archerfish.tokenizer import Tokenizer
@@ -42,7 +42,7 @@ class RequestRunner:
             # An error or an interrupt must not leave half-written answers running.
             for request in requests:
                 self._close(request.request_id)
-        return [open_request.collector.output for open_request in opened]
+        return [open_request.output.result for open_request in opened]
 
     def stream(self, request: Request, prompt: str | None) -> Iterator[StreamOutput]:
         """Yield what each step adds to a request. Leaving the loop early cancels it."""
@@ -53,7 +53,7 @@ class RequestRunner:
         pieces = open_request.pieces
         assert pieces is not None
         try:
-            while pieces or not open_request.collector.finished:
+            while pieces or not open_request.output.finished:
                 if pieces:
                     yield pieces.popleft()
                 else:
@@ -64,8 +64,8 @@ class RequestRunner:
     def _start(self, request: Request, prompt: str | None, *, streams: bool = False) -> "_Open":
         with uninterrupted():
             self._engine.add(request)
-            collector = Collector(request, prompt, self._tokenizer, self._stop_sequence)
-            open_request = self._open[request.request_id] = _Open(collector, deque() if streams else None)
+            output = OutputStream(request, prompt, self._tokenizer, self._stop_sequence)
+            open_request = self._open[request.request_id] = _Open(output, deque() if streams else None)
             return open_request
 
     def _step(self) -> list[str]:
@@ -78,10 +78,10 @@ class RequestRunner:
                 open_request = self._open.get(event.request_id)
                 if open_request is None:
                     continue
-                piece = open_request.collector.add(event, now)
+                piece = open_request.output.add(event, now)
                 if open_request.pieces is not None and piece is not None:
                     open_request.pieces.append(piece)
-                if open_request.collector.finished:
+                if open_request.output.finished:
                     ended.append(event.request_id)
         if self._engine.stopped is not None:
             raise StepFailed(self._engine.stopped)
@@ -100,7 +100,7 @@ class RequestRunner:
 
 
 class _Open(NamedTuple):
-    collector: Collector
+    output: OutputStream
     pieces: deque[StreamOutput] | None
     """Output that steps added and no reader has taken yet; None for requests that are not streamed, whose pieces would
     be most of what Python's garbage collector has to look at."""

@@ -8,9 +8,9 @@ from archerfish.api.endpoints import read_line
 from archerfish.api.errors import ErrorReply, error_reply, failed_reply
 from archerfish.api.inputs import EndpointCall
 from archerfish.api.model import ServedModel
-from archerfish.api.writing import Writing
 from archerfish.engine.engine import Engine
 from archerfish.engine.interrupts import uninterrupted
+from archerfish.engine.outputs import OutputStream
 from archerfish.errors import StepFailed, UserError
 from archerfish.jobs.input_lines import InputLine
 from archerfish.jobs.records import LineResult, error_result, new_id
@@ -29,14 +29,14 @@ class _OpenLine:
     line: InputLine
     call: EndpointCall
     request_id: str
-    written: list[Writing] = field(default_factory=list)
+    written: list[OutputStream] = field(default_factory=list)
 
 
 class _Open(NamedTuple):
     """One request of a line."""
 
     line: _OpenLine
-    written: Writing
+    written: OutputStream
 
 
 class OfflineAnswers:
@@ -90,7 +90,7 @@ class OfflineAnswers:
 
     def _add(self, open_line: _OpenLine, request: Request, prompt: str | None) -> None:
         self._engine.add(request)
-        written = Writing(request, prompt, self._model.processor.tokenizer, self._stop)
+        written = OutputStream(request, prompt, self._model.processor.tokenizer, self._stop)
         open_line.written.append(written)
         self._open[request.request_id] = _Open(open_line, written)
 
@@ -103,7 +103,7 @@ class OfflineAnswers:
                 found = self._open.get(event.request_id)
                 if found is None:
                     continue
-                found.written.add([event], now)
+                found.written.add(event, now)
                 if all(written.finished for written in found.line.written):
                     self._drop(found.line)
                     ended.append(found.line)

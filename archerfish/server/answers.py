@@ -1,4 +1,4 @@
-"""One request on its way through the engine: its events become text here, and its end is told to whoever counts."""
+"""Requests that are being answered for an HTTP client: their ends are accounted for, and early ends cancel them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -7,91 +7,52 @@ from typing import TypeVar
 from starlette.requests import Request as HttpRequest
 
 from archerfish.api.errors import failed_reply
-from archerfish.api.writing import Writing
 from archerfish.engine.async_engine import AsyncEngine
-from archerfish.engine.outputs import RequestOutput, StreamOutput
-from archerfish.metrics.requests import Usage
-from archerfish.request import FinishReason, Request
+from archerfish.engine.outputs import OutputStream, StreamOutput
+from archerfish.engine.request_stream import RequestStream
 from archerfish.server.errors import ApiError
-from archerfish.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
 
-_FROM_WORST = (FinishReason.ERROR, FinishReason.ABORT, FinishReason.LENGTH, FinishReason.STOP)
-
 
 class Answer:
-    """What is being written for one request. Must be closed, whatever happens; closing early cancels it."""
+    """A request's stream, which must be closed whatever happens; closing it early cancels the request."""
 
-    def __init__(
-        self,
-        engine: AsyncEngine,
-        request: Request,
-        prompt: str | None,
-        tokenizer: Tokenizer | None,
-        clock: Callable[[], float],
-        on_close: Callable[["Answer"], None],
-    ) -> None:
-        self.request = request
+    def __init__(self, engine: AsyncEngine, stream: RequestStream, on_close: Callable[[OutputStream], None]) -> None:
         self._engine = engine
-        self._clock = clock
+        self._stream = stream
         self._on_close = on_close
-        self.written = Writing(request, prompt, tokenizer, self._stop_sequence)
-        self._stream = engine.submit(request)
         self._closed = False
+        self.output = stream.output
         self.headers: dict[str, str] = {}
         """For the HTTP response."""
 
-    @property
-    def output(self) -> RequestOutput:
-        """As far as it has come."""
-        return self.written.output
-
-    @property
-    def usage(self) -> Usage:
-        return self.written.usage
-
-    @property
-    def finish_reason(self) -> FinishReason:
-        """Of all its answers together: the worst."""
-        reasons = {answer.finish_reason or FinishReason.ABORT.value for answer in self.output.outputs}
-        return next(reason for reason in _FROM_WORST if reason.value in reasons)
-
     async def next(self) -> list[StreamOutput]:
-        """What was added since the last call; waits if that is nothing. Empty after the end."""
-        while not self.written.finished:
-            events = await self._stream.next()
-            if not events:
-                break
-            if pieces := self.written.add(events, self._clock()):
-                return pieces
-        return []
+        """Return what was added since the last call; wait while that is nothing. Empty after the end."""
+        return await self._stream.next()
 
     async def complete(self) -> None:
-        """Wait for all of it, or raise the ApiError that ended it."""
+        """Wait for the end, or raise the ApiError that ended it."""
         while await self.next():
             pass
-        if self.written.has_failed:
-            raise self.failure(self.written.error)
+        if self.output.has_failed:
+            raise self.failure(self.output.error)
 
     def failure(self, reason: str | None) -> ApiError:
-        """Why it could not be finished."""
-        told = failed_reply(reason)
+        """Return the error that a client gets because the request failed."""
+        reply = failed_reply(reason)
         if self._stream.engine_failed:
-            return ApiError(503, told.message, code="engine_failed", headers={"Retry-After": "5"})
-        return ApiError.of(told)
+            return ApiError(503, reply.message, code="engine_failed", headers={"Retry-After": "5"})
+        return ApiError.of(reply)
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._engine.cancel(self.request.request_id)
-            self._on_close(self)
-
-    def _stop_sequence(self, request_id: str, index: int) -> None:
-        self._engine.cancel(request_id, index, FinishReason.STOP)
+            self._engine.cancel(self.output.request.request_id)
+            self._on_close(self.output)
 
 
-async def complete(answers: Sequence[Answer]) -> list[Writing]:
+async def complete(answers: Sequence[Answer]) -> list[OutputStream]:
     """All of several answers, or the ApiError that ended one."""
     # Each takes in its events as they come: read one after another, those of the last would all be taken in at once.
     completing = [asyncio.ensure_future(answer.complete()) for answer in answers]
@@ -100,7 +61,7 @@ async def complete(answers: Sequence[Answer]) -> list[Writing]:
     finally:
         for task in completing:
             task.cancel()
-    return [answer.written for answer in answers]
+    return [answer.output for answer in answers]
 
 
 def close(answers: Iterable[Answer]) -> None:

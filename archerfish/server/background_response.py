@@ -57,7 +57,7 @@ class BackgroundResponse:
             while pieces := await self._answer.next():
                 for piece in pieces:
                     self._tell(writer.add(piece))
-            self._end(self._answer.written.error)
+            self._end(self._answer.output.error)
         except Exception as error:
             self._end(as_api_error(error).detail)
         finally:
@@ -67,7 +67,7 @@ class BackgroundResponse:
             self._on_end(self)
 
     def _end(self, error: str | None) -> None:
-        written = self._answer.written
+        written = self._answer.output
         if error is not None or written.has_failed:
             self.failure = self._answer.failure(error)
         self._tell(self._writer.end(written, None if self.failure is None else self.failure.detail))

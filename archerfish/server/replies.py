@@ -7,7 +7,7 @@ import msgspec
 from starlette.responses import Response
 
 from archerfish.api.inputs import EndpointCall
-from archerfish.api.writing import Writing
+from archerfish.engine.outputs import OutputStream
 
 _encoder = msgspec.json.Encoder()
 
@@ -15,7 +15,7 @@ _MOST_AT_ONCE = 2048
 """Size of replies that are made at once; larger ones are made in a thread, so that others are served meanwhile."""
 
 
-async def call_reply(call: EndpointCall, written: Sequence[Writing], headers: Mapping[str, str]) -> Response:
+async def call_reply(call: EndpointCall, written: Sequence[OutputStream], headers: Mapping[str, str]) -> Response:
     """The whole answer to a call."""
     size = sum(one.size for one in written)
     if size <= _MOST_AT_ONCE:

@@ -21,6 +21,7 @@ from archerfish.config.settings import EngineConfig, ServerConfig
 from archerfish.console import logger
 from archerfish.engine.async_engine import DEFAULT_BUILDER, AsyncEngine, EngineStatus
 from archerfish.engine.input_processor import InputProcessor
+from archerfish.engine.outputs import OutputStream
 from archerfish.engine.wire import Ending, EngineFacts
 from archerfish.errors import EngineStopped, UserError
 from archerfish.jobs.quota import Quota
@@ -328,13 +329,14 @@ class Service:
                 if number % _OPENED_AT_ONCE == _OPENED_AT_ONCE - 1:
                     await asyncio.sleep(0)  # Others are served meanwhile.
                 finished = partial(self._finished, caller, http.state.log, trace)
-                answers.append(Answer(self.engine, request, text, self.processor.tokenizer, self.clock, finished))
+                stream = self.engine.submit(request, text, self.processor.tokenizer)
+                answers.append(Answer(self.engine, stream, finished))
                 self.metrics.request_started(request)
             if trace is not None:
                 trace.opened(requests, self.model_name)
         except BaseException:
             # Whatever went wrong, nothing of it stays: an answer gives back what was taken for it when it is closed.
-            opened = [_load_of(answer.request) for answer in answers]
+            opened = [_load_of(answer.output.request) for answer in answers]
             close(answers)
             self._give_back(caller, load.without(opened))
             raise
@@ -410,22 +412,22 @@ class Service:
             headers = {"Retry-After": str(seconds), **self._rates.headers(caller)}
             raise ApiError(429, message, code="rate_limit_exceeded", headers=headers)
 
-    def _finished(self, caller: Key, log: dict[str, Any], trace: RequestTrace | None, answer: Answer) -> None:
-        usage, ttft = answer.usage, answer.output.metrics.ttft
+    def _finished(self, caller: Key, log: dict[str, Any], trace: RequestTrace | None, output: OutputStream) -> None:
+        usage, timing = output.usage, output.result.metrics
         # Of several prompts the sums; never a word of what was said.
         log["prompt_tokens"] = log.get("prompt_tokens", 0) + usage.num_prompt_tokens
         log["cached_tokens"] = log.get("cached_tokens", 0) + usage.num_cached_tokens
         log["tokens"] = log.get("tokens", 0) + usage.num_generated_tokens
-        log["finish"] = answer.finish_reason.value
-        if ttft is not None:
-            log["ttft_ms"] = round(ttft * 1000, 1)
+        log["finish"] = output.finish_reason.value
+        if timing.ttft is not None:
+            log["ttft_ms"] = round(timing.ttft * 1000, 1)
         actual = usage.num_prompt_tokens + usage.num_generated_tokens
-        load = _load_of(answer.request)
+        load = _load_of(output.request)
         self._rates.settle(caller, load.max_tokens, actual)
         self._leave(caller, load)
-        self.metrics.request_finished(answer.request, answer.output.metrics, usage, answer.finish_reason)
+        self.metrics.request_finished(output.request, timing, usage, output.finish_reason)
         if trace is not None:
-            trace.answered(answer.request, answer.output.metrics, usage, answer.finish_reason)
+            trace.answered(output.request, timing, usage, output.finish_reason)
 
     def _not_ready(self) -> ApiError:
         percent = f", {100 * self.engine.loaded_share:.0f} % loaded" if self.engine.loaded_share < 1 else ""

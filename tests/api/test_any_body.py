@@ -21,9 +21,9 @@ from archerfish.api.messages import Message
 from archerfish.api.model import EmbeddingSizes, ServedModel, usual_tool_format
 from archerfish.api.reasoning import FORMATS
 from archerfish.api.responses import ResponsesCall
-from archerfish.api.writing import Writing
 from archerfish.box import models_in_box
 from archerfish.engine.input_processor import InputProcessor
+from archerfish.engine.outputs import OutputStream
 from archerfish.engine.wire import Submit, encode, read_to_engine
 from archerfish.errors import RequestError
 from archerfish.kvcache.tables import KVTables
@@ -123,7 +123,7 @@ def play(endpoint: str, body: object, thinks: bool) -> None:
     writings = []
     for request, text in zip(requests, call.inputs.texts, strict=True):
         scheduler.add(submitted(request))
-        writings.append(Writing(request, text, served.processor.tokenizer, lambda _request_id, _index: None))
+        writings.append(OutputStream(request, text, served.processor.tokenizer, lambda _request_id, _index: None))
     for one in told(call, writings):
         msgspec.json.encode(one)
 
@@ -135,7 +135,7 @@ def submitted(request: Request) -> Request:
     return message.request
 
 
-def told(call: EndpointCall, writings: list[Writing]) -> Iterator[object]:
+def told(call: EndpointCall, writings: list[OutputStream]) -> Iterator[object]:
     """Everything that is told of answers that end before their first token."""
     pieces = []
     for place, writing in enumerate(writings):
@@ -144,7 +144,7 @@ def told(call: EndpointCall, writings: list[Writing]) -> Iterator[object]:
             end = end._replace(
                 prompt_logprobs=[], prompt_embedding=[1.0] * 8 if writing.request.params.prompt_embedding else None
             )
-            pieces += [(place, piece) for piece in writing.add([end], 1.0)]
+            pieces += [(place, piece) for piece in writing.add_all([end], 1.0)]
     if getattr(call, "is_streamed", False):
         for place, piece in pieces:
             match call:

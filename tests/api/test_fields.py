@@ -248,7 +248,7 @@ def test_embeddings_are_cut_where_the_model_was_trained_for_it(model: ServedMode
         assert not isinstance(call, ErrorReply), call
         writing = begun(of, call.inputs)
         event = TokenEvent(writing.request.request_id, 0, [1], prompt_embedding=[3.0, 4.0, 12.0, 84.0])
-        writing.add([event], 0.0)
+        writing.add(event, 0.0)
         values: list[float] = call.reply([writing])["data"][0]["embedding"]
         return values
 
@@ -272,9 +272,9 @@ def completed(model: ServedModel, answers: list[tuple[list[int], float]], **fiel
     of_prompt = candidates([21, 22], -2.0) if call.inputs.params.prompt_logprobs is not None else None
     for index, (token_ids, logprob) in enumerate(answers):
         told = candidates(token_ids, logprob) if writing.request.params.logprobs is not None else None
-        writing.add([TokenEvent(writing.request.request_id, index, token_ids, told, of_prompt)], 1.0)
+        writing.add_all([TokenEvent(writing.request.request_id, index, token_ids, told, of_prompt)], 1.0)
     for index in range(len(answers)):
-        writing.add([TokenEvent(writing.request.request_id, index, [], finish_reason=FinishReason.LENGTH)], 2.0)
+        writing.add_all([TokenEvent(writing.request.request_id, index, [], finish_reason=FinishReason.LENGTH)], 2.0)
     return call.reply([writing])
 
 

@@ -4,19 +4,18 @@ from collections.abc import Iterable, Sequence
 
 from archerfish.api.inputs import EngineInputs
 from archerfish.api.model import ServedModel
-from archerfish.api.writing import Writing
-from archerfish.engine.outputs import StreamOutput
+from archerfish.engine.outputs import OutputStream, StreamOutput
 from archerfish.request import FinishReason, TokenEvent
 
 
-def begun(model: ServedModel, inputs: EngineInputs) -> Writing:
+def begun(model: ServedModel, inputs: EngineInputs) -> OutputStream:
     """Before its first token."""
     [request] = inputs.requests(model.processor)
-    return Writing(request, None, model.processor.tokenizer, lambda _request_id, _index: None)
+    return OutputStream(request, None, model.processor.tokenizer, lambda _request_id, _index: None)
 
 
 def grown(
-    writing: Writing, token_ids: Sequence[int], sizes: Iterable[int] = (), reason: FinishReason = FinishReason.STOP
+    writing: OutputStream, token_ids: Sequence[int], sizes: Iterable[int] = (), reason: FinishReason = FinishReason.STOP
 ) -> list[StreamOutput]:
     """The pieces of its first answer. Each second so many tokens come; the rest together, and then the end."""
     pieces, start, now = [], 0, 0.0
@@ -24,7 +23,7 @@ def grown(
         if start < len(token_ids):
             now += 1.0
             part = list(token_ids[start : start + size])
-            pieces += writing.add([TokenEvent(writing.request.request_id, 0, part)], now)
+            pieces += writing.add_all([TokenEvent(writing.request.request_id, 0, part)], now)
             start += size
     end = [1] if reason is FinishReason.STOP else []
-    return pieces + writing.add([TokenEvent(writing.request.request_id, 0, end, finish_reason=reason)], now + 1.0)
+    return pieces + writing.add_all([TokenEvent(writing.request.request_id, 0, end, finish_reason=reason)], now + 1.0)

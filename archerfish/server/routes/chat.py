@@ -42,7 +42,7 @@ async def _stream(chat: Chat, answer: Answer) -> AsyncIterator[bytes]:
                     return
                 for chunk in chat.add(piece):
                     yield event(chunk)
-        for chunk in chat.end(answer.written):
+        for chunk in chat.end(answer.output):
             yield event(chunk)
         yield DONE
     finally:

@@ -39,7 +39,7 @@ async def _stream(completion: Completion, answers: Sequence[Answer]) -> AsyncIte
                     yield event(answers[place].failure(piece.error).body)
                     return
                 yield event(completion.add(place, piece))
-        for chunk in completion.end([answer.written for answer in answers]):
+        for chunk in completion.end([answer.output for answer in answers]):
             yield event(chunk)
         yield DONE
     finally:

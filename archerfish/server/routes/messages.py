@@ -33,7 +33,7 @@ async def create_message(http: Request) -> Response:
     answer = await service.open(http, message.inputs)
     try:
         if message.is_streamed:
-            return EventResponse(_stream(message.writer(answer.written), answer), answer.headers)
+            return EventResponse(_stream(message.writer(answer.output), answer), answer.headers)
         return await call_reply(message, await unless_disconnected(http, complete([answer])), answer.headers)
     finally:
         if not message.is_streamed:
