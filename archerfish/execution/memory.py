@@ -73,6 +73,22 @@ class Beside:
     """What it keeps in the cache."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryOption:
+    """A setting that makes weights or the KV cache smaller without serving any less."""
+
+    setting: str
+    """The flag with its value."""
+    bytes_per_weight: float | None = None
+    """Bytes with this setting; None where it changes nothing."""
+    bytes_per_kv_value: float | None = None
+    drops_drafter: bool = False
+    is_lossy: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.setting} (lossy)" if self.is_lossy else self.setting
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
     """What is to be fitted where. `available` is what the device has free before weights are loaded."""
@@ -88,6 +104,8 @@ class Memory:
     bytes_per_activation: int | None = None
     measured: Measured | None = None
     beside: Beside = Beside()
+    options: tuple[MemoryOption, ...] = ()
+    """Settings worth naming where something does not fit; of each kind the least lossy first."""
 
     def size_cache(self, config: ResolvedConfig) -> CacheSize:
         """As many blocks as the budget holds, but no more than max_num_seqs requests of full length could use."""
@@ -194,13 +212,60 @@ class Memory:
         return next(changed, None)
 
     def remedy(self, config: ResolvedConfig) -> str:
-        """What would make it fit, in a sentence."""
+        """Return what would make it fit: settings of the service first, then smaller formats with their effect."""
         changes = self.suggestion(config)
-        if changes is not None:
-            flags = " ".join(f"{flag_name(name)} {value}" for name, value in changes.items())
-            return f"Use {flags}."
+        remedies = [] if changes is None else [_flags(changes)]
+        remedies += [f"{option}: {effect}" for option, effect in self._options_that_fit(config)]
+        if not remedies:
+            remedies += self._combined_remedy(config)
+        if remedies:
+            return " ".join(f"{'Or use' if index else 'Use'} {remedy}." for index, remedy in enumerate(remedies))
         left = max(0, self.available - self.weights)
         return f"The weights leave {format_bytes(left)} for everything else: use a smaller model, or more memory."
+
+    def _options_that_fit(self, config: ResolvedConfig) -> list[tuple[MemoryOption, str]]:
+        """Return options that suffice alone, of each kind one."""
+        sufficient: dict[str, tuple[MemoryOption, str]] = {}
+        for option in self.options:
+            smaller = self._with(option)
+            if smaller.fit(config) is not None:
+                sufficient.setdefault(option.setting.split()[0], (option, self._effect(smaller, config)))
+        return list(sufficient.values())
+
+    def _combined_remedy(self, config: ResolvedConfig) -> list[str]:
+        """Return the first option that suffices together with other settings."""
+        for option in self.options:
+            smaller = self._with(option)
+            changes = smaller.suggestion(config)
+            if changes is not None:
+                return [f"{option} {_flags(changes)}: {self._effect(smaller, config)}"]
+        return []
+
+    def _with(self, option: MemoryOption) -> "Memory":
+        measured, full = self.measured, self.bytes_per_weight or self.bytes_per_value
+        if measured is not None:
+            share = (option.bytes_per_weight or full) / full
+            measured = replace(measured, weights=int(measured.weights * share))
+        return replace(
+            self,
+            bytes_per_weight=option.bytes_per_weight or self.bytes_per_weight,
+            bytes_per_kv_value=option.bytes_per_kv_value or self.bytes_per_kv_value,
+            beside=Beside() if option.drops_drafter else self.beside,
+            measured=measured,
+        )
+
+    def _effect(self, smaller: "Memory", config: ResolvedConfig) -> str:
+        """Describe what an option changes."""
+        parts = (
+            ("weights of", self.weights, smaller.weights),
+            ("a KV cache per request of", self.one_request(config), smaller.one_request(config)),
+        )
+        changed = [
+            f"{name} {format_bytes(after)} instead of {format_bytes(before)}"
+            for name, before, after in parts
+            if after < before
+        ]
+        return " and ".join(changed)
 
     def _remedies(self, config: ResolvedConfig) -> Iterator[dict[str, Any]]:
         """Changes worth trying, gentlest first: more memory, shorter contexts, then smaller and smaller steps."""
@@ -239,6 +304,10 @@ class Memory:
             fits = self.fit(replace(config, max_model_len=middle * config.block_size)) is not None
             low, high = (middle, high) if fits else (low, middle - 1)
         return max(2, low * config.block_size)
+
+
+def _flags(changes: dict[str, Any]) -> str:
+    return " ".join(f"{flag_name(name)} {value}" for name, value in changes.items())
 
 
 def _inner_width(part: MlpSpec | ExpertsSpec, hidden_size: int) -> int:

@@ -12,7 +12,7 @@ from archerfish.config import EngineConfig
 from archerfish.config.numbers import format_bytes
 from archerfish.config.resolve import Facts, resolve
 from archerfish.errors import DoesNotFit
-from archerfish.execution.memory import CacheSize, Memory
+from archerfish.execution.memory import Beside, CacheSize, Memory, MemoryOption
 from archerfish.kvcache.layout import kv_layout
 from archerfish.kvcache.tables import blocks_held
 from tests.execution.archs import ALL, FULL, MAX_POSITIONS, MIXED, VOCABULARY, WINDOWED
@@ -275,6 +275,48 @@ def test_smaller_steps_are_suggested_only_in_numbers_that_go_together():
         applied_settings = applied(asked, flags)
         resolve(applied_settings, FACTS)
         assert applied_settings.max_num_seqs <= asked.max_num_seqs
+
+
+INT8 = MemoryOption(setting="--quantization int8", bytes_per_weight=1.0)
+INT4 = MemoryOption(setting="--quantization int4", bytes_per_weight=0.5)
+INT8_KV = MemoryOption(setting="--kv-cache-dtype int8", bytes_per_kv_value=1.0)
+NO_DRAFTER = MemoryOption(setting="--speculative-config off", drops_drafter=True, is_lossy=False)
+
+
+def advice(settings, available, *options, **more):
+    memory = Memory(FULL, kv_layout(FULL), available, BYTES_PER_VALUE, options=options, **more)
+    resolved = resolve(settings, FACTS)
+    assert memory.fit(resolved) is None
+    return memory.remedy(resolved)
+
+
+def test_smaller_formats_are_offered_with_their_effect_where_they_suffice():
+    asked = config(gpu_memory_utilization=1.0)
+    needs = Needs(FULL, asked)
+    available = needs.total - needs.weights // 2
+    text = advice(asked, available, INT8_KV, INT8, INT4)
+    assert text.startswith("Use --max-model-len"), "what is lossless comes first"
+    before, after = format_bytes(needs.weights), format_bytes(needs.weights // 4)
+    assert f"Or use --quantization int8 (lossy): weights of {after} instead of {before}." in text
+    assert "int4" not in text, "int8 suffices and is less lossy"
+    assert ("--kv-cache-dtype" in text) == (needs.kv - needs.kv // 4 >= needs.weights // 2)
+
+
+def test_a_format_that_does_not_suffice_alone_is_offered_with_what_does():
+    asked = config(gpu_memory_utilization=1.0)
+    available = Needs(FULL, asked).weights // 2
+    text = advice(asked, available, INT8_KV, INT8)
+    assert text.startswith("Use --quantization int8 (lossy) --")
+    flags = remedy(text.replace("(lossy) ", ""))
+    smaller = Memory(FULL, kv_layout(FULL), available, BYTES_PER_VALUE, bytes_per_weight=1.0)
+    assert smaller.fit(resolve(applied(asked, flags), FACTS)) is not None
+
+
+def test_a_drafter_is_left_out_where_that_makes_the_model_fit():
+    asked = config(gpu_memory_utilization=1.0)
+    drafter = Beside(weights=1 << 20, per_token=100)
+    text = advice(asked, Needs(FULL, asked).total, NO_DRAFTER, beside=drafter)
+    assert "Or use --speculative-config off: weights of " in text and "lossy" not in text
 
 
 def line(num_blocks, blocks_per_request, max_model_len):
