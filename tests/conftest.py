@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,31 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 # Without a GPU, Triton's kernels are run by its interpreter. It has to be told before it is imported.
 os.environ.setdefault("TRITON_INTERPRET", "0" if Path("/proc/driver/nvidia").exists() else "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def exact_dots() -> None:
+    """Make dots of Triton's interpreter independent of the shape of their tiles, as tensor cores are.
+
+    It calls numpy, whose library sums in an order that depends on the shape and on the CPU. Sums in float64, rounded once,
+    do not.
+    """
+    if os.environ["TRITON_INTERPRET"] != "1":
+        return
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    interpreted = InterpreterBuilder.create_dot
+
+    def create_dot(self: InterpreterBuilder, a: Any, b: Any, accumulator: Any, *precision: Any) -> Any:
+        if accumulator.data.dtype != np.float32:
+            return interpreted(self, a, b, accumulator, *precision)
+        zero = TensorHandle(np.zeros_like(accumulator.data, dtype=np.float64), tl.float64)
+        dot = interpreted(self, a, b, zero, *precision).data.astype(np.float32)
+        return TensorHandle(dot + accumulator.data, accumulator.dtype.scalar)
+
+    InterpreterBuilder.create_dot = create_dot
 
 
 @pytest.fixture
