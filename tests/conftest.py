@@ -17,8 +17,8 @@ os.environ.setdefault("TRITON_INTERPRET", "0" if Path("/proc/driver/nvidia").exi
 def exact_dots() -> None:
     """Make dots of Triton's interpreter independent of the shape of their tiles, as tensor cores are.
 
-    It calls numpy, whose library sums in an order that depends on the shape and on the CPU. Sums in float64, rounded once,
-    do not.
+    It calls numpy, whose library sums in an order that depends on the shape and on the CPU. Sums in float64, rounded
+    once, do not.
     """
     if os.environ["TRITON_INTERPRET"] != "1":
         return
