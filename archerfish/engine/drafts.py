@@ -16,7 +16,7 @@ from archerfish.config.resolve import ResolvedConfig, resolve
 from archerfish.config.settings import EngineConfig
 from archerfish.config.speculation import DRAFTER_METHODS
 from archerfish.console import logger
-from archerfish.engine.kernels import Guessing, Kernels, beside, build_runnable, most_of
+from archerfish.engine.kernels import Guessing, Kernels, beside, build_runnable, step_limits
 from archerfish.engine.models import (
     Checkpoint,
     Find,
@@ -126,7 +126,7 @@ class ModelDrafts:
     def _guessing(self, decoder: Decoder, num_blocks: int, rows: Rows) -> Guessing:
         config, layout = self.config, self.blocks.layout(decoder.arch)
         storage = _storage(layout, num_blocks, config, self.kernels)
-        own, model = rows.beside(self.blocks.group), build_runnable(self.kernels, decoder, storage, config)
+        own, model = rows.drafter_view(self.blocks.group), build_runnable(self.kernels, decoder, storage, config)
         at_once = model.drafts(own) if isinstance(model, RecordedModel) else None
         network = DraftModel(model, storage, own, at_once)
         filled = Filled(num_blocks, config.block_size, self.blocks.group, rows.tables[self.blocks.group])
@@ -192,7 +192,7 @@ class HeadDrafts:
     def _guessing(self, head: Eagle | Medusa, num_blocks: int, rows: Rows) -> Guessing:
         config, group, native = self.config, self.blocks.group, self.kernels.native
         dtype = torch_dtype(config.dtype)
-        features = FeatureStore(num_blocks, self._feature_width, dtype, config.device, rows.beside(group))
+        features = FeatureStore(num_blocks, self._feature_width, dtype, config.device, rows.drafter_view(group))
         filled = Filled(num_blocks, config.block_size, group, rows.tables[group])
         vocabulary = Vocabulary(head.spec.target_vocab_size, head.target_ids)
         if isinstance(head, Medusa):
@@ -201,12 +201,12 @@ class HeadDrafts:
             medusa = MedusaNetwork(heads, features, vocabulary)
             return Guessing("medusa", medusa, filled, config.max_model_len, features, head.spec.num_heads)
         storage = _storage(self.blocks.layout(head.spec.arch), num_blocks, config, self.kernels)
-        own = rows.beside(group, shift=1)
+        own = rows.drafter_view(group, shift=1)
         if native is None:
             eager = partial(EagerEagle, head, storage)
             eagle = EagleNetwork(eager(joins=True), eager(joins=False), storage, features, own, vocabulary)
         else:
-            record = partial(record_eagle, head, storage, native, most_of(config))
+            record = partial(record_eagle, head, storage, native, step_limits(config))
             first, further = record(joins=True), record(joins=False)
             at_once = RecordedDrafts(first, further, own, vocabulary.size, vocabulary.target_ids)
             eagle = EagleNetwork(first, further, storage, features, own, vocabulary, at_once)

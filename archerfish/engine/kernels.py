@@ -18,7 +18,7 @@ from archerfish.execution.backends.eager import EagerModel
 from archerfish.execution.executor import Executor
 from archerfish.execution.local import LocalExecutor
 from archerfish.execution.profile_run import CudaMemory
-from archerfish.execution.step.model import Most, RunnableModel
+from archerfish.execution.step.model import RunnableModel, StepLimits
 from archerfish.execution.step.rows import Rows
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
@@ -168,8 +168,8 @@ def beside(kernels: Kernels, arch: Arch, config: ResolvedConfig) -> Kernels:
     return Kernels(choose_ops(target, implementations(native, triton)).ops, native, triton)
 
 
-def most_of(config: ResolvedConfig) -> Most:
-    return Most(config.max_num_batched_tokens, config.max_num_seqs, config.max_drawn)
+def step_limits(config: ResolvedConfig) -> StepLimits:
+    return StepLimits(config.max_num_batched_tokens, config.max_num_seqs, config.max_drawn)
 
 
 def build_runnable(
@@ -178,7 +178,7 @@ def build_runnable(
     """Recorded for native kernels, else operation by operation."""
     if kernels.native is None:
         return EagerModel(model, storage, taps)
-    return RecordedModel(model, storage, kernels.native, most_of(config), taps)
+    return RecordedModel(model, storage, kernels.native, step_limits(config), taps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +227,7 @@ def build_executor(
         from archerfish.execution.device import DeviceExecutor
 
         rows = device_rows = DeviceRows(*size, config.device)
-        runnable = captured = CapturedModel(model, storage, kernels.triton, device_rows, most_of(config), taps)
+        runnable = captured = CapturedModel(model, storage, kernels.triton, device_rows, step_limits(config), taps)
     else:
         rows = Rows(*size)
         runnable = build_runnable(kernels, model, storage, config, taps)
@@ -237,7 +237,7 @@ def build_executor(
     local = LocalExecutor(runnable, storage, rows, config.device, sampler, speculator, features, verifier)
     if captured is not None:
         return DeviceExecutor(local, captured, device_rows)
-    local.try_out(most_of(config))
+    local.try_out(step_limits(config))
     return local
 
 

@@ -11,7 +11,7 @@ from archerfish.execution.backends.cuda.device_rows import DeviceRows
 from archerfish.execution.backends.cuda.graphs import CapturedModel
 from archerfish.execution.executor import Finished
 from archerfish.execution.local import LocalExecutor
-from archerfish.execution.step.inputs import Outline
+from archerfish.execution.step.inputs import StepBatch
 from archerfish.sampling.sampler import why_nothing
 from archerfish.scheduling.plan import Plan, RoomForGuesses, StepResult
 
@@ -39,13 +39,13 @@ class DeviceExecutor:
         if self._local.features is not None or any(chunk.max_draft_tokens for chunk in plan.chunks):
             self._settle()
             return Finished(self._local.speculate(plan))
-        outline = Outline.of(plan.chunks)
-        asked = self._local.asked_alone(plan, outline)
+        batch = StepBatch.of(plan.chunks)
+        asked = self._local.asked_alone(plan, batch)
         if asked is None:
             self._settle()
-            return Finished(self._local.compute(plan, outline))
-        results = self._model.draw(outline, asked)
-        self._last = _Drawing(outline, self._rows, *_copied(results))
+            return Finished(self._local.compute(plan, batch))
+        results = self._model.draw(batch, asked)
+        self._last = _Drawing(batch, self._rows, *_copied(results))
         return self._last
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class DeviceExecutor:
 class _Drawing:
     """A step under way."""
 
-    outline: Outline
+    batch: StepBatch
     rows: DeviceRows
     results: Tensor
     """[2, at least as many as are drawn] int32 in main memory, once it is done: tokens, and the bits of their peaks."""
@@ -77,11 +77,11 @@ class _Drawing:
         return self.outcome
 
     def _read(self) -> StepResult:
-        outline, sampling = self.outline, self.outline.sampling
+        batch, sampling = self.batch, self.batch.sampled_chunks
         drawn, bits = self.results.numpy()[:, : len(sampling)]
         listed = drawn.tolist()
-        self.rows.remember_tokens(outline.rows[sampling], outline.drawn_positions, listed)
-        tokens: list[list[int]] = [[] for _ in outline.chunks]
+        self.rows.record_device_tokens(batch.rows[sampling], batch.sample_positions, listed)
+        tokens: list[list[int]] = [[] for _ in batch.chunks]
         for place, token in zip(sampling.tolist(), listed, strict=True):
             tokens[place] = [token]
         peaks = np.ascontiguousarray(bits).view(np.float32)

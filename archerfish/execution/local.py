@@ -10,8 +10,8 @@ from torch import Tensor
 
 from archerfish.execution.executor import Finished
 from archerfish.execution.memory import LOGIT_ROWS_AT_ONCE
-from archerfish.execution.step.inputs import Outline
-from archerfish.execution.step.model import Most, RunnableModel
+from archerfish.execution.step.inputs import StepBatch
+from archerfish.execution.step.model import RunnableModel, StepLimits
 from archerfish.execution.step.rows import Rows
 from archerfish.kvcache.storage import KVStorage
 from archerfish.ops.signatures import DrawRows
@@ -76,7 +76,7 @@ class LocalExecutor:
         return Finished(self.speculate(plan))
 
     @torch.inference_mode()
-    def try_out(self, most: Most) -> None:
+    def try_out(self, most: StepLimits) -> None:
         """Before the first plan: see how long steps with guesses take, so that nobody has to find out by losing time.
 
         Steps are single chunks whose tokens are all drawn after, as far as the model was built for them. What they
@@ -85,14 +85,14 @@ class LocalExecutor:
         speculator = self.speculator
         if speculator is None:
             return
-        largest = min(most.rows, most.picked, self._rows.max_model_len)
+        largest = min(most.max_tokens, most.max_logits, self._rows.max_model_len)
         for count in (size for size in TRIED_SIZES if size <= largest):
-            outline = Outline.of([Chunk(0, 0, 1, samples=True)], np.array([count - 1]))
+            batch = StepBatch.of([Chunk(0, 0, 1, samples=True)], np.array([count - 1]))
             rows = np.zeros(count, np.int64)
             for _ in range(NUM_TRIES):
                 started = time.perf_counter()
-                _, logits = self._run(outline)
-                self._sampler.draw(logits, rows, outline.drawn_positions, torch.from_numpy(self._rows.tokens))
+                _, logits = self._run(batch)
+                self._sampler.draw(logits, rows, batch.sample_positions, torch.from_numpy(self._rows.tokens))
                 speculator.lengths.tried(count, time.perf_counter() - started)
         speculator.try_out()
 
@@ -109,32 +109,32 @@ class LocalExecutor:
         """The step with guesses, if there are any that pay, once its plan was taken in."""
         speculator = self.speculator
         if speculator is None or speculator.is_quiet:
-            return self.compute(plan, Outline.of(plan.chunks))
+            return self.compute(plan, StepBatch.of(plan.chunks))
         if not speculator.is_asked:
-            result = self.compute(plan, Outline.of(plan.chunks))
+            result = self.compute(plan, StepBatch.of(plan.chunks))
             result.saved_seconds = self._saved
             return result
         drafts = speculator.guess(plan, self._takes_tree)
         if drafts is None:
-            outline = Outline.of(plan.chunks)
-            result = self.compute(plan, outline)
+            batch = StepBatch.of(plan.chunks)
+            result = self.compute(plan, batch)
         else:
-            outline = Outline.of(plan.chunks, np.array([len(draft) for draft in drafts])).with_trees(drafts)
-            result = self.check(plan, outline, drafts)
-        speculator.took(int(outline.query_ends[-1]), sum(map(len, result.tokens)))
+            batch = StepBatch.of(plan.chunks, np.array([len(draft) for draft in drafts])).with_trees(drafts)
+            result = self.check(plan, batch, drafts)
+        speculator.took(int(batch.query_ends[-1]), sum(map(len, result.tokens)))
         result.drafting_seconds, result.saved_seconds = speculator.seconds, self._saved
         return result
 
     @torch.inference_mode()
-    def check(self, plan: Plan, outline: Outline, drafts: list[Draft]) -> StepResult:
+    def check(self, plan: Plan, batch: StepBatch, drafts: list[Draft]) -> StepResult:
         """The step with guesses after some of its chunks, and which of them stand."""
-        hidden, logits = self._run(outline)
-        prompt_logprobs = self._prompt_logprobs(plan, outline, hidden)
-        embeddings, states = self._embeddings(plan, outline, hidden), self._prompt_states(plan, outline, hidden)
+        hidden, logits = self._run(batch)
+        prompt_logprobs = self._prompt_logprobs(plan, batch, hidden)
+        embeddings, states = self._embeddings(plan, batch, hidden), self._prompt_states(plan, batch, hidden)
         result = StepResult([[] for _ in plan.chunks], {}, prompt_logprobs, embeddings, states)
         sampling = [place for place, chunk in enumerate(plan.chunks) if chunk.samples]
         drawing = Drawing(
-            logits, outline.rows[outline.sampling], outline.drawn_positions, torch.from_numpy(self._rows.tokens)
+            logits, batch.rows[batch.sampled_chunks], batch.sample_positions, torch.from_numpy(self._rows.tokens)
         )
         guesses = [Guesses(plan.chunks[place].row, drafts[place]) for place in sampling]
         outcomes = dict(zip(sampling, self._verifier.verify(drawing, guesses), strict=True))
@@ -151,11 +151,11 @@ class LocalExecutor:
         self.speculator.settle(plan, drafts, [one.drawn for one in every], [len(one.path) for one in every])
         return result
 
-    def _run(self, outline: Outline) -> tuple[Tensor, Tensor]:
+    def _run(self, batch: StepBatch) -> tuple[Tensor, Tensor]:
         """Hidden states and logits."""
-        passed = self._model.run(outline, self._rows)
+        passed = self._model.run(batch, self._rows)
         if self.features is not None:
-            self.features.heard(outline, passed)
+            self.features.heard(batch, passed)
         return passed.hidden, passed.logits
 
     def _takes_tree(self, chunk: Chunk) -> bool:
@@ -182,16 +182,16 @@ class LocalExecutor:
             result.failures[place] = outcome.failure
 
     @torch.inference_mode()
-    def compute(self, plan: Plan, outline: Outline) -> StepResult:
+    def compute(self, plan: Plan, batch: StepBatch) -> StepResult:
         """The step, once its plan was taken in."""
-        hidden, logits = self._run(outline)
-        prompt_logprobs = self._prompt_logprobs(plan, outline, hidden)
-        embeddings, states = self._embeddings(plan, outline, hidden), self._prompt_states(plan, outline, hidden)
-        sampling = outline.sampling
+        hidden, logits = self._run(batch)
+        prompt_logprobs = self._prompt_logprobs(plan, batch, hidden)
+        embeddings, states = self._embeddings(plan, batch, hidden), self._prompt_states(plan, batch, hidden)
+        sampling = batch.sampled_chunks
         tokens: list[list[int]] = [[] for _ in plan.chunks]
         if not len(sampling):
             return StepResult(tokens, prompt_logprobs=prompt_logprobs)
-        rows, ends = outline.rows[sampling], outline.ends[sampling]
+        rows, ends = batch.rows[sampling], batch.ends[sampling]
         draw = self._sampler.draw(logits, rows, ends, torch.from_numpy(self._rows.tokens))
         self._rows.write_tokens(rows, ends, draw.tokens)
         for place, row, token in zip(sampling.tolist(), rows.tolist(), draw.tokens, strict=True):
@@ -210,12 +210,12 @@ class LocalExecutor:
         self._model.close()
         del self._model, self._storage
 
-    def asked_alone(self, plan: Plan, outline: Outline) -> DrawRows | None:
+    def asked_alone(self, plan: Plan, batch: StepBatch) -> DrawRows | None:
         """What the step's tokens are drawn by, if nothing else is wanted of it: no edits of logits, nothing told."""
         told = self._num_prompt_logprobs.keys() | self._state_sums.keys() | self._states.keys()
-        if not len(outline.sampling) or (told and any(chunk.row in told for chunk in plan.chunks)):
+        if not len(batch.sampled_chunks) or (told and any(chunk.row in told for chunk in plan.chunks)):
             return None
-        return self._sampler.asked_alone(outline.rows[outline.sampling], outline.ends[outline.sampling])
+        return self._sampler.asked_alone(batch.rows[batch.sampled_chunks], batch.ends[batch.sampled_chunks])
 
     @torch.inference_mode()
     def take_in(self, plan: Plan) -> None:
@@ -248,7 +248,7 @@ class LocalExecutor:
         if speculator is not None and (has_new_blocks or plan.starts or plan.copies or not speculator.is_quiet):
             self._saved = speculator.take_in(plan)
 
-    def _prompt_logprobs(self, plan: Plan, outline: Outline, hidden: Tensor) -> dict[int, list[TokenLogprobs]]:
+    def _prompt_logprobs(self, plan: Plan, batch: StepBatch, hidden: Tensor) -> dict[int, list[TokenLogprobs]]:
         """For chunks whose row asked: log-probabilities of the prompt tokens that follow the chunk's own."""
         found: dict[int, list[TokenLogprobs]] = {}
         for place, chunk in enumerate(plan.chunks if self._num_prompt_logprobs else ()):
@@ -257,7 +257,7 @@ class LocalExecutor:
             count = min(chunk.length, num_prompt - 1 - chunk.start)
             if num_top is None or count <= 0:
                 continue
-            first = int(outline.offsets[place])
+            first = int(batch.query_starts[place])
             following = self._rows.tokens[chunk.row, chunk.start + 1 : chunk.start + 1 + count].astype(np.int64)
             tokens = torch.from_numpy(following).to(self._device)
             entries: list[TokenLogprobs] = []
@@ -270,14 +270,14 @@ class LocalExecutor:
             found[place] = entries
         return found
 
-    def _embeddings(self, plan: Plan, outline: Outline, hidden: Tensor) -> dict[int, list[float]]:
+    def _embeddings(self, plan: Plan, batch: StepBatch, hidden: Tensor) -> dict[int, list[float]]:
         """For chunks with which a prompt ends, of rows that asked: the mean over the prompt."""
         found: dict[int, list[float]] = {}
         for place, chunk in enumerate(plan.chunks if self._state_sums else ()):
             total = self._state_sums.get(chunk.row)
             if total is None:
                 continue
-            num_prompt, first = int(self._rows.num_prompt[chunk.row]), int(outline.offsets[place])
+            num_prompt, first = int(self._rows.num_prompt[chunk.row]), int(batch.query_starts[place])
             count = min(chunk.length, num_prompt - chunk.start)
             total += hidden[first : first + count].sum(0, dtype=torch.float32)
             if chunk.start + count == num_prompt:
@@ -285,14 +285,14 @@ class LocalExecutor:
                 del self._state_sums[chunk.row]
         return found
 
-    def _prompt_states(self, plan: Plan, outline: Outline, hidden: Tensor) -> dict[int, bytes]:
+    def _prompt_states(self, plan: Plan, batch: StepBatch, hidden: Tensor) -> dict[int, bytes]:
         """For chunks with which a prompt ends, of rows that asked: the state of each of its tokens."""
         found: dict[int, bytes] = {}
         for index, chunk in enumerate(plan.chunks if self._states else ()):
             pieces = self._states.get(chunk.row)
             if pieces is None:
                 continue
-            num_prompt, first = int(self._rows.num_prompt[chunk.row]), int(outline.offsets[index])
+            num_prompt, first = int(self._rows.num_prompt[chunk.row]), int(batch.query_starts[index])
             count = min(chunk.length, num_prompt - chunk.start)
             pieces.append(hidden[first : first + count].to("cpu", torch.float32, copy=True))
             if chunk.start + count == num_prompt:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from archerfish.execution.local import RunnableModel
-from archerfish.execution.step.inputs import Outline
+from archerfish.execution.step.inputs import StepBatch
 from archerfish.execution.step.rows import Rows
 from archerfish.kvcache.storage import KVStorage
 from archerfish.request import SamplingParams
@@ -76,8 +76,8 @@ def check_continuation(
 def run(
     model: RunnableModel, rows: Rows, chunks: list[Chunk], drafts: tuple[Draft | None, ...] | None = None
 ) -> Tensor:
-    outline = Outline.of(chunks)
-    return model.run(outline if drafts is None else outline.with_trees(drafts), rows).hidden.clone()
+    batch = StepBatch.of(chunks)
+    return model.run(batch if drafts is None else batch.with_trees(drafts), rows).hidden.clone()
 
 
 def tokens_of(row: int, count: int) -> list[int]:

@@ -7,8 +7,8 @@ import torch
 
 from archerfish.arch import Arch, AttentionSpec, LayerSpec, MlpSpec, NormSpec, RopeSpec
 from archerfish.execution.local import RunnableModel
-from archerfish.execution.step.inputs import Outline
-from archerfish.execution.step.model import Passed
+from archerfish.execution.step.inputs import StepBatch
+from archerfish.execution.step.model import ForwardOutput
 from archerfish.execution.step.rows import Rows
 from archerfish.request import SamplingParams
 from archerfish.scheduling.plan import Chunk, SequenceStart
@@ -52,7 +52,9 @@ SHORT = [
 ]
 
 
-def passes(model: RunnableModel, rows: Rows, plans: list[list[tuple[int, int, int, bool]]] = LONG) -> list[Passed]:
+def passes(
+    model: RunnableModel, rows: Rows, plans: list[list[tuple[int, int, int, bool]]] = LONG
+) -> list[ForwardOutput]:
     """Two sequences, cut into chunks that differ from step to step."""
     num_groups = len(rows.tables)
     free = iter(torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(0)).tolist())
@@ -69,5 +71,5 @@ def passes(model: RunnableModel, rows: Rows, plans: list[list[tuple[int, int, in
             )
         )
     with torch.inference_mode():
-        passed = (model.run(Outline.of([Chunk(*chunk, ()) for chunk in plan]), rows) for plan in plans)
-        return [Passed(one.hidden.clone(), one.logits.clone()) for one in passed]
+        passed = (model.run(StepBatch.of([Chunk(*chunk, ()) for chunk in plan]), rows) for plan in plans)
+        return [ForwardOutput(one.hidden.clone(), one.logits.clone()) for one in passed]

@@ -1,1 +1,1 @@
-"""Ways to run a model's forward pass: eager torch, a recorded CPU program, CUDA graphs."""
+"""Backends that run a model's forward pass: eager torch, a recorded CPU program, CUDA graphs."""

@@ -1,12 +1,12 @@
-"""A model recorded once as native programs and replayed for every step: no Python between two operations."""
+"""The CPU program backend: a model recorded once as native programs, which replay every step without Python."""
 
 import torch
 from torch import Tensor
 
 from archerfish.arch.arch import Arch
 from archerfish.execution.memory import LOGIT_ROWS_AT_ONCE
-from archerfish.execution.step.inputs import Outline, no_chunks
-from archerfish.execution.step.model import Most, Passed
+from archerfish.execution.step.inputs import StepBatch, no_chunks
+from archerfish.execution.step.model import ForwardOutput, StepLimits
 from archerfish.execution.step.rows import Rows
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
@@ -21,54 +21,57 @@ from archerfish.ops.signatures import DrawRows
 
 
 class RecordedPass:
-    """One pass of a network over chunks of rows, recorded."""
+    """A recorded pass of a network over chunks of rows."""
 
-    def __init__(self, program: Program, native: NativeOps, most: Most, num_inputs: int = 0) -> None:
+    def __init__(self, program: Program, native: NativeOps, limits: StepLimits, num_inputs: int = 0) -> None:
         self.team = native.team
-        self.most = most
+        self.limits = limits
         self._program = program
         self._num_inputs = num_inputs
-        self._room: StepRoom | None = None
-        """Of the rows that it is run with, which are the same every time."""
+        self._buffers: StepRoom | None = None
+        """Buffers for the rows that the pass is run with, which are the same every time."""
 
-    def run(self, outline: Outline, rows: Rows, *inputs: Tensor) -> Passed:
-        """With further inputs [T, width] beside the tokens, where the network has any. Good until the next pass."""
-        room, trees = self._room_of(rows), outline.trees
+    def run(self, batch: StepBatch, rows: Rows, *inputs: Tensor) -> ForwardOutput:
+        """Run a batch, with further inputs [T, width] where the network takes any. Valid until the next pass."""
+        buffers, trees = self._buffers_of(rows), batch.trees
         if trees is None:
-            assembly = room.take(outline.chunks)
+            assembly = buffers.take(batch.chunks)
         else:
-            assembly = room.take_trees(outline.chunks, trees.depths, trees.paths)
-        self.give(inputs)
+            assembly = buffers.take_trees(batch.chunks, trees.depths, trees.paths)
+        self.set_inputs(inputs)
         num_rows = self.team.run_chunks(self._program.instructions, assembly)
-        hidden, logits, *taps = self._program.rows[self._num_inputs :]
-        tapped = tuple(tap[:num_rows] for tap in taps)
-        return Passed(hidden[:num_rows], logits[: len(outline.sampling)], tapped)
+        hidden, logits, *aux_hidden_states = self._program.rows[self._num_inputs :]
+        return ForwardOutput(
+            hidden[:num_rows],
+            logits[: len(batch.sampled_chunks)],
+            tuple(states[:num_rows] for states in aux_hidden_states),
+        )
 
-    def give(self, inputs: tuple[Tensor, ...]) -> None:
-        """What the next pass takes beside tokens."""
-        for place, value in zip(self._program.rows[: self._num_inputs], inputs, strict=True):
-            place[: len(value)] = value
+    def set_inputs(self, inputs: tuple[Tensor, ...]) -> None:
+        """Write what the next pass reads besides tokens."""
+        for buffer, value in zip(self._program.rows[: self._num_inputs], inputs, strict=True):
+            buffer[: len(value)] = value
 
     def for_drafts(self, rows: Rows) -> DraftPass:
-        """Of a network whose states it may take in turn, with one input at most."""
+        """Return the pass as native drafting takes it: with one input at most, which may be its own states."""
         *given, hidden, logits = self._program.rows[: self._num_inputs + 2]
-        return DraftPass(self._program, self._room_of(rows), hidden, logits, given[0] if given else None)
+        return DraftPass(self._program, self._buffers_of(rows), hidden, logits, given[0] if given else None)
 
-    def _room_of(self, rows: Rows) -> StepRoom:
-        if self._room is None:
-            self._room = StepRoom(
+    def _buffers_of(self, rows: Rows) -> StepRoom:
+        if self._buffers is None:
+            self._buffers = StepRoom(
                 rows.tokens,
                 rows.tables,
                 rows.block_size,
-                max_tokens=self.most.rows,
-                max_chunks=self.most.chunks,
-                max_picked=self.most.picked,
+                max_tokens=self.limits.max_tokens,
+                max_chunks=self.limits.max_chunks,
+                max_picked=self.limits.max_logits,
             )
-        return self._room
+        return self._buffers
 
 
 class RecordedDrafts:
-    """Whole drafts in one call: a pass over what is new, then one over guess after guess."""
+    """Whole drafts in one native call: a pass over new tokens, then one pass per further draft token."""
 
     def __init__(
         self,
@@ -78,42 +81,49 @@ class RecordedDrafts:
         vocab_size: int,
         target_ids: Tensor | None = None,
     ) -> None:
-        """`further` takes what either made of a row's last token, if it takes anything."""
-        assert vocab_size <= NativeOps.MOST_TOKENS, f"a vocabulary of {vocab_size} is more than there is room for"
+        """`further` takes the states of either pass for each row's last token, if it takes any input."""
+        assert vocab_size <= NativeOps.MOST_TOKENS, f"a vocabulary of {vocab_size} exceeds the native buffers"
         self._first = first
-        max_rows = min(first.most.chunks, first.most.picked)
-        self._room = DraftRoom(first.for_drafts(rows), further.for_drafts(rows), max_rows, vocab_size, target_ids)
+        max_rows = min(first.limits.max_chunks, first.limits.max_logits)
+        self._buffers = DraftRoom(first.for_drafts(rows), further.for_drafts(rows), max_rows, vocab_size, target_ids)
 
-    def __call__(self, outline: Outline, asked: DrawRows, counts: Ints, *given: Tensor) -> Drafted:
-        self._first.give(given)
-        return self._room.draft(self._first.team, outline.chunks, asked, counts)
+    def __call__(self, batch: StepBatch, draw_rows: DrawRows, counts: Ints, *given: Tensor) -> Drafted:
+        self._first.set_inputs(given)
+        return self._buffers.draft(self._first.team, batch.chunks, draw_rows, counts)
 
 
 class RecordedModel:
-    """Two programs: from tokens to hidden states and the logits of some, and from hidden states to logits."""
+    """A RunnableModel of two programs: from tokens to states and logits, and from states to logits.
+
+    It also returns the inputs of `aux_layers`.
+    """
 
     def __init__(
-        self, model: Decoder, storage: KVStorage, native: NativeOps, most: Most, taps: tuple[int, ...] = ()
+        self,
+        model: Decoder,
+        storage: KVStorage,
+        native: NativeOps,
+        limits: StepLimits,
+        aux_layers: tuple[int, ...] = (),
     ) -> None:
-        """Taps are the layers whose input is told of."""
         self.arch: Arch = model.arch
         self._team = native.team
-        self._forward = RecordedPass(_record_forward(model, storage, native, most, taps), native, most)
+        self._forward = RecordedPass(_record_forward(model, storage, native, limits, aux_layers), native, limits)
         self._logits = _record_logits(model, native, LOGIT_ROWS_AT_ONCE)
 
-    def run(self, outline: Outline, rows: Rows) -> Passed:
-        """Good until the next step."""
-        return self._forward.run(outline, rows)
+    def run(self, batch: StepBatch, rows: Rows) -> ForwardOutput:
+        """Run a batch. Valid until the next step."""
+        return self._forward.run(batch, rows)
 
     def drafts(self, rows: Rows) -> RecordedDrafts:
-        """For rows that it guesses the next tokens of: the only ones it is run with."""
+        """Return native drafting by this model, for the only rows that it is run with."""
         return RecordedDrafts(self._forward, self._forward, rows, self.arch.vocab_size)
 
     def logits(self, states: Tensor) -> Tensor:
-        """[rows, vocabulary], good until they are asked for again."""
-        room, logits = self._logits.rows
+        """Return [rows, vocabulary] logits, valid until the next call."""
+        inputs, logits = self._logits.rows
         num_rows = len(states)
-        room[:num_rows] = states
+        inputs[:num_rows] = states
         self._team.run(self._logits.instructions, make_step(num_rows, None, None, None))
         return logits[:num_rows]
 
@@ -122,22 +132,23 @@ class RecordedModel:
 
 
 def _record_forward(
-    model: Decoder, storage: KVStorage, native: NativeOps, most: Most, taps: tuple[int, ...]
+    model: Decoder, storage: KVStorage, native: NativeOps, limits: StepLimits, aux_layers: tuple[int, ...]
 ) -> Program:
     tokens, positions = (torch.zeros(RECORDED_ROWS, dtype=torch.int64) for _ in range(2))
     chunks = no_chunks(len(storage.layout.windows))
     recording = Recording(tokens, positions, chunks.slots)
-    heard: dict[int, Tensor] = {}
+    layer_inputs: dict[int, Tensor] = {}
     with native.recording(recording), torch.inference_mode():
-        hidden = model(tokens, positions, storage.attending(model.arch, chunks), heard.__setitem__)
+        hidden = model(tokens, positions, storage.attending(model.arch, chunks), layer_inputs.__setitem__)
         logits = model.logits(native.select(hidden))
-    return recording.finish(
-        most.rows, max_picked=most.picked, outputs=(hidden, logits, *(heard[layer] for layer in taps))
-    )
+    outputs = (hidden, logits, *(layer_inputs[layer] for layer in aux_layers))
+    return recording.finish(limits.max_tokens, max_picked=limits.max_logits, outputs=outputs)
 
 
-def record_eagle(eagle: Eagle, storage: KVStorage, native: NativeOps, most: Most, *, joins: bool) -> RecordedPass:
-    """A pass of a head over tokens and states; or, if it joins them, over tokens and what the target's taps gave."""
+def record_eagle(
+    eagle: Eagle, storage: KVStorage, native: NativeOps, limits: StepLimits, *, joins: bool
+) -> RecordedPass:
+    """Record a pass of a head over tokens and its own states; with `joins`, over tokens and the target's features."""
     tokens, positions = (torch.zeros(RECORDED_ROWS, dtype=torch.int64) for _ in range(2))
     chunks, spec = no_chunks(1), eagle.spec
     width = len(spec.target_layers) * spec.target_hidden_size if joins else spec.hidden_size
@@ -147,12 +158,14 @@ def record_eagle(eagle: Eagle, storage: KVStorage, native: NativeOps, most: Most
         states = eagle.joined(given) if joins else given
         hidden = eagle(tokens, positions, states, storage.attending(spec.arch, chunks))
         logits = eagle.logits(native.select(hidden))
-    program = recording.finish(most.rows, max_picked=most.picked, inputs=(given,), outputs=(hidden, logits))
-    return RecordedPass(program, native, most, num_inputs=1)
+    program = recording.finish(
+        limits.max_tokens, max_picked=limits.max_logits, inputs=(given,), outputs=(hidden, logits)
+    )
+    return RecordedPass(program, native, limits, num_inputs=1)
 
 
 class RecordedMedusa:
-    """All heads at once, from states to logits."""
+    """All Medusa heads in one program, from states to logits."""
 
     def __init__(self, medusa: Medusa, native: NativeOps, max_rows: int) -> None:
         recording = Recording()
@@ -163,12 +176,12 @@ class RecordedMedusa:
         self._team = native.team
 
     def __call__(self, states: Tensor) -> list[Tensor]:
-        """[rows, hidden] -> for each head [rows, tokens it can guess]. Good until the next call."""
-        room, *logits = self._program.rows
+        """Return each head's [rows, draft vocabulary] logits of [rows, hidden] states. Valid until the next call."""
+        inputs, *logits = self._program.rows
         num_rows = len(states)
-        room[:num_rows] = states
+        inputs[:num_rows] = states
         self._team.run(self._program.instructions, make_step(num_rows, None, None, None))
-        return [of_head[:num_rows] for of_head in logits]
+        return [head_logits[:num_rows] for head_logits in logits]
 
 
 def _record_logits(model: Decoder, native: NativeOps, max_rows: int) -> Program:

@@ -1,4 +1,4 @@
-"""Trees of guesses among a step's chunks, as tables over its tokens. Knows nothing of rows, blocks or tensors."""
+"""Draft trees of a step's chunks, as tables over the step's tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,18 +32,18 @@ class TokenTree(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepTrees:
-    """On the host: what `ops.Trees` says of a step's tokens."""
+    """The tables of `ops.Trees` on the host."""
 
     depths: Ints
-    """[T] NO_TREE for tokens of chunks that are none."""
+    """[T] depth of each token in its chunk's tree; NO_TREE for tokens of chunks without one."""
     paths: ByteTable
-    """[T, MOST_TREE_TOKENS]"""
+    """[T, MOST_TREE_TOKENS] indices within the chunk of each token's ancestors and itself, from the root."""
 
     @classmethod
     def of(cls, lengths: Ints, drafts: Sequence[TokenTree | None]) -> Self | None:
-        """A draft for each chunk, whose first token is the one that the draft hangs on; or none.
+        """Return the tables of a step, given the draft after each chunk's first token; None if no chunk has a tree.
 
-        A chain needs no tree: it is what every other chunk is, too.
+        A chain needs no tree: its tokens follow one another as those of any chunk do.
         """
         trees = [None if draft is None or draft.is_chain else draft for draft in drafts]
         if all(tree is None for tree in trees):
@@ -62,7 +62,7 @@ class StepTrees:
 
 
 def _write_paths(paths: ByteTable, tree: TokenTree) -> None:
-    """A line is that of the guess it hangs on, and its own number."""
+    """Write for each token its parent's path and its own index."""
     paths[:] = np.arange(len(paths))[:, None]
     for node, (parent, depth) in enumerate(zip(tree.parents, tree.depths, strict=True)):
         paths[1 + node, :depth] = paths[1 + parent, :depth]

@@ -7,8 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from archerfish.execution.step.inputs import Outline
-from archerfish.execution.step.model import Passed, RunnableModel
+from archerfish.execution.step.inputs import StepBatch
+from archerfish.execution.step.model import ForwardOutput, RunnableModel
 from archerfish.execution.step.rows import Rows
 from archerfish.kvcache.storage import KVStorage
 from archerfish.kvcache.tables import BlockCopy
@@ -33,24 +33,24 @@ class Network(Protocol):
     def trusts_guesses(self) -> bool:
         """What it keeps of its own guesses is right where they stand."""
 
-    def read(self, outline: Outline) -> Tensor:
+    def read(self, batch: StepBatch) -> Tensor:
         """Read tokens that stand in rows. Logits [picked, vocabulary] of what follows the picked ones."""
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Blocks that it keeps something in."""
 
-    def go_on(self, outline: Outline, kept: list[int]) -> Tensor:
+    def go_on(self, batch: StepBatch, kept: list[int]) -> Tensor:
         """The same for one token of each row, guessed by the pass before; `kept` are the rows' places in that pass."""
 
-    def draft(self, outline: Outline, asked: DrawRows, counts: Ints) -> Drafted | None:
+    def draft(self, batch: StepBatch, draw_rows: DrawRows, counts: Ints) -> Drafted | None:
         """Read, draw and go on until each picked row has `counts` guesses, in one call; None if it cannot.
 
-        The first of them are drawn as `asked`, each further one a position on. Those that are read are on the rows.
+        The first of them are drawn as `draw_rows`, each further one a position on. Those that are read are on the rows.
         """
 
 
 class DraftsAtOnce(Protocol):
-    def __call__(self, outline: Outline, asked: DrawRows, counts: Ints, *given: Tensor) -> Drafted:
+    def __call__(self, batch: StepBatch, draw_rows: DrawRows, counts: Ints, *given: Tensor) -> Drafted:
         """As a network's `draft`; given is what its first pass takes beside tokens, [T, width] each."""
 
 
@@ -66,14 +66,14 @@ class DraftModel:
     keeps: bool = True
     trusts_guesses: bool = True
 
-    def read(self, outline: Outline) -> Tensor:
-        return self.model.run(outline, self.rows).logits
+    def read(self, batch: StepBatch) -> Tensor:
+        return self.model.run(batch, self.rows).logits
 
-    def go_on(self, outline: Outline, kept: list[int]) -> Tensor:
-        return self.read(outline)
+    def go_on(self, batch: StepBatch, kept: list[int]) -> Tensor:
+        return self.read(batch)
 
-    def draft(self, outline: Outline, asked: DrawRows, counts: Ints) -> Drafted | None:
-        return None if self.at_once is None else self.at_once(outline, asked, counts)
+    def draft(self, batch: StepBatch, draw_rows: DrawRows, counts: Ints) -> Drafted | None:
+        return None if self.at_once is None else self.at_once(batch, draw_rows, counts)
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         self.storage.copy(copies)
@@ -97,7 +97,7 @@ class Vocabulary:
 
 
 class HeadPass(Protocol):
-    def run(self, outline: Outline, rows: Rows, given: Tensor) -> Passed:
+    def run(self, batch: StepBatch, rows: Rows, given: Tensor) -> ForwardOutput:
         """Over tokens of rows, and for each of them [width] of something else."""
 
 
@@ -129,19 +129,19 @@ class EagleNetwork:
         self._states: Tensor | None = None
         """Of the tokens that were picked last."""
 
-    def read(self, outline: Outline) -> Tensor:
-        passed = self._first.run(outline, self._rows, self._features.of(outline))
-        return self._scored(outline, passed)
+    def read(self, batch: StepBatch) -> Tensor:
+        passed = self._first.run(batch, self._rows, self._features.of(batch))
+        return self._scored(batch, passed)
 
-    def go_on(self, outline: Outline, kept: list[int]) -> Tensor:
+    def go_on(self, batch: StepBatch, kept: list[int]) -> Tensor:
         assert self._states is not None
-        return self._scored(outline, self._further.run(outline, self._rows, self._states[kept]))
+        return self._scored(batch, self._further.run(batch, self._rows, self._states[kept]))
 
-    def draft(self, outline: Outline, asked: DrawRows, counts: Ints) -> Drafted | None:
-        return None if self._at_once is None else self._at_once(outline, asked, counts, self._features.of(outline))
+    def draft(self, batch: StepBatch, draw_rows: DrawRows, counts: Ints) -> Drafted | None:
+        return None if self._at_once is None else self._at_once(batch, draw_rows, counts, self._features.of(batch))
 
-    def _scored(self, outline: Outline, passed: Passed) -> Tensor:
-        self._states = passed.hidden[torch.from_numpy(outline.picked).to(passed.hidden.device)]
+    def _scored(self, batch: StepBatch, passed: ForwardOutput) -> Tensor:
+        self._states = passed.hidden[torch.from_numpy(batch.logit_indices).to(passed.hidden.device)]
         return self._vocabulary.spread(passed.logits)
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
@@ -160,19 +160,19 @@ class MedusaNetwork:
         self._features = features
         self._vocabulary = vocabulary
         self._further: list[Tensor] = []
-        """Logits of heads that were not asked for yet."""
+        """Logits of heads that were not draw_rows for yet."""
 
-    def read(self, outline: Outline) -> Tensor:
-        states = self._features.of(outline)
-        first, *self._further = self._heads(states[torch.from_numpy(outline.picked).to(states.device)])
+    def read(self, batch: StepBatch) -> Tensor:
+        states = self._features.of(batch)
+        first, *self._further = self._heads(states[torch.from_numpy(batch.logit_indices).to(states.device)])
         return self._vocabulary.spread(first)
 
-    def go_on(self, outline: Outline, kept: list[int]) -> Tensor:
+    def go_on(self, batch: StepBatch, kept: list[int]) -> Tensor:
         # All rows that go on were in the pass before, and before that.
         self._further = [logits[kept] for logits in self._further]
         return self._vocabulary.spread(self._further.pop(0))
 
-    def draft(self, outline: Outline, asked: DrawRows, counts: Ints) -> Drafted | None:
+    def draft(self, batch: StepBatch, draw_rows: DrawRows, counts: Ints) -> Drafted | None:
         # All heads are one pass: there is nothing between passes to be saved.
         return None
 

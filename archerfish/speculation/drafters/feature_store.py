@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archerfish.execution.step.inputs import Outline
-from archerfish.execution.step.model import Passed
+from archerfish.execution.step.inputs import StepBatch
+from archerfish.execution.step.model import ForwardOutput
 from archerfish.execution.step.rows import Rows
 from archerfish.kvcache.tables import BlockCopy
 from archerfish.ops.arrays import Ints
@@ -29,19 +29,19 @@ class FeatureStore:
         self._aside: list[tuple[Ints, Tensor]] = []
         """Slots, which are settled when a step is run, and what goes there."""
 
-    def heard(self, outline: Outline, passed: Passed) -> None:
+    def heard(self, batch: StepBatch, passed: ForwardOutput) -> None:
         """A step was run: what its taps gave, or the final states where there are none."""
-        given = passed.taps or (passed.hidden,)
+        given = passed.aux_hidden_states or (passed.hidden,)
         # A copy: the next step is computed in the same place.
         features = torch.cat(given, -1) if len(given) > 1 else given[0].clone()
-        self._aside.append((self._slots(outline), features))
+        self._aside.append((self._slots(batch), features))
         if len(self._aside) >= _MOST_ASIDE:
             self._settle()
 
-    def of(self, outline: Outline) -> Tensor:
+    def of(self, batch: StepBatch) -> Tensor:
         """[T, width] of tokens that were computed."""
         self._settle()
-        return self._features[torch.from_numpy(self._slots(outline)).to(self._device)]
+        return self._features[torch.from_numpy(self._slots(batch)).to(self._device)]
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         if not copies:
@@ -69,12 +69,12 @@ class FeatureStore:
         self._features[torch.from_numpy(slots).to(self._device)] = features.to(self._features.dtype)
         self._aside.clear()
 
-    def _slots(self, outline: Outline) -> Ints:
-        chunks = outline.chunks
+    def _slots(self, batch: StepBatch) -> Ints:
+        chunks = batch.chunks
         if len(chunks) == 1:
             row, start, length, _ = chunks[0].tolist()
             return self._slot(np.full(length, row), np.arange(start, start + length))
-        return self._slot(np.repeat(chunks["row"], chunks["length"]), outline.places)
+        return self._slot(np.repeat(chunks["row"], chunks["length"]), batch.row_offsets)
 
     def _slot(self, rows: Ints, places: Ints) -> Ints:
         size = self._rows.block_size

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archerfish.execution.step.inputs import Outline
+from archerfish.execution.step.inputs import StepBatch
 from archerfish.execution.step.rows import Rows
 from archerfish.ops.arrays import Ints
 from archerfish.ops.signatures import CHUNK
@@ -101,7 +101,7 @@ class NetworkProposer:
             if count > self._max_tokens or not self.room(end):
                 break
             for _ in range(_NUM_TRIES):
-                self._lines(_outline([(0, 0, count, 1)]), [Ask(0, 1, end)])
+                self._lines(_step_batch([(0, 0, count, 1)]), [Ask(0, 1, end)])
 
     def start(self, row: int, tokens: Sequence[int], num_prompt_tokens: int, tenant: str) -> None:
         self._done.pop(row, None)
@@ -153,7 +153,7 @@ class NetworkProposer:
             done = self._done[row] = min(self._filled.upto(row, last), last - 1)
         return min(done, last - 1)
 
-    def _unread(self, asks: Sequence[Ask]) -> Outline:
+    def _unread(self, asks: Sequence[Ask]) -> StepBatch:
         """What a pass has to read for the first guesses. What is too much for one is read now."""
         lag = self._network.lag
         starts = [self._first_unread(ask.row, ask.end) for ask in asks]
@@ -161,10 +161,12 @@ class NetworkProposer:
         while sum(lengths) > self._max_tokens:
             longest = int(np.argmax(lengths))
             piece = min(lengths[longest] - 1, self._max_tokens)
-            self._network.read(_outline([(asks[longest].row, starts[longest], piece, 0)]))
+            self._network.read(_step_batch([(asks[longest].row, starts[longest], piece, 0)]))
             starts[longest] += piece
             lengths[longest] -= piece
-        return _outline([(ask.row, start, length, 1) for ask, start, length in zip(asks, starts, lengths, strict=True)])
+        return _step_batch(
+            [(ask.row, start, length, 1) for ask, start, length in zip(asks, starts, lengths, strict=True)]
+        )
 
     def _mark(self, row: int, end: int) -> None:
         if self._network.keeps:
@@ -178,19 +180,19 @@ class NetworkProposer:
 
     # -- drawing -----------------------------------------------------------------------------------------------------
 
-    def _lines(self, outline: Outline, asks: Sequence[Ask]) -> list[_Line]:
-        """Read what the outline says, whose last tokens are picked, and guess on from there."""
-        return self._lines_at_once(outline, asks) or self._lines_in_turn(outline, asks)
+    def _lines(self, batch: StepBatch, asks: Sequence[Ask]) -> list[_Line]:
+        """Read what the batch says, whose last tokens are picked, and guess on from there."""
+        return self._lines_at_once(batch, asks) or self._lines_in_turn(batch, asks)
 
-    def _lines_at_once(self, outline: Outline, asks: Sequence[Ask]) -> list[_Line] | None:
+    def _lines_at_once(self, batch: StepBatch, asks: Sequence[Ask]) -> list[_Line] | None:
         """In one call, where the network can and nothing but the draw is wanted of any row."""
         if self.branches > 1 or any(self._is_judged(ask.row) for ask in asks):
             return None
         started = self._clock()
-        asked = self._sampler.asked_of_guesses(outline.rows, np.array([ask.end for ask in asks]))
+        asked = self._sampler.asked_of_guesses(batch.rows, np.array([ask.end for ask in asks]))
         if asked is None:
             return None
-        drafted = self._network.draft(outline, asked, np.array([ask.most for ask in asks]))
+        drafted = self._network.draft(batch, asked, np.array([ask.most for ask in asks]))
         if drafted is None:
             return None
         tokens = drafted.tokens.T.tolist()
@@ -199,15 +201,15 @@ class NetworkProposer:
         for depth, seconds in enumerate(further, 1):
             self._times.record(sum(ask.most > depth for ask in asks), seconds)
         # What it takes to ask at all is part of the first pass: nobody else would pay for it.
-        self._record(int(outline.query_ends[-1]), started + sum(further))
+        self._record(int(batch.query_ends[-1]), started + sum(further))
         return lines
 
-    def _lines_in_turn(self, outline: Outline, asks: Sequence[Ask]) -> list[_Line]:
+    def _lines_in_turn(self, batch: StepBatch, asks: Sequence[Ask]) -> list[_Line]:
         lines = [_Line() for _ in asks]
         active = list(range(len(asks)))
         rows, ends = (np.array([getattr(ask, name) for ask in asks]) for name in ("row", "end"))
-        started, num_tokens = self._clock(), int(outline.query_ends[-1])
-        logits = self._network.read(outline)
+        started, num_tokens = self._clock(), int(batch.query_ends[-1])
+        logits = self._network.read(batch)
         for depth in itertools.count():
             self._draw(logits, rows[active], ends[active] + depth, [lines[place] for place in active])
             started = self._record(num_tokens, started)
@@ -245,19 +247,19 @@ class NetworkProposer:
         return found
 
 
-def _outline(chunks: list[tuple[int, int, int, int]]) -> Outline:
+def _step_batch(chunks: list[tuple[int, int, int, int]]) -> StepBatch:
     """Of chunks (row, start, length, picked: its last token or none)."""
     table = np.array(chunks, CHUNK)
     ends = table["length"].cumsum()
     sampling = table["num_logits"].nonzero()[0]
-    return Outline(table, table["start"] + table["length"], ends, sampling, ends[sampling] - 1)
+    return StepBatch(table, table["start"] + table["length"], ends, sampling, ends[sampling] - 1)
 
 
-def _single(rows: Ints, places: Ints) -> Outline:
+def _single(rows: Ints, places: Ints) -> StepBatch:
     """One token of each row."""
     table, every = np.ones(len(rows), CHUNK), np.arange(len(rows))
     table["row"], table["start"] = rows, places
-    return Outline(table, places + 1, every + 1, every, every)
+    return StepBatch(table, places + 1, every + 1, every, every)
 
 
 def _comb(line: _Line) -> Draft:

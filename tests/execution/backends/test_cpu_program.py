@@ -7,7 +7,7 @@ from archerfish.arch import Arch
 from archerfish.execution.backends.cpu_program import RecordedModel
 from archerfish.execution.backends.eager import EagerModel
 from archerfish.execution.memory import LOGIT_ROWS_AT_ONCE
-from archerfish.execution.step.model import Most
+from archerfish.execution.step.model import StepLimits
 from archerfish.execution.step.rows import Rows
 from archerfish.kvcache.layout import kv_layout
 from archerfish.kvcache.storage import KVStorage
@@ -41,7 +41,7 @@ def runnable(of: Arch, native: NativeOps, dtype: torch.dtype, *, recorded: bool)
     model, storage = loaded(of, native, dtype)
     if not recorded:
         return EagerModel(model, storage)
-    return RecordedModel(model, storage, native, Most(LENGTH, 2, 2))
+    return RecordedModel(model, storage, native, StepLimits(LENGTH, 2, 2))
 
 
 def rows_of(of: Arch) -> Rows:
@@ -87,6 +87,6 @@ def test_a_line_that_was_moved_to_its_place_goes_on_as_if_it_had_been_there(name
     native = open_native(TARGET)
     assert native is not None
     decoder, storage = loaded(ARCHS[name], native, dtype)
-    model = RecordedModel(decoder, storage, native, Most(LENGTH, 2, 2))
+    model = RecordedModel(decoder, storage, native, StepLimits(LENGTH, 2, 2))
     check_continuation(model, storage, rows_of(ARCHS[name]), bushy(12), same_bits)
     model.close()

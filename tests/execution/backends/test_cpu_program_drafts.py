@@ -11,8 +11,8 @@ from torch import Tensor
 
 from archerfish.errors import OutOfBounds
 from archerfish.execution.backends.cpu_program import RecordedDrafts, RecordedModel, record_eagle
-from archerfish.execution.step.inputs import Outline
-from archerfish.execution.step.model import Most, Passed
+from archerfish.execution.step.inputs import StepBatch
+from archerfish.execution.step.model import ForwardOutput, StepLimits
 from archerfish.execution.step.rows import Rows
 from archerfish.kvcache.layout import kv_layout
 from archerfish.kvcache.storage import KVStorage
@@ -47,7 +47,7 @@ pytestmark = needs_native
 VOCABULARY, BLOCK_SIZE, NUM_ROWS, LENGTH = 61, 16, 4, 64
 NUM_BLOCKS = NUM_ROWS * LENGTH // BLOCK_SIZE
 TARGET = Target(device="cpu", dtype="bfloat16", head_dim=16, block_size=BLOCK_SIZE, threads=2)
-MOST = Most(rows=64, chunks=NUM_ROWS, picked=NUM_ROWS)
+MOST = StepLimits(max_tokens=64, max_chunks=NUM_ROWS, max_logits=NUM_ROWS)
 UNROUNDED = WeightFormat(name="none")
 PROMPTS = (13, 30, 5)
 """Tokens of each row's prompt."""
@@ -65,9 +65,9 @@ class Watched:
         self._at_once = at_once
         self.num_asked = 0
 
-    def __call__(self, outline: Outline, asked: DrawRows, counts: Ints, *given: Tensor) -> Drafted:
+    def __call__(self, batch: StepBatch, asked: DrawRows, counts: Ints, *given: Tensor) -> Drafted:
         self.num_asked += 1
-        return self._at_once(outline, asked, counts, *given)
+        return self._at_once(batch, asked, counts, *given)
 
 
 class Listed(StepTimes):
@@ -139,7 +139,7 @@ class Stage:
         """What the model would have made of these tokens."""
         generator = torch.Generator().manual_seed(100 * row + start)
         hidden = torch.randn(length, 3 * EAGLE.target_hidden_size, generator=generator)
-        self.features.heard(Outline.of([Chunk(row, start, length, False)]), Passed(hidden, hidden[:0]))
+        self.features.heard(StepBatch.of([Chunk(row, start, length, False)]), ForwardOutput(hidden, hidden[:0]))
 
 
 def draft_model(stage: Stage, *, at_once: bool) -> tuple[Network, Watched]:
@@ -149,7 +149,7 @@ def draft_model(stage: Stage, *, at_once: bool) -> tuple[Network, Watched]:
     model.requires_grad_(False)
     random_weights(model, 0, Packer(model, UNROUNDED))
     storage = KVStorage(kv_layout(arch), NUM_BLOCKS, BLOCK_SIZE, torch.bfloat16, "cpu", stage.ops)
-    recorded, rows = RecordedModel(model, storage, stage.native, MOST), stage.rows.beside(0)
+    recorded, rows = RecordedModel(model, storage, stage.native, MOST), stage.rows.drafter_view(0)
     watched = Watched(recorded.drafts(rows))
     return DraftModel(recorded, storage, rows, watched if at_once else None), watched
 
@@ -169,7 +169,7 @@ def eagle_head(num_tokens: int, stage: Stage, *, at_once: bool) -> tuple[Network
         choose_tokens(head, torch.arange(VOCABULARY - 1, 0, -1)[:num_tokens])
     storage = KVStorage(kv_layout(spec.arch), NUM_BLOCKS, BLOCK_SIZE, torch.float32, "cpu", stage.ops)
     first, further = (record_eagle(head, storage, stage.native, MOST, joins=joins) for joins in (True, False))
-    rows, vocabulary = stage.rows.beside(0, shift=1), Vocabulary(VOCABULARY, head.target_ids)
+    rows, vocabulary = stage.rows.drafter_view(0, shift=1), Vocabulary(VOCABULARY, head.target_ids)
     watched = Watched(RecordedDrafts(first, further, rows, VOCABULARY, head.target_ids))
     given: DraftsAtOnce | None = watched if at_once else None
     return EagleNetwork(first, further, storage, stage.features, rows, vocabulary, given), watched

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from archerfish.execution.step.inputs import Outline, step_tensors
+from archerfish.execution.step.inputs import StepBatch, step_tensors
 from archerfish.execution.step.rows import Rows
 from archerfish.request import SamplingParams
 from archerfish.scheduling.plan import Chunk, SequenceStart
@@ -53,7 +53,7 @@ def filled_rows(chunks, block_size, num_groups, seed):
 
 
 def tensors_of(chunks, rows):
-    return step_tensors(Outline.of(chunks), rows, "cpu")
+    return step_tensors(StepBatch.of(chunks), rows, "cpu")
 
 
 @settings(derandomize=True, deadline=None, max_examples=150)
@@ -78,17 +78,17 @@ def test_tokens_positions_and_slots_are_those_of_each_chunk_in_turn(step):
 @given(steps())
 def test_where_each_chunk_begins_and_ends_is_told(step):
     chunks = step[0]
-    outline = Outline.of(chunks)
+    batch = StepBatch.of(chunks)
     offset = 0
     for place, chunk in enumerate(chunks):
-        assert outline.rows[place] == chunk.row
-        assert outline.ends[place] == chunk.start + chunk.length
-        assert outline.offsets[place] == offset
-        assert outline.query_ends[place] == offset + chunk.length
+        assert batch.rows[place] == chunk.row
+        assert batch.ends[place] == chunk.start + chunk.length
+        assert batch.query_starts[place] == offset
+        assert batch.query_ends[place] == offset + chunk.length
         offset += chunk.length
-    assert outline.sampling.tolist() == [place for place, chunk in enumerate(chunks) if chunk.samples]
-    picked = tensors_of(chunks, filled_rows(*step)[0]).picked
-    assert picked.tolist() == [outline.query_ends[place] - 1 for place in outline.sampling]
+    assert batch.sampled_chunks.tolist() == [place for place, chunk in enumerate(chunks) if chunk.samples]
+    picked = tensors_of(chunks, filled_rows(*step)[0]).logit_indices
+    assert picked.tolist() == [batch.query_ends[place] - 1 for place in batch.sampled_chunks]
 
 
 @settings(derandomize=True, deadline=None, max_examples=150)
@@ -96,19 +96,21 @@ def test_where_each_chunk_begins_and_ends_is_told(step):
 def test_guesses_follow_their_chunk_and_a_token_is_drawn_after_each(step, data):
     chunks = step[0]
     counts = [data.draw(st.integers(0, 4)) if chunk.samples else 0 for chunk in chunks]
-    outline = Outline.of(chunks, np.array(counts))
+    batch = StepBatch.of(chunks, np.array(counts))
     longer = [chunk._replace(length=chunk.length + count) for chunk, count in zip(chunks, counts, strict=True)]
-    assert outline.chunks[["row", "start", "length"]].tolist() == [
+    assert batch.chunks[["row", "start", "length"]].tolist() == [
         (chunk.row, chunk.start, chunk.length) for chunk in longer
     ]
-    assert outline.ends.tolist() == [chunk.start + chunk.length for chunk in longer]
-    assert outline.query_ends.tolist() == np.cumsum([chunk.length for chunk in longer]).tolist()
+    assert batch.ends.tolist() == [chunk.start + chunk.length for chunk in longer]
+    assert batch.query_ends.tolist() == np.cumsum([chunk.length for chunk in longer]).tolist()
     expected = [
         (place, offset + chunk.length - 1 + guess, chunk.start + chunk.length + guess)
-        for place, (chunk, count, offset) in enumerate(zip(chunks, counts, outline.offsets.tolist(), strict=True))
+        for place, (chunk, count, offset) in enumerate(zip(chunks, counts, batch.query_starts.tolist(), strict=True))
         for guess in range((1 + count) * chunk.samples)
     ]
-    told = zip(outline.sampling.tolist(), outline.picked.tolist(), outline.drawn_positions.tolist(), strict=True)
+    told = zip(
+        batch.sampled_chunks.tolist(), batch.logit_indices.tolist(), batch.sample_positions.tolist(), strict=True
+    )
     assert list(told) == expected
 
 
@@ -142,7 +144,7 @@ def test_a_step_takes_two_copies_to_the_device_whatever_is_in_it(num_groups, num
     tensors = (
         inputs.tokens,
         inputs.positions,
-        inputs.picked,
+        inputs.logit_indices,
         told.query_starts,
         told.lengths,
         told.ends,

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from archerfish.execution.step.inputs import Outline, step_tensors
+from archerfish.execution.step.inputs import StepBatch, step_tensors
 from archerfish.execution.step.rows import Rows
 from archerfish.execution.step.trees import NO_TREE, StepTrees
 from archerfish.ops.signatures import MOST_TREE_TOKENS
@@ -60,9 +60,9 @@ def rows_with_tokens():
 
 def test_tokens_and_slots_go_by_index_and_positions_by_depth():
     rows = rows_with_tokens()
-    outline = Outline.of([Chunk(0, 5, 3, True), Chunk(2, 10, 6, True), Chunk(1, 0, 2, False)])
-    plain = step_tensors(outline, rows, "cpu")
-    found = step_tensors(outline.with_trees([None, bushy(5), None]), rows, "cpu")
+    batch = StepBatch.of([Chunk(0, 5, 3, True), Chunk(2, 10, 6, True), Chunk(1, 0, 2, False)])
+    plain = step_tensors(batch, rows, "cpu")
+    found = step_tensors(batch.with_trees([None, bushy(5), None]), rows, "cpu")
     assert found.positions.tolist() == [5, 6, 7, 10, 11, 11, 12, 12, 12, 0, 1]
     assert torch.equal(found.tokens, plain.tokens)
     assert all(torch.equal(*slots) for slots in zip(found.chunks.slots, plain.chunks.slots, strict=True))
@@ -80,7 +80,7 @@ def test_tokens_and_slots_go_by_index_and_positions_by_depth():
 
 
 def test_a_step_of_chains_is_told_nothing_new():
-    outline = Outline.of([Chunk(0, 5, 4, True), Chunk(1, 3, 1, True)])
-    drafted = outline.with_trees([Draft.chain([1, 2, 3]), NO_DRAFT])
+    batch = StepBatch.of([Chunk(0, 5, 4, True), Chunk(1, 3, 1, True)])
+    drafted = batch.with_trees([Draft.chain([1, 2, 3]), NO_DRAFT])
     assert drafted.trees is None
-    assert drafted.positions.tolist() == outline.positions.tolist() == [5, 6, 7, 8, 3]
+    assert drafted.positions.tolist() == batch.positions.tolist() == [5, 6, 7, 8, 3]

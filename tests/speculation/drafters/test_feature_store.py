@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from archerfish.execution.step.inputs import Outline
-from archerfish.execution.step.model import Passed
+from archerfish.execution.step.inputs import StepBatch
+from archerfish.execution.step.model import ForwardOutput
 from archerfish.execution.step.rows import Rows
 from archerfish.kvcache.tables import BlockCopy
 from archerfish.scheduling.plan import Chunk
@@ -18,55 +18,55 @@ def store() -> FeatureStore:
     # The other group's blocks are somebody else's.
     rows.tables[0][:] = 0
     rows.tables[1][:] = [[5, 2, 7, 1], [5, 6, 3, 4]]
-    return FeatureStore(8, 2 * WIDTH, torch.float32, "cpu", rows.beside(1))
+    return FeatureStore(8, 2 * WIDTH, torch.float32, "cpu", rows.drafter_view(1))
 
 
-def passed(*values: float) -> Passed:
+def passed(*values: float) -> ForwardOutput:
     """Of tokens whose features are these numbers, and their negatives from the other tap."""
     tap = torch.tensor(values)[:, None].repeat(1, WIDTH)
-    return Passed(torch.zeros(len(values), 1), torch.zeros(0, 1), (tap, -tap))
+    return ForwardOutput(torch.zeros(len(values), 1), torch.zeros(0, 1), (tap, -tap))
 
 
-def outline(*chunks: tuple[int, int, int]) -> Outline:
-    return Outline.of([Chunk(*chunk, samples=True) for chunk in chunks])
+def batch(*chunks: tuple[int, int, int]) -> StepBatch:
+    return StepBatch.of([Chunk(*chunk, samples=True) for chunk in chunks])
 
 
 def values(kept: FeatureStore, *chunks: tuple[int, int, int]) -> list[float]:
-    found = kept.of(outline(*chunks))
+    found = kept.of(batch(*chunks))
     assert torch.equal(found[:, :WIDTH], -found[:, WIDTH:])
     return found[:, 0].tolist()
 
 
 def test_rows_are_told_apart_and_the_last_writing_counts() -> None:
     kept = store()
-    kept.heard(outline((0, 0, 3), (1, 4, 2)), passed(1, 2, 3, 11, 12))
-    kept.heard(outline((0, 2, 3)), passed(30, 40, 50))
-    kept.heard(outline((0, 3, 1)), passed(41))
+    kept.heard(batch((0, 0, 3), (1, 4, 2)), passed(1, 2, 3, 11, 12))
+    kept.heard(batch((0, 2, 3)), passed(30, 40, 50))
+    kept.heard(batch((0, 3, 1)), passed(41))
     assert values(kept, (0, 0, 5), (1, 4, 2)) == [1, 2, 30, 41, 50, 11, 12]
 
 
 def test_much_that_was_set_aside_is_put_away() -> None:
     kept = store()
     for turn in range(200):
-        kept.heard(outline((0, turn % 8, 1)), passed(turn))
+        kept.heard(batch((0, turn % 8, 1)), passed(turn))
     assert values(kept, (0, 0, 8)) == [192, 193, 194, 195, 196, 197, 198, 199]
 
 
 def test_what_is_set_aside_does_not_change_with_the_place_it_was_computed_in() -> None:
     kept, one = store(), passed(1, 2)
-    kept.heard(outline((0, 0, 2)), one)
-    one.taps[0].fill_(9)
+    kept.heard(batch((0, 0, 2)), one)
+    one.aux_hidden_states[0].fill_(9)
     assert values(kept, (0, 0, 2)) == [1, 2]
-    final = FeatureStore(8, 1, torch.float32, "cpu", Rows(1, 16, 1, BLOCK_SIZE).beside(0))
+    final = FeatureStore(8, 1, torch.float32, "cpu", Rows(1, 16, 1, BLOCK_SIZE).drafter_view(0))
     state = torch.ones(1, 1)
-    final.heard(outline((0, 0, 1)), Passed(state, torch.zeros(0, 1)))
+    final.heard(batch((0, 0, 1)), ForwardOutput(state, torch.zeros(0, 1)))
     state.fill_(9)
-    assert final.of(outline((0, 0, 1))).tolist() == [[1.0]], "without taps it is the final state"
+    assert final.of(batch((0, 0, 1))).tolist() == [[1.0]], "without taps it is the final state"
 
 
 def test_blocks_are_copied_and_single_tokens_moved() -> None:
     kept = store()
-    kept.heard(outline((0, 0, 8)), passed(*range(8)))
+    kept.heard(batch((0, 0, 8)), passed(*range(8)))
     kept.copy([BlockCopy(2, 6)])
     assert values(kept, (1, 4, 4)) == [4, 5, 6, 7]
     kept.move(np.array([0, 0]), np.array([5, 6]), np.array([4, 5]))

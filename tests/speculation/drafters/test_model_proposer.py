@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from archerfish.execution.step.inputs import Outline
+from archerfish.execution.step.inputs import StepBatch
 from archerfish.execution.step.rows import Rows
 from archerfish.kvcache.tables import BlockCopy
 from archerfish.ops.arrays import Ints
@@ -35,20 +35,20 @@ class Successor:
         """Of each pass, (row, first place, number of places)."""
         self.kept: list[list[int]] = []
 
-    def read(self, outline: Outline) -> Tensor:
-        self.reads.append([tuple(chunk[:3]) for chunk in outline.chunks.tolist()])  # type: ignore[misc]
-        picked = outline.chunks[outline.sampling]
+    def read(self, batch: StepBatch) -> Tensor:
+        self.reads.append([tuple(chunk[:3]) for chunk in batch.chunks.tolist()])  # type: ignore[misc]
+        picked = batch.chunks[batch.sampled_chunks]
         last = self.rows.tokens[picked["row"], picked["start"] + picked["length"] - 1 + self.lag].astype(np.int64)
         logits = torch.zeros(len(last), VOCABULARY)
         logits[torch.arange(len(last)), torch.from_numpy((last + 1) % VOCABULARY)] = 9.0
         logits[torch.arange(len(last)), torch.from_numpy((last + 2) % VOCABULARY)] = 7.0
         return logits
 
-    def go_on(self, outline: Outline, kept: list[int]) -> Tensor:
+    def go_on(self, batch: StepBatch, kept: list[int]) -> Tensor:
         self.kept.append(kept)
-        return self.read(outline)
+        return self.read(batch)
 
-    def draft(self, outline: Outline, asked: DrawRows, counts: Ints) -> None:
+    def draft(self, batch: StepBatch, asked: DrawRows, counts: Ints) -> None:
         """It has no way to do it at once."""
 
     def copy(self, copies: Sequence[BlockCopy]) -> None: ...

@@ -1,4 +1,4 @@
-"""What a step tells a device: written into pinned memory, and on its way by few copies while the host goes on."""
+"""Pinned buffers through which the host writes a step's words to the device without waiting."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,34 +7,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_RING = 4
-"""Pinned copies, one more than steps that can be on their way."""
+_NUM_PINNED = 4
+"""Pinned copies: one more than the steps that can be in flight."""
 
 
 class Staging:
-    """Words of int32 with a place on the device, the same for every step, and pinned places to write the next ones."""
+    """An int32 buffer on the device at a fixed address, and a ring of pinned buffers to fill it from."""
 
     def __init__(self, num_words: int, device: str) -> None:
         self.words = torch.zeros(num_words, dtype=torch.int32, device=device)
         is_cuda = device != "cpu"
-        self._pinned = [torch.zeros(num_words, dtype=torch.int32, pin_memory=is_cuda) for _ in range(_RING)]
-        self._sent: list[Any] = [None] * _RING
+        self._pinned = [torch.zeros(num_words, dtype=torch.int32, pin_memory=is_cuda) for _ in range(_NUM_PINNED)]
+        self._sent: list[Any] = [None] * _NUM_PINNED
         if is_cuda:
-            self._sent = [torch.cuda.Event() for _ in range(_RING)]  # type: ignore[no-untyped-call]
-        self._turn = 0
+            self._sent = [torch.cuda.Event() for _ in range(_NUM_PINNED)]  # type: ignore[no-untyped-call]
+        self._index = 0
 
     def send(self, write: Callable[["np.ndarray[Any, np.dtype[np.int32]]"], int]) -> None:
-        """`write` fills an array and says how many words of it count."""
-        self._turn = (self._turn + 1) % _RING
-        pinned, sent = self._pinned[self._turn], self._sent[self._turn]
+        """Send words to the device: `write` fills an array and returns how many of its words count."""
+        self._index = (self._index + 1) % _NUM_PINNED
+        pinned, sent = self._pinned[self._index], self._sent[self._index]
         if sent is not None:
-            sent.synchronize()  # Whatever was sent from here last must have left.
+            sent.synchronize()  # The last copy from this buffer must be over.
         num_words = write(pinned.numpy())
         if num_words:
             self.words[:num_words].copy_(pinned[:num_words], non_blocking=True)
         if sent is not None:
             sent.record()
 
-    def part(self, first: int, *shape: int) -> Tensor:
-        """A view of the words on the device."""
+    def view(self, first: int, *shape: int) -> Tensor:
+        """Return a view of the words on the device."""
         return self.words[first : first + int(np.prod(shape))].view(shape)

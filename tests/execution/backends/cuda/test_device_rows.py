@@ -22,7 +22,7 @@ def start(row: int, tokens: tuple[int, ...], blocks: tuple[int | None, ...]) -> 
 
 def told(rows: DeviceRows, memory: "np.ndarray[tuple[int], np.dtype[np.int32]]") -> None:
     """Write down what is new, as the device does."""
-    news = rows.take_news()
+    news = rows.take_updates()
     assert len(set(news[:, 0].tolist())) == len(news), "a place twice: whichever is written last would hold"
     memory[news[:, 0]] = news[:, 1]
 
@@ -38,16 +38,16 @@ def test_the_device_knows_what_the_host_knows() -> None:
     rows.write_tokens(np.array([1, 2]), np.array([3, 2]), [11, 12])
     rows.write(1, 4, [13, 14])
     told(rows, memory)
-    assert rows.take_news().shape == (0, 2)
+    assert rows.take_updates().shape == (0, 2)
     assert np.array_equal(memory[: rows.tokens.size].reshape(rows.tokens.shape), rows.tokens)
     assert np.array_equal(memory[rows.tokens.size :].reshape(rows.tables[0].shape), rows.tables[0])
 
 
 def test_what_the_device_drew_is_not_told_to_it_again() -> None:
     rows = DeviceRows(2, 32, 1, 16, "cpu")
-    rows.remember_tokens(np.array([0]), np.array([5]), [77])
+    rows.record_device_tokens(np.array([0]), np.array([5]), [77])
     assert rows.tokens[0, 5] == 77
-    assert not len(rows.take_news())
+    assert not len(rows.take_updates())
 
 
 def test_sizes_are_filled_up_to_few_and_never_by_more_than_the_half() -> None:

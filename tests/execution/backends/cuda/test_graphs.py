@@ -15,8 +15,8 @@ from archerfish.execution.backends.cuda.device_rows import DeviceRows
 from archerfish.execution.backends.cuda.graphs import CapturedModel
 from archerfish.execution.backends.eager import EagerModel
 from archerfish.execution.local import RunnableModel
-from archerfish.execution.step.inputs import Outline
-from archerfish.execution.step.model import Most
+from archerfish.execution.step.inputs import StepBatch
+from archerfish.execution.step.model import StepLimits
 from archerfish.kvcache.layout import kv_layout
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
@@ -78,7 +78,7 @@ def rows_of(of: Arch) -> DeviceRows:
 
 
 def captured(model: Decoder, triton: TritonOps, rows: DeviceRows) -> CapturedModel:
-    return CapturedModel(model, storage(model, triton), triton, rows, Most(LENGTH, 2, 2))
+    return CapturedModel(model, storage(model, triton), triton, rows, StepLimits(LENGTH, 2, 2))
 
 
 def opened() -> TritonOps:
@@ -171,16 +171,16 @@ def test_it_joins_what_one_kernel_can_do() -> None:
 
 
 def test_more_tokens_than_chunks_are_drawn_after_in_a_large_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("archerfish.execution.backends.cuda.graphs._FEW_TOKENS", 4)
+    monkeypatch.setattr("archerfish.execution.backends.cuda.graphs._SMALL_STEP_TOKENS", 4)
     triton, rows = opened(), rows_of(ARCHS["rotated"])
     model = decoder(ARCHS["rotated"], triton)
-    graphs = CapturedModel(model, storage(model, triton), triton, rows, Most(LENGTH, 2, 8))
+    graphs = CapturedModel(model, storage(model, triton), triton, rows, StepLimits(LENGTH, 2, 8))
     eager = EagerModel(model, storage(model, triton))
-    outline = Outline.of([Chunk(0, 0, 4, True), Chunk(1, 0, 3, True)], np.array([5, 0]))
+    batch = StepBatch.of([Chunk(0, 0, 4, True), Chunk(1, 0, 3, True)], np.array([5, 0]))
     for row, length in ((0, 9), (1, 3)):
         begin(rows, row, tokens_of(row, length))
     with torch.inference_mode():
-        assert torch.equal(graphs.run(outline, rows).logits, eager.run(outline, rows).logits)
+        assert torch.equal(graphs.run(batch, rows).logits, eager.run(batch, rows).logits)
 
 
 @pytest.mark.parametrize(
@@ -194,16 +194,16 @@ def test_more_tokens_than_chunks_are_drawn_after_in_a_large_step(monkeypatch: py
 def test_steps_that_it_was_not_built_for_are_refused(chunks: list[Chunk], message: str) -> None:
     triton, rows = opened(), rows_of(ARCHS["rotated"])
     model = decoder(ARCHS["rotated"], triton)
-    graphs = CapturedModel(model, storage(model, triton), triton, rows, Most(16, 2, 2))
+    graphs = CapturedModel(model, storage(model, triton), triton, rows, StepLimits(16, 2, 2))
     with torch.inference_mode(), pytest.raises(OutOfBounds, match=message):
-        graphs.run(Outline.of(chunks), rows)
+        graphs.run(StepBatch.of(chunks), rows)
 
 
 def storage_and_model(of: Arch) -> tuple[KVStorage, CapturedModel, DeviceRows]:
     triton, rows = opened(), rows_of(of)
     model = decoder(of, triton)
     stored = storage(model, triton)
-    return stored, CapturedModel(model, stored, triton, rows, Most(LENGTH, 2, 2)), rows
+    return stored, CapturedModel(model, stored, triton, rows, StepLimits(LENGTH, 2, 2)), rows
 
 
 def same_bits(found: torch.Tensor, wanted: torch.Tensor) -> None:
