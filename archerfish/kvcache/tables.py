@@ -5,7 +5,7 @@ together, one block of every group at a time.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -138,9 +138,10 @@ class KVTables:
         return table
 
     def fork(self, parent: BlockTable, num_tokens: int) -> Fork | None:
-        """A table that shares the parent's first num_tokens tokens; the block they end in is copied.
+        """Return a table that shares the parent's first num_tokens tokens; the block they end in is copied.
 
-        None if the parent's window has passed what the fork would need, or no block is left for the copy.
+        None if the parent's window has passed what the fork would need, or no block is left for the copy. The copied
+        blocks are retained: call release_sources when the step that copies them is done.
         """
         num_shared, partial = divmod(num_tokens, self.block_size)
         first = [self._first_needed(window, num_tokens) for window in self.windows]
@@ -161,10 +162,16 @@ class KVTables:
             if partial:
                 source = blocks[num_shared]
                 assert source is not None
+                self.pool.retain(source)
                 copies.append(BlockCopy(source, targets[group]))
                 shared.append(targets[group])
             table.groups.append(shared)
         return Fork(table, copies)
+
+    def release_sources(self, copies: Iterable[BlockCopy]) -> None:
+        """Release the blocks that forks retained for copying."""
+        for copy in copies:
+            self.pool.release(copy.source)
 
     def room(self, table: BlockTable) -> int:
         """Tokens the sequence could hold if it took every block that is left."""
@@ -201,19 +208,19 @@ class KVTables:
         table.groups = [[] for _ in self.windows]
         table.capacity = table.num_published = 0
 
-    def check(self, tables: Sequence[BlockTable]) -> None:
-        """The books agree with what the sequences hold."""
+    def check(self, tables: Sequence[BlockTable], copies: Iterable[BlockCopy] = ()) -> None:
+        """Check the reference counts against what the sequences, and the copies of steps in flight, hold."""
         self.pool.check()
         self.tree.check()
-        holders: dict[BlockId, int] = {}
+        holders = Counter(copy.source for copy in copies)
         for table in tables:
             for blocks in table.groups:
                 assert len(blocks) * self.block_size == table.capacity, "tables of a sequence grow together"
                 for block in blocks:
                     if block is not None:
-                        holders[block] = holders.get(block, 0) + 1
+                        holders[block] += 1
         for number in range(self.pool.num_blocks):
-            held = holders.get(BlockId(number), 0)
+            held = holders[BlockId(number)]
             assert self.pool.references(BlockId(number)) == held, f"block {number} has {held} holders"
 
     def _publish(self, table: BlockTable, names: list[BlockName]) -> None:

@@ -34,8 +34,6 @@ class Draft:
         self.chunks: dict[Sequence, Chunk] = {}
         self.starts: list[SequenceStart] = []
         self.copies: list[BlockCopy] = []
-        self.sources: set[Sequence] = set()
-        """Whose blocks are copied."""
         self._roster = roster
         self._tables = roster.tables
         self._may_preempt = not ahead
@@ -180,9 +178,7 @@ class Draft:
             return None
         if not self._roster.has_free_row:
             self._preempt(self._roster.last())
-        if fork.copies:
-            self.copies.extend(fork.copies)
-            self.sources.add(parent)
+        self.copies.extend(fork.copies)
         return _Opening(fork.table, shared)
 
     def _open(self, sequence: Sequence) -> _Opening | None:

@@ -1,9 +1,10 @@
 """Steps that were planned and whose results are not known yet. Knows who is in them; decides nothing."""
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from archerfish.kvcache.tables import BlockCopy
 from archerfish.scheduling.plan import Chunk, Plan
 from archerfish.scheduling.sequence import Sequence
 
@@ -12,11 +13,8 @@ class _Flight(NamedTuple):
     step: int
     chunks: Mapping[Sequence, Chunk]
     """In the plan's order."""
-    sources: Set[Sequence]
-    """Whose blocks are copied."""
-
-    def uses(self, sequence: Sequence) -> bool:
-        return sequence in self.chunks or sequence in self.sources
+    copies: list[BlockCopy]
+    """The source blocks are retained until the step is done, whatever becomes of the sequences that hold them."""
 
 
 class Flights:
@@ -33,27 +31,32 @@ class Flights:
         """Whether a step may bring more than one token for a draw."""
         return any(chunk.max_draft_tokens for flight in self._flights for chunk in flight.chunks.values())
 
-    def take_off(self, step: int, chunks: Mapping[Sequence, Chunk], sources: Set[Sequence]) -> None:
-        """A step was planned: whose chunks it has, and whose blocks it copies."""
-        self._flights.append(_Flight(step, chunks, sources))
+    def take_off(self, step: int, chunks: Mapping[Sequence, Chunk], copies: list[BlockCopy]) -> None:
+        """Add a step that was planned."""
+        self._flights.append(_Flight(step, chunks, copies))
 
     def land(self, plan: Plan) -> Iterable[Sequence]:
         """The oldest step is done: whose chunks it had, in their order."""
         assert self._flights and self._flights[0].step == plan.step, "commit every plan once, in the order of the plans"
         return self._flights.popleft().chunks
 
+    @property
+    def copies(self) -> list[BlockCopy]:
+        """The copies of all steps in flight."""
+        return [copy for flight in self._flights for copy in flight.copies]
+
     def clear(self) -> None:
         self._flights.clear()
 
     def last_step(self, sequence: Sequence) -> int | None:
         """The last step that uses the sequence's row and blocks; None if none does."""
-        return next((flight.step for flight in reversed(self._flights) if flight.uses(sequence)), None)
+        return next((flight.step for flight in reversed(self._flights) if sequence in flight.chunks), None)
 
     def check(self, running: Iterable[Sequence], leaving: Mapping[Sequence, int]) -> None:
         """What sequences count on is what steps in flight will bring, and none is let go before its last step."""
         steps = [flight.step for flight in self._flights]
         assert steps == sorted(set(steps)), "steps are out of order"
-        aboard = {one for flight in self._flights for one in (*flight.chunks, *flight.sources)}
+        aboard = {sequence for flight in self._flights for sequence in flight.chunks}
         assert aboard <= {*running, *leaving}, "a step uses a row that was given back"
         for sequence in running:
             chunks = [flight.chunks[sequence] for flight in self._flights if sequence in flight.chunks]

@@ -1,6 +1,8 @@
 """Who waits, who runs and on which row, and the blocks they hold. Keeps order; decides nothing."""
 
-from archerfish.kvcache.tables import BlockTable, KVTables
+from collections.abc import Iterable
+
+from archerfish.kvcache.tables import BlockCopy, BlockTable, KVTables
 from archerfish.request import RequestClass
 from archerfish.scheduling.queue import WaitingQueue
 from archerfish.scheduling.sequence import Sequence
@@ -97,13 +99,13 @@ class Roster:
             for sequence in tuple(running):
                 self.preempt(sequence)
 
-    def check(self, max_draft_tokens: int) -> None:
+    def check(self, max_draft_tokens: int, copies: Iterable[BlockCopy]) -> None:
         """Every row, block and sequence is accounted for exactly once. Room for guesses that fell is used later."""
         running = [sequence for sequences in self.running.values() for sequence in sequences]
         seated, waiting = [*running, *self.leaving], list(self.waiting)
         tables = [sequence.table for sequence in seated if sequence.table is not None]
         assert len(tables) == len(seated), "a sequence on a row has no blocks"
-        self.tables.check(tables)
+        self.tables.check(tables, copies)
         rows = [sequence.row for sequence in seated] + self._free_rows
         assert sorted(rows) == list(range(self._num_rows)), "a row is lost or taken twice"
         assert len({*seated, *waiting}) == len(seated) + len(waiting), "a sequence is in two places"

@@ -158,7 +158,7 @@ class Scheduler:
             self._max_draft_tokens = max(self._max_draft_tokens, most)
         self._step += 1
         if draft.chunks:
-            self._flights.take_off(self._step, draft.chunks, draft.sources)
+            self._flights.take_off(self._step, draft.chunks, draft.copies)
         return Plan(self._step, draft.starts, draft.copies, list(draft.chunks.values()))
 
     def _do_others_wait(self) -> bool:
@@ -198,6 +198,7 @@ class Scheduler:
         sequences = self._flights.land(plan)
         # Only now: the step was still reading the blocks of those who ended meanwhile.
         self._roster.see_off(plan.step)
+        self.tables.release_sources(plan.copies)
         events: list[TokenEvent] = []
         for place, (sequence, chunk, tokens) in enumerate(zip(sequences, plan.chunks, result.tokens, strict=True)):
             if sequence.ended:
@@ -230,6 +231,7 @@ class Scheduler:
         self._roster.preempt_all()
 
     def _drop_steps(self) -> None:
+        self.tables.release_sources(self._flights.copies)
         self._flights.clear()
         self._roster.see_off_all()
 
@@ -300,7 +302,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Every row, block and sequence is accounted for exactly once, and every step in flight is for somebody."""
-        self._roster.check(self._max_draft_tokens)
+        self._roster.check(self._max_draft_tokens, self._flights.copies)
         running = [sequence for sequences in self._roster.running.values() for sequence in sequences]
         self._flights.check(running, self._roster.leaving)
 

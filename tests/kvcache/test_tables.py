@@ -128,6 +128,7 @@ class TablesMachine(RuleBasedStateMachine):
                 self.contents.pop(Slot(copy.target, offset), None)
                 if Slot(copy.source, offset) in self.contents:
                     self.contents[Slot(copy.target, offset)] = self.contents[Slot(copy.source, offset)]
+        self.tables.release_sources(forked.copies)
         tokens = parent.tokens[:num_tokens] + fresh
         names = BlockNames(parent.salt, self.block_size)
         self.sequences.append(Grown(forked.table, parent.salt, tokens, names, num_tokens))
@@ -276,6 +277,20 @@ def test_a_fork_is_refused_when_no_block_is_left_for_the_copy() -> None:
     assert tables.fork(parent.table, 6) is None
     assert snapshot(tables, parent.table) == before
     assert tables.fork(parent.table, 4) is not None
+
+
+def test_the_source_of_a_copy_is_retained_until_the_copy_is_done() -> None:
+    tables = tables_of(20)
+    parent = grown(tables, list(range(7)))
+    forked = tables.fork(parent.table, 6)
+    assert forked is not None
+    [copy] = forked.copies
+    tables.release(parent.table)
+    tables.check([forked.table], forked.copies)
+    assert tables.pool.references(copy.source) == 1
+    tables.release_sources(forked.copies)
+    tables.check([forked.table])
+    assert tables.pool.references(copy.source) == 0
 
 
 def test_a_fork_publishes_its_own_continuation() -> None:

@@ -390,3 +390,22 @@ def test_a_block_that_a_step_in_flight_copies_is_kept_though_its_owner_has_ended
     assert steps.scheduler.tables.pool.references(source) == 1
     steps.commit(third)
     assert steps.scheduler.tables.pool.references(source) == 0
+
+
+def test_a_block_that_a_step_in_flight_copies_is_kept_though_the_window_has_passed_it() -> None:
+    steps = stepper(blocks=12, windows=(2,))
+    steps.add(request("a", 11, n=2, max_tokens=9))
+    plans = [steps.plan() for _ in range(3)]
+    steps.commit(plans.pop(0))
+    forking = steps.plan()
+    ((source, _),) = forking.copies
+    for plan in plans:
+        steps.commit(plan)
+    # The first sequence has written 13 tokens and sees two of them: it has no use for its third block any more.
+    later = steps.plan()
+    assert steps.scheduler.tables.pool.references(source) == 1
+    assert not any(source in blocks for chunk in later.chunks for blocks in chunk.new_blocks)
+    steps.commit(forking)
+    assert steps.scheduler.tables.pool.references(source) == 0
+    steps.commit(later)
+    steps.finish()

@@ -151,6 +151,7 @@ LONG_RUNS = {
     "one token a step": shape_of(step_tokens=1, num_rows=3, spare_blocks=0),
     "fewer tokens than rows": shape_of(step_tokens=3, num_rows=8, spare_blocks=8),
     "a window": shape_of(windows=(6,), spare_blocks=14),
+    "a window smaller than a block": shape_of(windows=(2, None), block_size=5, spare_blocks=2, prefix_caching=False),
     "windows and full layers": shape_of(windows=(None, 5, 5), spare_blocks=12),
     "windows without caching": shape_of(windows=(9, None), spare_blocks=4, prefix_caching=False),
     "blocks of one token": shape_of(block_size=1, spare_blocks=40),
