@@ -1,20 +1,26 @@
-# Two commands: `make run` serves a model, `make test` passes every check and test. Both set up everything first.
+# Two commands: `make run` serves a model, `make test` passes every check and proves every behaviour once. Both set up
+# everything first. `make test-full` passes the grids, trainings and long runs that `make test` leaves out.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
+# Neighbouring tests stay in one process, which makes what they share once; a process that is done takes from the others.
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 INSTALLED := $(VENV)/.installed
 
 # A directory or hub name; without one, the default model in the box.
 MODEL ?=
 
-.PHONY: run test test-gpu soak check bench bench-gpu sanitize clean
+.PHONY: run test test-full test-gpu soak check bench bench-gpu sanitize clean
 
 run: $(INSTALLED)
 	$(BIN)/archerfish serve $(MODEL)
 
 test: check
-	$(BIN)/python -m pytest -n auto
+	$(PYTEST)
+
+test-full: $(INSTALLED)
+	$(PYTEST) --lane full
 
 # A service under everything at once, kills included, with every answer known beforehand. SOAK_SECONDS=600 is the default.
 soak: $(INSTALLED)
@@ -30,14 +36,14 @@ sanitize: $(INSTALLED)
 	cmake --build build/sanitize
 	NATIVE_ARCHERFISH=$(CURDIR)/build/sanitize/_kernels.so ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-	$(BIN)/python -m pytest -n auto tests/ops/cpu tests/execution/backends/test_cpu_program_drafts.py \
+	$(PYTEST) tests/ops/cpu tests/execution/backends/test_cpu_program_drafts.py \
 		tests/end_to_end/test_sizes.py
 
 # On a machine with a GPU, with whatever Python has torch there: kernels' tests compiled instead of interpreted, models
 # through graphs; and the table of speeds, also as JSON. Neither installs anything.
 GPU_PYTHON ?= python3
 test-gpu:
-	$(GPU_PYTHON) -m pytest tests/ops/triton tests/execution/backends/cuda/test_graphs.py tests/end_to_end/test_triton*.py
+	$(GPU_PYTHON) -m pytest --lane all tests/ops/triton tests/execution/backends/cuda/test_graphs.py tests/end_to_end/test_triton*.py
 
 bench-gpu:
 	$(GPU_PYTHON) benchmarks/gpu/run.py

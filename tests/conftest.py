@@ -6,11 +6,39 @@ from typing import Any
 
 import pytest
 
+from tests import lanes
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 # Without a GPU, Triton's kernels are run by its interpreter. It has to be told before it is imported.
 os.environ.setdefault("TRITON_INTERPRET", "0" if Path("/proc/driver/nvidia").exists() else "1")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--lane",
+        choices=lanes.LANES,
+        default="quick",
+        help="quick (the default), full (what quick leaves out, and more examples of each property), or all",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    lanes.load_profile(config.getoption("lane"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the tests of the lane. Tests that are named one by one run in any lane."""
+    if any("::" in argument for argument in config.args):
+        return
+    lane = config.getoption("lane")
+    selected = lanes.select(items, lane)
+    if lane == "quick" and (files := lanes.left_out(items, selected)):
+        raise pytest.UsageError(f"no test in the quick lane: {', '.join(files)}")
+    config.hook.pytest_deselected(items=[item for item, chosen in zip(items, selected, strict=True) if not chosen])
+    items[:] = [item for item, chosen in zip(items, selected, strict=True) if chosen]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
 from archerfish.api.chat import Chat
@@ -32,6 +32,7 @@ from archerfish.scheduling.policy import ContinuousBatching
 from archerfish.scheduling.scheduler import Limits, Scheduler
 from archerfish.server.preprocessing.jobs import decode_outcome, encode_outcome
 from archerfish.tokenizer import Tokenizer
+from tests.lanes import examples
 
 LIMITS = JsonLimits(10_000)
 HI = {"role": "user", "content": "Hi"}
@@ -169,13 +170,13 @@ def test_the_body_that_is_changed_is_in_order(endpoint: str) -> None:
 
 
 @pytest.mark.parametrize("endpoint", BASE)
-@settings(max_examples=200, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@examples(200, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), thinks=st.booleans())
 def test_any_value_in_any_field(endpoint: str, data: st.DataObject, thinks: bool) -> None:
     play(endpoint, data.draw(bodies(endpoint)), thinks)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@examples(100)
 @given(endpoint=st.sampled_from(sorted(BASE)), body=VALUES)
 @example(endpoint="/v1/completions", body=[])
 def test_any_value_as_the_whole_body(endpoint: str, body: object) -> None:

@@ -1,7 +1,7 @@
 """Parameters, operations and bytes equal what one gets by hand, and what the makers of known models publish."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.arch import Arch, ExpertsSpec, LayerSpec, MlpSpec, NormSpec
@@ -24,6 +24,7 @@ from archerfish.arch.cost import (
 )
 from tests.arch import shapes
 from tests.arch.shapes import arch, attention, uniform
+from tests.lanes import examples
 
 # -- parameters -------------------------------------------------------------------------------------------------------
 
@@ -173,7 +174,7 @@ def test_queries_are_what_attention_costs_however_few_keys_there_are_to_store() 
     assert attending(grouped) == attending(full)
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@examples(60)
 @given(
     model=st.sampled_from([shapes.LLAMA_3_8B, shapes.GEMMA_3_1B, shapes.MISTRAL_7B, shapes.MIXTRAL_8X7B]),
     start=st.integers(0, 9000),
@@ -200,7 +201,7 @@ def test_operations_are_those_of_matrices_attention_and_the_head() -> None:
     )
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
+@examples(100)
 @given(start=st.integers(0, 40), num_tokens=st.integers(0, 40), window=st.one_of(st.none(), st.integers(1, 30)))
 def test_keys_are_those_that_each_token_sees(start: int, num_tokens: int, window: int | None) -> None:
     seen = [

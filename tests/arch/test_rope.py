@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.arch import RopeSpec
@@ -29,7 +29,6 @@ def assert_close(found: Array, expected: Array) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
-@settings(derandomize=True, deadline=None)
 @given(theta=thetas, dim=dims)
 def test_default_frequencies_fall_geometrically_from_one(theta: float, dim: int) -> None:
     spec = RopeSpec(theta=theta, dim=dim)
@@ -38,7 +37,6 @@ def test_default_frequencies_fall_geometrically_from_one(theta: float, dim: int)
     assert frequencies(spec)[0] == 1.0
 
 
-@settings(derandomize=True, deadline=None)
 @given(theta=thetas, dim=dims, factor=factors)
 def test_linear_scaling_squeezes_positions(theta: float, dim: int, factor: float) -> None:
     spec = RopeSpec(theta=theta, dim=dim, kind="linear", factor=factor)
@@ -47,7 +45,6 @@ def test_linear_scaling_squeezes_positions(theta: float, dim: int, factor: float
     np.testing.assert_allclose(turned, np.outer(positions / factor, plain(theta, dim)), rtol=1e-12)
 
 
-@settings(derandomize=True, deadline=None)
 @given(theta=thetas, dim=dims, factor=factors, length=st.integers(2, 32768))
 def test_dynamic_scaling_raises_the_base_with_the_length_served(
     theta: float, dim: int, factor: float, length: int
@@ -64,7 +61,6 @@ def test_dynamic_scaling_changes_nothing_within_the_original_context() -> None:
     assert (frequencies(spec, 4096)[1:] < plain(1e4, 64)[1:]).all()
 
 
-@settings(derandomize=True, deadline=None)
 @given(theta=thetas, dim=dims, factor=factors, low=st.floats(0.5, 2.0), width=st.floats(0.5, 8.0))
 def test_llama3_scaling_blends_between_long_and_short_waves(
     theta: float, dim: int, factor: float, low: float, width: float
@@ -112,7 +108,6 @@ def yarn(theta: float, dim: int, factor: float, original: int, fast: float, slow
     return stretched
 
 
-@settings(derandomize=True, deadline=None)
 @given(
     theta=thetas,
     dim=st.sampled_from([32, 64, 128]),

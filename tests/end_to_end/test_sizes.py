@@ -7,12 +7,13 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from archerfish import LLM, SamplingParams
 from archerfish.errors import ConfigError, DoesNotFit
 from tests.checkpoints import CONFIG
+from tests.lanes import examples
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6, 7, 5, 6], [9, 8], [5, 6, 7, 5, 6, 7, 5, 6, 7, 5, 6], [11]]
 """One of them twice: most of it is in the prefix cache by then."""
@@ -66,7 +67,7 @@ def wanted(kernels: str) -> dict[int, list[int]]:
     return written(whole, **LARGE, kernels=kernels, speculative_config={"method": "off"})
 
 
-@settings(derandomize=True, deadline=None, max_examples=70)
+@examples(70)
 @given(SIZES, DRAFTS, st.sampled_from([1, 2]), st.sampled_from([None, 0, 1, 3]))
 @example({**SMALLEST, "block_size": 16}, {"method": "auto"}, 1, 0)
 @example({**SMALLEST, "block_size": 1}, {"method": "auto"}, 1, 0)

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.arch.cost import weight_bytes
@@ -16,6 +16,7 @@ from archerfish.execution.memory import Beside, CacheSize, Memory, MemoryOption
 from archerfish.kvcache.layout import kv_layout
 from archerfish.kvcache.tables import blocks_held
 from tests.execution.archs import ALL, FULL, MAX_POSITIONS, MIXED, VOCABULARY, WINDOWED
+from tests.lanes import examples
 
 BYTES_PER_VALUE = 4
 FACTS = Facts(
@@ -85,7 +86,7 @@ def applied(settings, flags):
     return replace(settings, **numbers)
 
 
-@settings(derandomize=True, deadline=None, max_examples=400)
+@examples(400)
 @given(cases())
 def test_what_fits_fits_and_what_does_not_names_a_remedy_that_works(case):
     name, asked, available = case
@@ -110,7 +111,7 @@ def test_what_fits_fits_and_what_does_not_names_a_remedy_that_works(case):
         assert size.num_blocks >= Needs(arch, asked).blocks_per_request
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@examples(300)
 @given(cases())
 def test_a_cache_never_exceeds_the_memory_with_weights_and_activations(case):
     name, asked, available = case
@@ -124,7 +125,7 @@ def test_a_cache_never_exceeds_the_memory_with_weights_and_activations(case):
     assert needs.weights + needs.activations + size.num_bytes <= available
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@examples(200)
 @given(cases())
 def test_the_cache_takes_all_it_may_and_no_more_than_can_ever_be_used(case):
     name, asked, available = case
@@ -329,7 +330,6 @@ def test_the_line_that_start_up_prints():
     assert line(256, 256, 4096) == "KV cache: 4,096 tokens, 1.0 requests of 4,096 tokens at once"
 
 
-@settings(derandomize=True, deadline=None)
 @given(st.integers(1, 2000), st.integers(1, 40))
 def test_a_cache_without_windows_holds_as_many_tokens_as_its_blocks_have_slots(num_blocks, blocks_per_request):
     num_blocks = max(num_blocks, blocks_per_request)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from archerfish.jobs.lines import RunnerSettings
@@ -19,6 +19,7 @@ from archerfish.jobs.records import BatchStatus, LineResult
 from archerfish.jobs.runner import BatchRunner
 from archerfish.jobs.store import JobStore
 from tests.jobs.working import Clock, contents, echo, ids, lines, new_batch, no_wait, read, within
+from tests.lanes import examples
 
 Place = Literal["before", "inside", "after"]
 
@@ -106,7 +107,7 @@ def live(
     assert not done & set(asked)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     count=st.integers(1, 40),
     lives=st.lists(LIVES, max_size=5),

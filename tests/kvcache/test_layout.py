@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.arch import Arch, AttentionSpec, LayerSpec, MlpSpec, NormSpec
@@ -107,7 +107,6 @@ def test_layers_of_different_shapes_are_not_mixed() -> None:
         kv_layout(mixed)
 
 
-@settings(derandomize=True, deadline=None)
 @given(windows=st.lists(st.sampled_from([None, 4, 8]), min_size=1, max_size=20), data=st.data())
 def test_every_layer_has_its_own_place_in_a_group_of_its_reach(windows: list[int | None], data: st.DataObject) -> None:
     sources: dict[int, int] = {}

@@ -1,11 +1,11 @@
 """The block pool agrees with a naive model of it after any sequence of operations."""
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from archerfish.kvcache.pool import BlockId, BlockPool
+from tests.lanes import examples
 
 NUM_BLOCKS = 7
 
@@ -103,7 +103,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert self.pool.references(BlockId(block)) == self.held.get(BlockId(block), 0)
 
 
-PoolMachine.TestCase.settings = settings(derandomize=True, deadline=None, max_examples=120, stateful_step_count=60)
+PoolMachine.TestCase.settings = examples(120, stateful_step_count=60)
 TestPoolMachine = PoolMachine.TestCase
 
 

@@ -3,12 +3,13 @@
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.kvcache.pool import BlockId
 from archerfish.kvcache.prefix import NO_MATCH, BlockName, PrefixTree, child_name, root_name
 from archerfish.kvcache.tables import BlockNames
+from tests.lanes import examples
 
 tokens_of = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=24)
 
@@ -16,7 +17,6 @@ tokens_of = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=24)
 # -- names ------------------------------------------------------------------------------------------------------------
 
 
-@settings(derandomize=True, deadline=None)
 @given(tokens=tokens_of, block_size=st.integers(1, 5), data=st.data())
 def test_a_changed_token_changes_the_name_of_its_block_and_of_all_later_ones(
     tokens: list[int], block_size: int, data: st.DataObject
@@ -31,7 +31,6 @@ def test_a_changed_token_changes_the_name_of_its_block_and_of_all_later_ones(
         assert (before[index] == after[index]) == (index < place // block_size)
 
 
-@settings(derandomize=True, deadline=None)
 @given(tokens=tokens_of, block_size=st.integers(1, 5), stops=st.lists(st.integers(0, 24), max_size=6))
 def test_names_do_not_depend_on_when_they_are_asked_for(tokens: list[int], block_size: int, stops: list[int]) -> None:
     num_blocks = len(tokens) // block_size
@@ -126,7 +125,7 @@ def needed_places(num_blocks: int, window: int | None, block_size: int) -> set[i
     return {p // block_size for p in range(query) if window is None or query - p < window}
 
 
-@settings(derandomize=True, deadline=None, max_examples=400)
+@examples(400)
 @given(forest=forests(), data=st.data())
 def test_match_equals_a_search_through_everything_published(forest: Forest, data: st.DataObject) -> None:
     tree = PrefixTree(forest.windows, forest.block_size)

@@ -4,13 +4,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from archerfish.kvcache.pool import BlockId
 from archerfish.kvcache.prefix import NO_MATCH, PrefixMatch
 from archerfish.kvcache.tables import BlockNames, BlockTable, Fork, KVTables, blocks_held
+from tests.lanes import examples
 
 Windows = tuple[int | None, ...]
 
@@ -168,7 +169,7 @@ class TablesMachine(RuleBasedStateMachine):
             assert self.tables.usage == 0.0
 
 
-TablesMachine.TestCase.settings = settings(derandomize=True, deadline=None, max_examples=250, stateful_step_count=40)
+TablesMachine.TestCase.settings = examples(250, stateful_step_count=40)
 TestTablesMachine = TablesMachine.TestCase
 
 
@@ -350,7 +351,7 @@ def test_check_notices_a_block_nobody_holds_and_one_held_in_secret() -> None:
 # -- how many blocks a sequence holds ---------------------------------------------------------------------------------
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@examples(300)
 @given(
     windows=windows_of,
     block_size=st.integers(1, 5),
@@ -374,7 +375,6 @@ def test_a_sequence_never_holds_more_than_blocks_held(
         tables.check([table])
 
 
-@settings(derandomize=True, deadline=None)
 @given(windows=windows_of, block_size=st.integers(1, 5), step_tokens=st.integers(1, 9), num_tokens=st.integers(1, 40))
 def test_blocks_held_grows_with_length_and_step_and_never_exceeds_all_blocks(
     windows: Windows, block_size: int, step_tokens: int, num_tokens: int
@@ -387,7 +387,7 @@ def test_blocks_held_grows_with_length_and_step_and_never_exceeds_all_blocks(
 
 # Blocks shared with one that stays are not given back when the window passes them.
 @example(windows=(3,), block_size=1, num_blocks=5, others=[(0, 2, True), (0, 1, True)], asked=(0, 5), step_tokens=1)
-@settings(derandomize=True, deadline=None, max_examples=500)
+@examples(500)
 @given(
     windows=windows_of,
     block_size=st.integers(1, 4),

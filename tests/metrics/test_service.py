@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
@@ -17,6 +17,7 @@ from archerfish.machine.energy import EnergyMeter
 from archerfish.machine.peak import Peak
 from archerfish.metrics.service import EngineState, RequestTiming, ServiceMetrics, StepRecord, TenantUsage, Usage
 from archerfish.request import SLO, FinishReason, Request, SamplingParams, TokenEvent
+from tests.lanes import examples
 
 STOP, LENGTH, ABORT, ERROR = FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT, FinishReason.ERROR
 
@@ -434,7 +435,7 @@ def test_totals_go_on_when_a_new_engine_counts_from_zero(told: bool) -> None:
     assert line.metrics.snapshot()["tokens"]["generated_per_s"] == 5 / 9
 
 
-@settings(derandomize=True, deadline=None, max_examples=40)
+@examples(40)
 @given(
     st.lists(
         st.one_of(

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.arch import Arch, LayerSpec, MlpSpec
@@ -25,6 +25,7 @@ from archerfish.scheduling.policy import ContinuousBatching
 from archerfish.scheduling.scheduler import Limits, Scheduler
 from tests.arch import shapes
 from tests.arch.shapes import attention, uniform
+from tests.lanes import examples
 
 SMALL = uniform(100, 32, 3, LayerSpec(attention=attention(4, 2, 8), feed_forward=MlpSpec(size=40)))
 TOKEN_FLOPS = 2 * 3 * (32 * 64 + 32 * 32 + 3 * 32 * 40)
@@ -88,7 +89,7 @@ def test_without_a_cost_only_tokens_are_told() -> None:
     assert record_step(step((10, 1), (0, 7)), None) == StepRecord(7, 1, 0, 2, 0.5)
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@examples(150)
 @given(
     model=st.sampled_from([SMALL, shapes.LLAMA_3_8B, shapes.GEMMA_3_1B, shapes.MISTRAL_7B, shapes.MIXTRAL_8X7B]),
     chunks=st.lists(

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.metrics.histogram import Histogram
 from archerfish.metrics.windows import RecentSums, RecentValues
+from tests.lanes import examples
 
 
 def test_quantiles_lie_between_neighbours() -> None:
@@ -77,7 +78,7 @@ def test_a_value_on_the_bound_belongs_to_it() -> None:
     assert (histogram.count, histogram.sum) == (5, 15.0)
 
 
-@settings(derandomize=True, deadline=None, max_examples=50)
+@examples(50)
 @given(st.lists(st.one_of(st.sampled_from([0.1, 0.25, 1.0, 4.0]), st.floats(0, 10)), max_size=100))
 def test_many_at_once_are_as_one_by_one(values: list[float]) -> None:
     together, single = Histogram((0.1, 0.25, 1.0, 4.0)), Histogram((0.1, 0.25, 1.0, 4.0))

@@ -2,18 +2,19 @@
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.request import SamplingParams
 from archerfish.sampling.bad_words import BadWords
+from tests.lanes import examples
 
 NUM_ROWS, VOCABULARY, LONGEST = 3, 5, 12
 TOKENS = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=3)
 ROW = st.tuples(st.lists(TOKENS, max_size=4), st.integers(1, 4), st.integers(0, 8))
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@examples(200)
 @given(st.lists(ROW, min_size=NUM_ROWS, max_size=NUM_ROWS), st.integers(0, 2**32 - 1))
 def test_the_token_that_would_complete_a_sequence_of_the_answer_is_forbidden(rows, seed):
     numbers = np.random.default_rng(seed)

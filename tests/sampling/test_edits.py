@@ -4,11 +4,12 @@ import math
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.request import SamplingParams
 from archerfish.sampling.edits import LogitEdits
+from tests.lanes import examples
 from tests.sampling import naive
 
 NUM_ROWS = 5
@@ -33,7 +34,7 @@ TAKE_UP = st.tuples(st.integers(0, NUM_ROWS - 1), sequences())
 STEP = st.lists(st.tuples(st.integers(0, NUM_ROWS - 1), st.integers(1, 14)), max_size=2 * NUM_ROWS)
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@examples(300)
 @given(st.lists(st.one_of(TAKE_UP, STEP), max_size=14), st.integers(0, 2**32 - 1))
 def test_a_step_sees_the_edits_of_the_sequences_now_on_its_rows(actions, seed):
     edits = LogitEdits()

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish import LLM, SamplingParams
 from archerfish.errors import InvalidParameter
 from archerfish.request import Structured
 from archerfish.sampling.trial import check_structured
+from tests.lanes import examples
 
 SCHEMA = {
     "type": "object",
@@ -64,7 +65,7 @@ def test_other_forms(perch: LLM) -> None:
     assert output.outputs[0].text.startswith("{")
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(st.lists(st.sampled_from(["a", "[bc]", "d?", "(ef|g)", r"\d+", "h{2,3}"]), min_size=1, max_size=4))
 def test_any_small_expression_is_matched(perch: LLM, parts: list[str]) -> None:
     expression = "".join(parts)

@@ -4,11 +4,12 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.request import SamplingParams
 from archerfish.sampling.penalties import penalize
+from tests.lanes import examples
 from tests.sampling import naive
 
 NEVER = -math.inf
@@ -31,7 +32,7 @@ def penalized_rows(draw):
     ]
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@examples(200)
 @given(penalized_rows(), st.integers(0, VOCABULARY - 1), st.integers(0, 4))
 def test_penalties_fall_on_tokens_of_the_rows_own_history_only(rows, leftover, margin):
     longest = max(len(prompt) + len(written) for _, prompt, written, _ in rows) + margin

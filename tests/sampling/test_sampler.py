@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.errors import InvalidParameter
@@ -14,6 +14,7 @@ from archerfish.ops.reference.filters import keep_likeliest
 from archerfish.ops.reference.noise import gumbel
 from archerfish.request import SamplingParams
 from archerfish.sampling.sampler import ROWS_AT_ONCE, Sampler
+from tests.lanes import examples
 from tests.sampling import naive
 
 VOCABULARY = 40
@@ -187,7 +188,7 @@ MEMBERS = st.permutations(range(NUM_ROWS)).flatmap(
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@examples(150)
 @given(st.integers(0, 30), MEMBERS, st.permutations(range(NUM_ROWS)))
 def test_a_draw_depends_on_nothing_but_its_own_sequence(seed, members, rows):
     population = Population(seed)

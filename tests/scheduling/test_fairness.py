@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.kvcache.tables import BlockTable
@@ -15,6 +15,7 @@ from archerfish.scheduling.fairness import ANSWER_WEIGHT, PROMPT_WEIGHT, Line
 from archerfish.scheduling.plan import Plan
 from archerfish.scheduling.policy import WholeBatches
 from archerfish.scheduling.sequence import Sequence, SequenceFacts
+from tests.lanes import examples
 from tests.scheduling.steps import BATCH, ONLINE, Stepper, request, stepper
 
 
@@ -91,7 +92,7 @@ def market(sizes: dict[str, Size], **engine: int) -> Market:
 sizes = st.builds(Size, st.integers(1, 40), st.integers(1, 20))
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@examples(150)
 @given(
     sizes=st.tuples(sizes, sizes),
     rows=st.integers(1, 6),
@@ -145,7 +146,7 @@ def test_a_tenant_of_many_small_requests_does_not_get_more_than_one_of_few_large
 # -- a tenant that wants little ---------------------------------------------------------------------------------------
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@examples(60)
 @given(
     light=sizes,
     heavy=sizes,
@@ -358,7 +359,6 @@ def sequence(one: Request, number: int = 0) -> Sequence:
     return Sequence(one, number, 0, 0, SequenceFacts(4, 64, ()))
 
 
-@settings(derandomize=True, deadline=None)
 @given(entries=st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 9), st.integers(0, 3)), max_size=14))
 def test_a_line_is_told_in_the_order_in_which_it_is_then_served(entries: list[tuple[str, int, int]]) -> None:
     line = Line()

@@ -1,12 +1,13 @@
 """When batches start: at any step, when full, when the window has passed, or when nobody else will come."""
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from archerfish.request import Request
 from archerfish.scheduling.policy import BatchingPolicy, ContinuousBatching, WholeBatches, batching_policy
 from archerfish.scheduling.sequence import Sequence, SequenceFacts, open_sequences
+from tests.lanes import examples
 from tests.scheduling.steps import BATCH, Stepper, answer, request, stepper
 
 
@@ -201,7 +202,7 @@ def test_a_batch_starts_only_when_it_is_full_though_classes_are_mixed() -> None:
 
 
 @example(arrival=7.0, waited=0.0, window=9.192949941860016)
-@settings(derandomize=True, deadline=None, max_examples=300)
+@examples(300)
 @given(
     arrival=st.floats(0, 1e6),
     waited=st.floats(0, 0.2),

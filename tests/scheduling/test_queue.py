@@ -1,6 +1,6 @@
 """The waiting line is sorted by class, priority and arrival, whatever the order of joining and leaving."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.request import Request, RequestClass
@@ -20,7 +20,6 @@ entries = st.lists(
 )
 
 
-@settings(derandomize=True, deadline=None)
 @given(entries=entries, data=st.data())
 def test_the_first_of_a_class_is_the_smallest_in_order(
     entries: list[tuple[RequestClass, int, int, int]], data: st.DataObject

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from archerfish.errors import InvalidParameter, PromptTooLong, RequestError
@@ -14,6 +14,7 @@ from archerfish.kvcache.tables import blocks_held
 from archerfish.request import FinishReason, Request, Speculation, TokenLogprobs
 from archerfish.scheduling.plan import Chunk, Plan, SequenceStart, StepResult
 from archerfish.scheduling.policy import BatchingPolicy, ContinuousBatching, WholeBatches
+from tests.lanes import examples
 from tests.scheduling.steps import Stepper, answer, request, stepper
 
 # -- chunks -----------------------------------------------------------------------------------------------------------
@@ -670,7 +671,7 @@ def test_windows_let_a_long_answer_live_in_few_blocks(caching: bool) -> None:
 
 # Chunks of two tokens end in the middle of blocks of three: a window is passed between two block boundaries.
 @example(window=2, block_size=3, step_tokens=2, prompt=10, full_group=False)
-@settings(derandomize=True, deadline=None, max_examples=200)
+@examples(200)
 @given(
     window=st.integers(2, 9),
     block_size=st.integers(1, 5),

@@ -1,6 +1,6 @@
 """A sequence knows its limits, its place in line and its seed from its request alone."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.request import Request
@@ -12,7 +12,6 @@ def sequence(one: Request) -> Sequence:
     return Sequence(one, 0, 0, 0, SequenceFacts(block_size=4, max_model_len=32, eos_token_ids=(1, 2)))
 
 
-@settings(derandomize=True, deadline=None)
 @given(seed=st.integers(0, 2**64 - 1))
 def test_siblings_draw_from_different_seeds_that_fit_64_bits(seed: int) -> None:
     seeds = [sequence_seed(seed, index) for index in range(64)]

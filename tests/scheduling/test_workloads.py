@@ -4,10 +4,11 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from archerfish.request import RequestClass, SamplingParams, Structured
+from tests.lanes import examples
 from tests.scheduling.auditing import VOCABULARY
 from tests.scheduling.workloads import Arrival, Cancel, Failure, Run, Shape, Workload
 
@@ -78,7 +79,7 @@ def workloads(draw: st.DrawFn, max_model_len: int) -> Workload:
     )
 
 
-@settings(derandomize=True, deadline=None, max_examples=250, suppress_health_check=[HealthCheck.too_slow])
+@examples(250, suppress_health_check=[HealthCheck.too_slow])
 @given(shape=shapes, data=st.data())
 def test_any_workload_is_served_as_if_each_sequence_were_alone(shape: Shape, data: st.DataObject) -> None:
     workload = data.draw(workloads(shape.max_model_len))

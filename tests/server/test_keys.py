@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from archerfish.errors import ConfigError
@@ -71,7 +71,6 @@ def test_nothing_else_is(authorization: str | None, x_api_key: str | None) -> No
 
 @example(secret="\ud800")
 @example(secret="sk-ø租")
-@settings(derandomize=True, deadline=None)
 @given(secret=st.text())
 def test_whatever_is_shown_is_an_answer_and_never_an_error(secret: str) -> None:
     keys = Keys.load(("sk-1",), None)

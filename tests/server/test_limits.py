@@ -1,11 +1,12 @@
 """Limits of a key hold over any minute, waits are as long as they are told, and the service takes on only so much."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.server.keys import Key
 from archerfish.server.limits import Admission, RateLimits
+from tests.lanes import examples
 
 
 class Clock:
@@ -122,7 +123,7 @@ def test_a_clock_that_goes_back_gives_nothing() -> None:
     assert rates.admit(key, 1) == pytest.approx(60.0)
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@examples(200)
 @given(
     per_minute=st.integers(1, 5000),
     tokens_per_minute=st.integers(1, 10**7),
@@ -149,7 +150,7 @@ def test_waiting_as_long_as_told_is_enough_and_no_minute_sees_more_than_twice_th
         assert sum(within) <= 2 * tokens_per_minute + max(within) + 1
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@examples(200)
 @given(limit=st.integers(1, 10**6), tokens=st.integers(1, 10**6), fraction=st.floats(0, 0.999))
 def test_nobody_is_told_to_wait_longer_than_is_needed(limit: int, tokens: int, fraction: float) -> None:
     rates, clock = limits()
@@ -242,7 +243,6 @@ def test_leaving_what_never_entered_is_noticed() -> None:
         admission.leave("a", 1, 11)
 
 
-@settings(derandomize=True, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from("ab"), st.integers(1, 4), st.integers(0, 60)), max_size=60))
 def test_it_never_holds_more_than_it_may(moves: list[tuple[bool, str, int, int]]) -> None:
     admission = Admission(max_sequences=5, max_tokens=100)

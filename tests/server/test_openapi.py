@@ -11,9 +11,6 @@ _NOT_PLAYED = ("/live",)
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _TRIES = settings(
     max_examples=15,
-    deadline=None,
-    derandomize=True,
-    database=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )

@@ -2,7 +2,7 @@
 
 import itertools
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.server.tenant_queue import TenantQueue
@@ -18,7 +18,6 @@ def test_items_of_tenants_alternate() -> None:
     assert not queue
 
 
-@settings(derandomize=True, deadline=None)
 @given(st.lists(st.sampled_from("abc"), max_size=40))
 def test_no_tenant_waits_for_more_than_one_item_of_each_other(tenants: list[str]) -> None:
     queue: TenantQueue[tuple[str, int]] = TenantQueue()

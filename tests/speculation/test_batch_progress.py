@@ -1,7 +1,7 @@
 """Sequences side by side: what is saved is what all of them are ahead, and guesses are worth what they save."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.speculation.batch_progress import Progress, worths
@@ -27,7 +27,6 @@ def test_one_alone_counts_in_full() -> None:
     assert worths({}, {}) == {}
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 99), st.sampled_from([1.0, 1.5, 2.0, 7.0])), min_size=2, max_size=6))
 def test_tokens_that_have_to_be_written_ahead_are_worth_the_steps_that_they_save(rows: list[tuple[int, float]]) -> None:
     left = {row: float(num_left) for row, (num_left, _) in enumerate(rows)}
@@ -40,7 +39,6 @@ def test_tokens_that_have_to_be_written_ahead_are_worth_the_steps_that_they_save
 # -- what was saved ---------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(1, 4), min_size=20, max_size=20), min_size=1, max_size=4))
 def test_steps_are_saved_by_which_all_are_ahead(written: list[list[int]]) -> None:
     """Rows that begin together and have the same to write: against the steps that were made in the end."""

@@ -3,10 +3,11 @@
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.speculation.cost_model import Lengths, Offer, Step
+from tests.lanes import examples
 
 MARGIN, NETWORK_MARGIN = 1.1, 1.2
 
@@ -38,7 +39,7 @@ def token_seconds(lengths: Lengths, step: Step, offers: list[Offer], chosen: tup
     return (plain + (NETWORK_MARGIN if drafting else MARGIN) * added) / (step.num_drawn + expected)
 
 
-@settings(deadline=None, max_examples=80)
+@examples(80)
 @given(
     trusts=st.lists(st.sampled_from([0.05, 0.3, 0.6, 0.9, 1.0]), min_size=1, max_size=3),
     slope=st.sampled_from([0.0, 0.02, 0.1, 0.5, 1.0]),
@@ -58,7 +59,7 @@ def test_no_other_choice_makes_tokens_cheaper(
     assert token_seconds(lengths, step, offers, chosen, 0.0) == pytest.approx(best, rel=1e-9)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     trust=st.sampled_from([0.2, 0.5, 0.7, 0.85, 0.95]),
     slope=st.sampled_from([0.0, 0.05, 0.3]),

@@ -1,7 +1,7 @@
 """Whatever comes of it: what is spent in vain stays within bounds, and nobody waits for ever."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.speculation.exploration_budget import Account
@@ -9,7 +9,6 @@ from archerfish.speculation.exploration_budget import Account
 FIRST, MOST, AT_ONCE, ALLOWED = 16.0, 64.0, 5.0, 0.005
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0.0, 20.0), st.floats(0.0, 10.0)), max_size=60))
 def test_no_more_is_lost_than_is_allowed(asked: list[tuple[float, float]]) -> None:
     """Each is asked as soon as the account allows it, costs something and saves something."""

@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import tokenizers
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
 from archerfish.tokenizer import Detokenizer, Piece, Tokenizer
 from archerfish.tokenizer.chat import ChatTemplate
+from tests.lanes import examples
 
 REPLACEMENT = "\ufffd"
 ChunkTokens = Callable[[Sequence[bytes]], tuple[Tokenizer, list[int]]]
@@ -77,7 +78,7 @@ def test_first_token_keeps_its_space(byte_fallback: Tokenizer) -> None:
     assert "".join(stream(Detokenizer(byte_fallback, tuple(prompt)), answer)) == " hunts"
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@examples(300)
 @given(text=valid_text, lengths=chunk_lengths, batch=st.integers(1, 5))
 @example(text="好你好你好你好你好你好你", lengths=[1, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3], batch=1)
 @example(text="𐀀𐀀", lengths=[1, 1, 3], batch=1)
@@ -96,7 +97,7 @@ def test_any_cut_into_tokens(chunk_tokens: ChunkTokens, text: str, lengths: list
     assert written + detokenizer.finish() == text == detokenizer.text
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@examples(300)
 @given(text=valid_text, lengths=chunk_lengths, share=st.floats(0, 1))
 @example(text="0\x80\x80𐀀", lengths=[1, 1, 4, 1], share=0.5)
 @example(text="👍👍👍👍👍👍", lengths=[1, 1, 1, 1, 2, 1, 1], share=0.8)
@@ -110,7 +111,7 @@ def test_any_cut_between_prompt_and_answer(
     assert prompt + "".join(stream(Detokenizer(tokenizer, ids[:split]), ids[split:])) == text
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@examples(300)
 @given(
     data=st.lists(st.sampled_from([0xFF, 0x80, 0xE5, 0xA5, 0xBD, 0xF0, 0x9F, 0x41]), max_size=40).map(bytes),
     lengths=chunk_lengths,
@@ -120,7 +121,7 @@ def test_wrong_bytes_become_replacement_characters(chunk_tokens: ChunkTokens, da
     assert "".join(stream(Detokenizer(tokenizer, []), ids)) == data.decode(errors="replace") == tokenizer.decode(ids)
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@examples(200)
 @given(before=st.binary(max_size=6), text=st.text("aé好👍 ", min_size=1, max_size=6))
 def test_byte_fallback_recovers_after_wrong_bytes(byte_fallback: Tokenizer, before: bytes, text: str) -> None:
     byte_ids = [byte_token(byte_fallback, byte) for byte in b"\xff" + before + b"\xff\xff\xff"]
@@ -142,7 +143,7 @@ def spelled(tokenizer: Tokenizer, text: str) -> list[int]:
     return [byte_token(tokenizer, byte) for byte in text.encode()]
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@examples(200)
 @given(text=valid_text, share=st.floats(0, 1))
 @example(text=" 👍 👍", share=0.0)
 @example(text="éé好👍", share=0.9)
@@ -295,7 +296,7 @@ def expected_stop(token_texts: list[str], stops: Sequence[str], min_tokens: int)
     return text, None, len(token_texts)
 
 
-@settings(derandomize=True, deadline=None, max_examples=500)
+@examples(500)
 @given(
     token_texts=st.lists(st.text("ab好", min_size=1, max_size=4), max_size=8),
     stops=st.lists(st.text("ab好", min_size=1, max_size=4), max_size=3).map(tuple),

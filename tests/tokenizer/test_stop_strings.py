@@ -1,9 +1,10 @@
 """The search for stop strings agrees with looking at the whole text again after every character."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.tokenizer.stop_strings import Match, StopStrings
+from tests.lanes import examples
 
 texts = st.text(alphabet="ab", max_size=12)
 stops = st.lists(st.text(alphabet="ab", min_size=1, max_size=4), max_size=3)
@@ -23,7 +24,7 @@ def expected_open(text: str, stops: list[str]) -> int:
     return max((len(start) for start in beginnings if text.endswith(start)), default=0)
 
 
-@settings(derandomize=True, deadline=None, max_examples=500)
+@examples(500)
 @given(pieces=st.lists(texts, max_size=4), stops=stops)
 def test_finds_what_is_complete_first(pieces: list[str], stops: list[str]) -> None:
     search, read = StopStrings(stops), ""
@@ -39,7 +40,7 @@ def test_finds_what_is_complete_first(pieces: list[str], stops: list[str]) -> No
         assert search.num_open == expected_open(read, stops)
 
 
-@settings(derandomize=True, deadline=None, max_examples=500)
+@examples(500)
 @given(before=texts, after=texts, stops=stops)
 def test_reads_on_where_it_may_not_stop(before: str, after: str, stops: list[str]) -> None:
     search = StopStrings(stops)

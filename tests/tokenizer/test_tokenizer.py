@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
@@ -168,13 +168,11 @@ def test_unknown_token_id_has_no_text(any_tokenizer: Tokenizer, token_id: int) -
     assert any_tokenizer.decode([ids[0], token_id, *ids[1:]]) == any_tokenizer.decode(ids)
 
 
-@settings(derandomize=True, deadline=None)
 @given(text=st.text())
 def test_byte_level_round_trip(byte_level: Tokenizer, text: str) -> None:
     assert byte_level.decode(byte_level.encode(text, False), skip_special_tokens=False) == text
 
 
-@settings(derandomize=True, deadline=None)
 @given(text=st.text(alphabet=st.characters(exclude_characters="▁", exclude_categories=["Cs"])))
 def test_byte_fallback_round_trip(byte_fallback: Tokenizer, text: str) -> None:
     assert byte_fallback.decode(byte_fallback.encode(text, False), skip_special_tokens=False) == text

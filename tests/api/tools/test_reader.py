@@ -7,12 +7,13 @@ import time
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.api.deltas import Answer, CallArguments, CallStart, Content, Delta, InvalidCall, joined
 from archerfish.api.tools import FORMATS, ToolCallReader, read_answer
 from tests.api.tools.texts import EMPTY, TRICKY, WEATHER, announced, content_and_calls, every_format, read, told, write
+from tests.lanes import examples
 
 
 @every_format
@@ -302,7 +303,7 @@ def cut(text: str, places: list[float]) -> list[str]:
 places = st.lists(st.floats(0, 1), max_size=12)
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@examples(300)
 @given(name=st.sampled_from(list(FORMATS)), calls=call_lists, places=places)
 def test_any_calls_are_read_exactly(name: str, calls: list[tuple[str, str]], places: list[float]) -> None:
     text = write(FORMATS[name], *calls)
@@ -339,7 +340,7 @@ fragments = st.sampled_from(
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=1000)
+@examples(1000)
 @given(
     name=st.sampled_from(list(FORMATS)),
     parts=st.lists(fragments, max_size=12),
@@ -362,7 +363,7 @@ def test_how_an_answer_is_cut_makes_no_difference(
         assert whole.content == text
 
 
-@settings(derandomize=True, deadline=None, max_examples=500)
+@examples(500)
 @given(name=st.sampled_from(list(FORMATS)), parts=st.lists(fragments, max_size=12))
 def test_only_what_writes_a_call_is_left_out(name: str, parts: list[str]) -> None:
     """What is given out is part of the text, in its order."""
@@ -377,7 +378,7 @@ def test_only_what_writes_a_call_is_left_out(name: str, parts: list[str]) -> Non
         at = text.index(given_out, at) + (0 if isinstance(delta, CallStart) else len(given_out))
 
 
-@settings(derandomize=True, deadline=None, max_examples=1000)
+@examples(1000)
 @given(name=st.sampled_from(list(FORMATS)), parts=st.lists(fragments, max_size=12))
 def test_nothing_is_lost_but_markers_brackets_and_space(name: str, parts: list[str]) -> None:
     """Where there is no call, the content and the invalid calls are the whole text but for what is around calls."""

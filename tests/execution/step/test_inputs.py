@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.execution.step.inputs import StepBatch, step_tensors
 from archerfish.execution.step.rows import Rows
 from archerfish.request import SamplingParams
 from archerfish.scheduling.plan import Chunk, SequenceStart
+from tests.lanes import examples
 
 MAX_MODEL_LEN = 60
 NUM_ROWS = 6
@@ -56,7 +57,7 @@ def tensors_of(chunks, rows):
     return step_tensors(StepBatch.of(chunks), rows, "cpu")
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@examples(150)
 @given(steps())
 def test_tokens_positions_and_slots_are_those_of_each_chunk_in_turn(step):
     chunks, block_size, num_groups, _ = step
@@ -74,7 +75,7 @@ def test_tokens_positions_and_slots_are_those_of_each_chunk_in_turn(step):
     assert all(tensor.is_contiguous() and tensor.data_ptr() % 16 == 0 for tensor in wide)
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@examples(150)
 @given(steps())
 def test_where_each_chunk_begins_and_ends_is_told(step):
     chunks = step[0]
@@ -91,7 +92,7 @@ def test_where_each_chunk_begins_and_ends_is_told(step):
     assert picked.tolist() == [batch.query_ends[place] - 1 for place in batch.sampled_chunks]
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@examples(150)
 @given(steps(), st.data())
 def test_guesses_follow_their_chunk_and_a_token_is_drawn_after_each(step, data):
     chunks = step[0]
@@ -114,7 +115,7 @@ def test_guesses_follow_their_chunk_and_a_token_is_drawn_after_each(step, data):
     assert list(told) == expected
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@examples(150)
 @given(steps())
 def test_attention_is_told_the_rows_the_context_and_the_blocks_of_each_chunk(step):
     chunks, block_size, num_groups, _ = step

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.execution.step.inputs import StepBatch, step_tensors
@@ -12,6 +12,7 @@ from archerfish.execution.step.trees import NO_TREE, StepTrees
 from archerfish.ops.signatures import MOST_TREE_TOKENS
 from archerfish.scheduling.plan import Chunk
 from archerfish.speculation.draft import MOST_NODES, NO_DRAFT, Draft
+from tests.lanes import examples
 from tests.ops.trees import bushy, lines, random_tree
 
 
@@ -19,7 +20,7 @@ def test_a_draft_and_the_token_it_hangs_on_fill_a_path():
     assert MOST_TREE_TOKENS == 1 + MOST_NODES
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@examples(60)
 @given(st.lists(st.integers(2, MOST_NODES), min_size=1, max_size=3), st.integers(0, 1000))
 def test_paths_are_the_lines_of_a_draft_and_depths_their_lengths(sizes, seed):
     random = np.random.default_rng(seed)

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from archerfish.ops.reference import cache as reference
 from archerfish.ops.reference.cache import round_heads
 from archerfish.ops.signatures import Chunks, LayerCache
+from tests.lanes import examples
 from tests.ops.cpu.native import KERNELS, every_kernel, native, needs_native
 
 pytestmark = needs_native
@@ -133,7 +134,7 @@ def test_contexts_of_several_spans(kernels: str, dtype: torch.dtype, block_size:
     torch.testing.assert_close(found.double(), dense(*asked, window, None, dtype), atol=2e-6, rtol=2e-5)
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@examples(60)
 @given(
     st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=5), min_size=1, max_size=4),
     st.sampled_from([None, 1, 17, 64]),

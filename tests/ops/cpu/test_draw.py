@@ -4,11 +4,12 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.ops.reference.drawing import draw as reference_draw
 from archerfish.ops.reference.noise import gumbel
+from tests.lanes import examples
 from tests.ops.cpu.native import KERNELS, every_kernel, native, needs_native
 from tests.ops.draws import ASKED, LOGITS, NEVER, random_logits, rows_of, scores_of
 from tests.sampling import naive
@@ -19,7 +20,7 @@ CLOSE = 2e-5
 """Scores that differ by less may be rounded to either order."""
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@examples(300)
 @given(st.lists(LOGITS, min_size=1, max_size=40).filter(lambda row: max(row) > NEVER), ASKED)
 def test_the_largest_of_what_may_be_drawn_is(logits: list[float], asked: dict[str, float]) -> None:
     try:

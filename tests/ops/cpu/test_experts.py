@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -10,6 +10,7 @@ from archerfish.ops.cpu.native import NativeOps
 from archerfish.ops.packed import PackedExperts, PackedWeight, pack_experts
 from archerfish.ops.reference import layers as reference
 from archerfish.ops.signatures import Routed
+from tests.lanes import examples
 from tests.ops.cpu.native import KERNELS, every_kernel, native, needs_native
 from tests.ops.cpu.test_linear import FORMATS, as_packed, as_read, noise, packed
 
@@ -102,7 +103,7 @@ def test_a_logit_that_is_no_number_spoils_its_own_row_and_no_other(kernels: str,
 # -- experts ----------------------------------------------------------------------------------------------------------
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@examples(60)
 @given(
     st.sampled_from(list(FORMATS)),
     st.integers(0, 20),

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from archerfish.ops.packed import PackedWeight, pack_floats, pack_int4, pack_int8
 from archerfish.quant import WeightFormat
+from tests.lanes import examples
 from tests.ops.cpu.native import KERNELS, every_kernel, native, needs_native
 
 pytestmark = needs_native
@@ -95,7 +96,7 @@ def test_every_instruction_set_gives_the_same_bits(kind: str) -> None:
             assert torch.equal(result, results[0])
 
 
-@settings(derandomize=True, deadline=None, max_examples=80)
+@examples(80)
 @given(st.integers(1, 150), st.integers(1, 150), st.integers(0, 50), st.sampled_from(list(FORMATS)), st.integers(0, 99))
 def test_any_shape(outputs: int, inputs: int, rows: int, kind: str, seed: int) -> None:
     weight, x = packed(kind, noise(seed, outputs, inputs)), noise(seed + 1, rows, inputs)

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from archerfish.ops.signatures import LayerCache
 from archerfish.speculation.draft import Draft
+from tests.lanes import examples
 from tests.ops.cpu.native import KERNELS, every_kernel, native, needs_native
 from tests.ops.trees import Heads, Machine, bushy, check_lines, deep, random_tree
 
@@ -38,7 +39,7 @@ def same_bits(found: Tensor, wanted: Tensor) -> None:
     assert torch.equal(found, wanted)
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@examples(60)
 @given(
     st.lists(st.tuples(st.integers(0, 200), st.integers(2, 20), st.booleans()), min_size=1, max_size=4),
     st.sampled_from([16, 32, 64]),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 from archerfish.ops.reference import attention
 from archerfish.ops.reference.attention import attend, stack_equal
 from archerfish.ops.signatures import LayerCache
+from tests.lanes import examples
 from tests.ops.ragged import Batch, Shape
 
 SCALE = 0.4
@@ -49,7 +50,7 @@ SHAPES = st.builds(
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=80)
+@examples(80)
 @given(
     st.lists(SIZES, min_size=1, max_size=6),
     SHAPES,
@@ -128,7 +129,7 @@ def test_the_size_of_the_tiles_does_not_change_the_result(monkeypatch, keys, que
     torch.testing.assert_close(found(batch, softcap=5.0), usual, rtol=1e-5, atol=1e-5)
 
 
-@settings(derandomize=True, deadline=None, max_examples=80)
+@examples(80)
 @given(st.lists(SIZES, min_size=1, max_size=8))
 def test_chunks_of_one_length_are_stacked_longest_context_first_and_none_is_lost(sizes):
     chunks = Batch(sizes).chunks

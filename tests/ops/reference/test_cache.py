@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.ops.reference.cache import copy_blocks, move_kv, round_heads, write_kv
 from archerfish.ops.signatures import LayerCache
+from tests.lanes import examples
 
 NUM_BLOCKS, BLOCK_SIZE, HEADS, DIM = 5, 4, 2, 3
 
@@ -17,7 +18,7 @@ def cache(seed, dtype=torch.float32):
     return torch.from_numpy(np.random.default_rng(seed).normal(size=size)).to(dtype)
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@examples(60)
 @given(
     st.lists(st.integers(0, NUM_BLOCKS * BLOCK_SIZE - 1), unique=True),
     st.sampled_from([(torch.float32, torch.float32), (torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)]),

@@ -5,10 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from archerfish.ops.reference.filters import keep_likeliest
+from tests.lanes import examples
 from tests.sampling import naive
 
 NEVER = -math.inf
@@ -52,14 +53,14 @@ def expected(row, asked):
         assume(False)
 
 
-@settings(derandomize=True, deadline=None, max_examples=400)
+@examples(400)
 @given(batches())
 def test_every_row_keeps_what_its_own_filters_ask_for(batch):
     rows, asked = batch
     assert filtered(rows, asked) == [expected(row, one) for row, one in zip(rows, asked, strict=True)]
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
+@examples(100)
 @given(batches(), st.sampled_from(sorted(IDLE)))
 def test_each_filter_alone_does_its_own_part(batch, name):
     rows, asked = batch
@@ -67,7 +68,7 @@ def test_each_filter_alone_does_its_own_part(batch, name):
     assert filtered(rows, asked) == [expected(row, one) for row, one in zip(rows, asked, strict=True)]
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@examples(300)
 @given(batches())
 def test_a_row_keeps_the_same_tokens_alone_as_among_neighbours(batch):
     rows, asked = batch
@@ -129,14 +130,14 @@ def test_rows_of_a_large_vocabulary_keep_what_they_should_together_and_alone(top
     assert num_checked >= 8
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
+@examples(100)
 @given(batches())
 def test_a_filter_given_but_idle_changes_nothing(batch):
     rows, _ = batch
     assert filtered(rows, [IDLE] * len(rows), drop_idle=False) == rows
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
+@examples(100)
 @given(batches())
 def test_a_likeliest_token_always_stays(batch):
     rows, asked = batch

@@ -5,10 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.ops.reference.layers import activate, embed, experts, layer_norm, linear, rms_norm, rotate, route
+from tests.lanes import examples
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 ROUNDING = {torch.float32: 3e-6, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}
@@ -160,7 +161,7 @@ def naive_experts(x, gate_up, down, chosen, weights, activation):
     return out
 
 
-@settings(derandomize=True, deadline=None, max_examples=40)
+@examples(40)
 @given(
     st.integers(1, 9),
     st.integers(1, 6),

@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from archerfish.ops.reference.drawing import draw
 from archerfish.ops.reference.noise import gumbel
 from archerfish.ops.reference.probabilities import probabilities
+from tests.lanes import examples
 from tests.ops.draws import ASKED, LOGITS, NEVER, random_logits, rows_of
 from tests.sampling import naive
 from tests.sampling.chance import count, surprise
@@ -50,7 +51,7 @@ def batches(choose: st.DrawFn) -> tuple[list[list[float]], list[Asked]]:
     return rows, choose(st.lists(ASKED, min_size=len(rows), max_size=len(rows)))
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@examples(300)
 @given(batches())
 def test_every_row_has_the_distribution_that_its_parameters_ask_for(batch: tuple[list[list[float]], list[Asked]]):
     rows, asked = batch

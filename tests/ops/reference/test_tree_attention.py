@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.ops.reference.attention import attend, stack_equal
 from archerfish.ops.reference.cache import write_kv
 from archerfish.ops.signatures import LayerCache
+from tests.lanes import examples
 from tests.ops.trees import Heads, Machine, bushy, check_lines, deep, random_tree
 
 
@@ -27,7 +28,7 @@ def near(found, wanted):
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
 
-@settings(derandomize=True, deadline=None, max_examples=40)
+@examples(40)
 @given(
     st.lists(st.tuples(st.integers(0, 300), st.integers(2, 12), st.booleans()), min_size=1, max_size=4),
     st.sampled_from([8, 16, 32]),

@@ -2,10 +2,11 @@
 
 from collections import defaultdict
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.speculation.proposers.suffix_automaton import COUNTED_SUFFIXES, EMPTY, SuffixAutomaton
+from tests.lanes import examples
 
 Text = tuple[int, ...]
 
@@ -51,7 +52,7 @@ def write(written: list[tuple[int, int]]) -> tuple[SuffixAutomaton, list[int]]:
     return automaton, ends
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(WRITTEN)
 def test_every_string_and_no_other_is_found_as_often_and_as_late_as_it_occurred(written: list[tuple[int, int]]) -> None:
     automaton, _ = write(written)
@@ -66,7 +67,7 @@ def test_every_string_and_no_other_is_found_as_often_and_as_late_as_it_occurred(
             assert (automaton.occurred[state], automaton.recent[state]) == (len(times), times[-1])
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(WRITTEN)
 def test_a_text_leads_to_its_longest_suffix_that_something_followed(written: list[tuple[int, int]]) -> None:
     automaton, ends = write(written)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from archerfish.ops.reference.probabilities import probabilities
 from archerfish.speculation.draft import NO_DRAFT, ROOT, Draft
 from archerfish.speculation.verification.rng import SeededChoices
 from archerfish.speculation.verification.rules import Typical, Verdict, coupled, rejection
+from tests.lanes import examples
 from tests.ops.draws import random_logits, rows_of
 
 VOCABULARY = 6
@@ -229,7 +230,7 @@ def assert_root_path(draft: Draft, path: list[int]) -> None:
     assert path == (draft.path(path[-1]) if path else [])
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@examples(150)
 @given(trees(), st.integers(0, 2**32))
 def test_what_stands_is_a_path_from_the_root_of_tokens_that_the_target_may_write(draft: Draft, seed: int) -> None:
     target, proposals = distributions(seed, draft)
@@ -245,7 +246,7 @@ def test_what_stands_is_a_path_from_the_root_of_tokens_that_the_target_may_write
         )
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@examples(150)
 @given(trees(distinct=True), st.integers(0, 2**32), st.booleans())
 def test_at_temperature_0_all_rules_write_the_same_tokens(draft: Draft, seed: int, certain: bool) -> None:
     """Whatever guesses were drawn from. Logits are whole numbers, so the likeliest often has equals."""

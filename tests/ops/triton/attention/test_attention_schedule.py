@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.ops.triton.attention.attention_schedule import (
@@ -14,6 +14,7 @@ from archerfish.ops.triton.attention.attention_schedule import (
     attention_units,
     most_units,
 )
+from tests.lanes import examples
 
 SIZES = st.lists(
     st.tuples(st.sampled_from([0, 1, 500, 511, 512, 513, 1500, 5000]) | st.integers(0, 3000), st.integers(1, 90)),
@@ -42,7 +43,7 @@ def num_keys(unit, window):
     return min(position + num_tokens, end_split * SPLIT) - max(oldest, first_split * SPLIT)
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@examples(150)
 @given(SIZES, WINDOWS, CUTS)
 def test_every_split_that_a_query_sees_is_walked_once(sizes, window, cut):
     walked = {}
@@ -63,7 +64,7 @@ def test_every_split_that_a_query_sees_is_walked_once(sizes, window, cut):
         assert set(range(oldest // SPLIT, position // SPLIT + 1)) <= set(splits)
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@examples(150)
 @given(SIZES, WINDOWS, CUTS)
 def test_those_who_share_a_tile_have_some_splits_each_and_room_for_what_they_find(sizes, window, cut):
     for units, tile in zip(units_of(sizes, window, cut), (cut.small, cut.large), strict=True):
@@ -88,7 +89,7 @@ def test_those_who_share_a_tile_have_some_splits_each_and_room_for_what_they_fin
         assert taken.max(initial=0) <= 1
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@examples(150)
 @given(SIZES, WINDOWS, CUTS)
 def test_long_units_come_first_and_tiles_are_no_larger_than_told(sizes, window, cut):
     capacity = most_units(sum(length for _, length in sizes), len(sizes), cut)

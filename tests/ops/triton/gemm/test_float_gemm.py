@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -12,6 +12,7 @@ from archerfish.ops.triton.gemm import linear_ops as products
 from archerfish.ops.triton.gemm.float_gemm import FloatEpilogue, linear_by_kernel
 from archerfish.ops.triton.gemm.float_tiles import FloatTiles, default_tiles, num_parts
 from archerfish.ops.triton.runtime.kernel_launch import INTERPRETED
+from tests.lanes import examples
 
 DTYPES = [torch.float16, torch.bfloat16]
 WIDE = 4096
@@ -99,7 +100,7 @@ def test_only_few_outputs_have_their_inputs_cut_into_parts() -> None:
     assert num_parts(100, 40) == 1, "no parts of whole blocks"
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     num_rows=st.integers(1, 80),
     num_outputs=st.integers(1, 9).map(lambda n: 8 * n),

@@ -4,13 +4,14 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from archerfish.ops.reference.layers import route as reference_route
 from archerfish.ops.signatures import Routed
 from archerfish.ops.triton.moe.router import route
+from tests.lanes import examples
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def test_as_the_reference_routes(experts: int, chosen: int, normalize: bool, dev
     agree(route(logits.to(device), chosen, normalize), logits, normalize)
 
 
-@settings(derandomize=True, deadline=None, max_examples=40)
+@examples(40)
 @given(
     st.lists(st.sampled_from([0.0, -0.0, 1.0, 1.5, -3.0, -math.inf]), min_size=1, max_size=20),
     st.integers(1, 20),

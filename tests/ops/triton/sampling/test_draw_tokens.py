@@ -7,13 +7,14 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.ops.reference.drawing import draw as reference_draw
 from archerfish.ops.reference.noise import gumbel
 from archerfish.ops.triton.sampling.draw_kernels import noise, noise_keys
 from archerfish.ops.triton.sampling.draw_tokens import WORDS, DrawScratch, Kind, device_rows, draw, draw_into, kind_of
+from tests.lanes import examples
 from tests.ops.draws import ASKED, LOGITS, NEVER, random_logits, rows_of, scores_of
 from tests.sampling import naive
 
@@ -56,7 +57,7 @@ def test_noise_is_that_of_the_reference(device: str) -> None:
     torch.testing.assert_close(found.cpu(), wanted, atol=1e-6, rtol=1e-6)
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@examples(60)
 @given(st.lists(LOGITS, min_size=1, max_size=40).filter(lambda row: max(row) > NEVER), ASKED)
 def test_the_largest_of_what_may_be_drawn_is(device: str, logits: list[float], asked: dict[str, float]) -> None:
     try:
