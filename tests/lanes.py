@@ -43,7 +43,7 @@ def select(items: Sequence[pytest.Item], lane: str) -> list[bool]:
     quick = [item.get_closest_marker("full") is None for item in items]
     grids: dict[str, list[int]] = defaultdict(list)
     for index, item in enumerate(items):
-        if quick[index] and item.get_closest_marker("each_choice"):
+        if quick[index] and hasattr(item, "callspec") and item.get_closest_marker("each_choice"):
             grids[item.nodeid.partition("[")[0]].append(index)
     for indices in grids.values():
         cases = [items[index].callspec.params for index in indices]  # type: ignore[attr-defined]

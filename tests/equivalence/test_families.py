@@ -33,13 +33,8 @@ def test_parameters_are_counted_as_transformers_counts_them(family: Reference) -
     assert num_parameters(find_family(config).read(Fields(config))) == family.num_parameters
 
 
-@pytest.mark.parametrize("block_size", [8, 16])
-def test_prompt_logits_are_transformers_logits(family: Reference, block_size: int) -> None:
-    """Through the paged cache in odd chunks; log-probabilities of the whole vocabulary stand for the logits.
-
-    Blocks of 8 are for the reference operations alone; with 16, native ones run whatever model has such heads.
-    """
-    llm = engine(family, block_size=block_size, max_num_batched_tokens=37)
+def check_logits(llm: LLM, family: Reference) -> None:
+    """Log-probabilities of the whole vocabulary stand for the logits."""
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=VOCAB_SIZE, logprobs=VOCAB_SIZE)
     for output, prompt, logits in zip(llm.generate(family.prompts, params), family.prompts, family.logits, strict=True):
         expected = torch.log_softmax(logits, dim=-1)
@@ -52,36 +47,52 @@ def test_prompt_logits_are_transformers_logits(family: Reference, block_size: in
             torch.testing.assert_close(ours, row, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("prefix_caching", [True, False], ids=["cached", "uncached"])
-@pytest.mark.parametrize("block_size", [8, 16, 32])
-def test_greedy_tokens_are_transformers_tokens(family: Reference, block_size: int, prefix_caching: bool) -> None:
-    llm = engine(
-        family,
-        block_size=block_size,
-        max_num_batched_tokens=ODD_CHUNKS[block_size],
-        enable_prefix_caching=prefix_caching,
-    )
+def check_greedy_tokens(llm: LLM, family: Reference, prefix_caching: bool) -> None:
     assert greedy_tokens(llm, family) == family.greedy
     again = llm.generate(family.prompts, GREEDY)
     assert [output.outputs[0].token_ids for output in again] == family.greedy
     assert (again[-1].num_cached_tokens > 0) == prefix_caching
 
 
-def test_greedy_tokens_survive_preemption(family: Reference) -> None:
-    config = json.loads((family.directory / "config.json").read_text())
+def test_logits_and_greedy_tokens_are_transformers(family: Reference) -> None:
+    """Through the paged cache in odd chunks. With blocks of 16, native operations run models that have such heads."""
+    llm = engine(family, block_size=16, max_num_batched_tokens=ODD_CHUNKS[16])
+    check_greedy_tokens(llm, family, prefix_caching=True)
+    check_logits(llm, family)
+
+
+def test_prompt_logits_in_blocks_of_the_reference_operations_alone(representative: Reference) -> None:
+    check_logits(engine(representative, block_size=8, max_num_batched_tokens=37), representative)
+
+
+@pytest.mark.parametrize(
+    ("block_size", "prefix_caching"), [(8, True), (8, False), (16, False), (32, True), (32, False)]
+)
+def test_greedy_tokens_whatever_the_blocks(representative: Reference, block_size: int, prefix_caching: bool) -> None:
+    llm = engine(
+        representative,
+        block_size=block_size,
+        max_num_batched_tokens=ODD_CHUNKS[block_size],
+        enable_prefix_caching=prefix_caching,
+    )
+    check_greedy_tokens(llm, representative, prefix_caching)
+
+
+def test_greedy_tokens_survive_preemption(representative: Reference) -> None:
+    config = json.loads((representative.directory / "config.json").read_text())
     layout = kv_layout(find_family(config).read(Fields(config)))
     block_size, step_tokens = 8, 37
     # Half of what all need at their ends: prompts get in, but there is no room for their answers.
-    lengths = [len(prompt) + NUM_NEW_TOKENS for prompt in family.prompts]
+    lengths = [len(prompt) + NUM_NEW_TOKENS for prompt in representative.prompts]
     wanted = sum(blocks_held(length, layout.windows, block_size, step_tokens) for length in lengths)
     num_blocks = max(wanted // 2, blocks_held(MAX_MODEL_LEN, layout.windows, block_size, step_tokens))
     llm = engine(
-        family,
+        representative,
         block_size=block_size,
         max_num_batched_tokens=step_tokens,
         kv_cache_memory_bytes=num_blocks * layout.block_bytes(block_size, 4),
         speculative_config={"method": "off"},  # With guesses that stand, answers may end before anyone must make way.
     )
-    assert greedy_tokens(llm, family) == family.greedy
+    assert greedy_tokens(llm, representative) == representative.greedy
     assert llm.assembly.engine.scheduler.num_preemptions > 0
     assert llm.assembly.engine.scheduler.tables.pool.num_in_use == 0

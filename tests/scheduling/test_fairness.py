@@ -15,7 +15,7 @@ from archerfish.scheduling.fairness import ANSWER_WEIGHT, PROMPT_WEIGHT, Line
 from archerfish.scheduling.plan import Plan
 from archerfish.scheduling.policy import WholeBatches
 from archerfish.scheduling.sequence import Sequence, SequenceFacts
-from tests.lanes import examples
+from tests.lanes import examples, full
 from tests.scheduling.steps import BATCH, ONLINE, Stepper, request, stepper
 
 
@@ -121,7 +121,7 @@ def test_two_tenants_that_always_want_more_are_never_far_apart(
     assert min(house.served.values()) > 0
 
 
-@pytest.mark.parametrize("blocks", [400, 40])
+@pytest.mark.parametrize("blocks", [40, *full(400)])
 def test_tenants_of_all_sizes_get_equal_shares_in_the_long_run(blocks: int) -> None:
     tenants = {"chat": Size(10, 20), "reader": Size(100, 2), "writer": Size(2, 60), "tiny": Size(1, 1)}
     house = market(tenants, rows=8, blocks=blocks)

@@ -168,6 +168,14 @@ LONG_RUNS = {
     "guesses, without caching": shape_of(num_draft_tokens=2, prefix_caching=False, block_size=3),
 }
 SEVERAL_TENANTS = {"plain": 3, "room for one": 2, "windows without caching": 5, "dynamic batches": 3}
+QUICK = (
+    "room for one, without caching",
+    "small odd steps",
+    "windows and full layers",
+    "static batches",
+    "several tokens at once",
+    "guesses, with windows",
+)
 OVERLAPPED = [name for name, shape in LONG_RUNS.items() if shape.most_drawn == 1]
 
 
@@ -200,12 +208,21 @@ def check_that_it_was_hard(run: Run) -> None:
     assert not rare, rare
 
 
-@pytest.mark.parametrize(("name", "num_tenants"), [*((name, 1) for name in LONG_RUNS), *SEVERAL_TENANTS.items()])
+@pytest.mark.parametrize(
+    ("name", "num_tenants"),
+    [
+        pytest.param(name, count, marks=() if name in QUICK or count == 3 else pytest.mark.full)
+        for name, count in [*((name, 1) for name in LONG_RUNS), *SEVERAL_TENANTS.items()]
+    ],
+)
 def test_a_long_run_ends_with_every_answer_right_and_every_block_free(name: str, num_tenants: int) -> None:
     check_that_it_was_hard(long_run(name, 600, num_tenants))
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("max_in_flight", [2, 3])
-@pytest.mark.parametrize("name", OVERLAPPED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in OVERLAPPED]
+)
 def test_a_long_run_whose_steps_overlap_ends_so_too(name: str, max_in_flight: int) -> None:
     check_that_it_was_hard(long_run(name, 300, max_in_flight=max_in_flight))

@@ -16,6 +16,8 @@ from archerfish.ops.triton.attention.attention_schedule import (
 )
 from tests.lanes import examples
 
+pytestmark = pytest.mark.each_choice
+
 SIZES = st.lists(
     st.tuples(st.sampled_from([0, 1, 500, 511, 512, 513, 1500, 5000]) | st.integers(0, 3000), st.integers(1, 90)),
     max_size=8,

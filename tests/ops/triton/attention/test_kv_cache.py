@@ -17,6 +17,8 @@ from archerfish.ops.triton.attention.kv_cache import (
 from archerfish.ops.triton.runtime.kernel_launch import INTERPRETED
 from tests.ops.triton.attention.paged import FP8, arranged, exact_in
 
+pytestmark = pytest.mark.each_choice
+
 NUM_BLOCKS, BLOCK_SIZE = 5, 16
 SLOTS = [3, 17, -1, 79, 0, 34]
 POSITIONS = [3, 9, 0, 1, 11, 7]

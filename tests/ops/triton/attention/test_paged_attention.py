@@ -20,8 +20,11 @@ from archerfish.ops.triton.attention.paged_attention import (
     num_processors,
     why_not_attention,
 )
+from tests.lanes import full
 from tests.ops.ragged import Batch, Shape
 from tests.ops.triton.attention.paged import FP8, arrange, check_same_bits, exact_in
+
+pytestmark = pytest.mark.each_choice
 
 SCALE = 0.4
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -71,7 +74,7 @@ def random_sizes(random):
     return [tuple(map(int, kinds[random.integers(4)]())) for _ in range(random.integers(1, 5))]
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", [*range(4), *full(*range(4, 16))])
 def test_it_is_dense_attention_over_what_each_chunk_may_see(seed):
     random = np.random.default_rng(seed)
     num_heads, num_kv_heads = ((4, 4), (4, 2), (6, 2), (3, 1))[random.integers(4)]

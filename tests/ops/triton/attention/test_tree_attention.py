@@ -7,8 +7,11 @@ import torch
 from archerfish.ops.signatures import LayerCache
 from archerfish.ops.triton.attention.paged_attention import attend
 from archerfish.speculation.draft import Draft
+from tests.lanes import full
 from tests.ops.trees import Heads, Machine, Tokens, bushy, check_lines, deep, random_tree
 from tests.ops.triton.attention.paged import FP8, exact_in
+
+pytestmark = pytest.mark.each_choice
 
 DTYPES = [torch.float16, torch.bfloat16]
 
@@ -34,7 +37,7 @@ def same_bits(found, wanted):
     assert torch.equal(found, wanted)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", [*range(3), *full(*range(3, 10))])
 def test_a_token_has_the_bits_of_its_line_alone(seed, device):
     random = np.random.default_rng(seed)
     num_heads, num_kv_heads = ((4, 4), (4, 2), (6, 2), (3, 1))[random.integers(4)]
@@ -72,7 +75,7 @@ def test_lines_that_end_in_different_splits(window, device):
     )
 
 
-@pytest.mark.parametrize("tree", [bushy(63), deep(63)], ids=["bushy", "deep"])
+@pytest.mark.parametrize("tree", [bushy(63), *full(deep(63))], ids=["bushy", "deep"])
 def test_the_largest_trees(tree, device):
     heads = Heads(num_heads=2, num_kv_heads=1, dtype=torch.float16)
     check_lines(machine(heads, device), [heads.tokens(0, 30, tree)], same_bits, at_once=True)

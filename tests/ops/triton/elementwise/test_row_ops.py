@@ -15,6 +15,8 @@ from archerfish.ops.triton.elementwise import row_ops as rows
 from archerfish.ops.triton.elementwise.quantized_rows import QuantizedRows, quantize_groups, quantize_into
 from archerfish.ops.triton.elementwise.row_kernels import pairwise_sum
 
+pytestmark = pytest.mark.each_choice
+
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 EIGHT_BITS = [torch.int8, torch.float8_e4m3fn]
 ACTIVATIONS: list[Activation] = ["silu", "gelu", "gelu_tanh", "relu"]

@@ -14,6 +14,8 @@ from archerfish.ops.triton.gemm.float_tiles import FloatTiles, default_tiles, nu
 from archerfish.ops.triton.runtime.kernel_launch import INTERPRETED
 from tests.lanes import examples
 
+pytestmark = pytest.mark.each_choice
+
 DTYPES = [torch.float16, torch.bfloat16]
 WIDE = 4096
 """Outputs from which K is walked in one part."""

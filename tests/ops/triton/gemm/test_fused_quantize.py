@@ -14,7 +14,10 @@ from archerfish.ops.triton.gemm.quantized_gemm import (
 )
 from tests.ops.triton.gemm.matrices import FORMATS, assert_same_bits, make_matrix, make_rows
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # The interpreter's numpy, of 1 / 0 and the like.
+pytestmark = [
+    pytest.mark.each_choice,
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # The interpreter's numpy, of 1 / 0 and the like.
+]
 
 
 @pytest.mark.parametrize("name", ["w8a8", "fp8"])

@@ -32,7 +32,10 @@ from archerfish.ops.triton.gemm.quantized_tiles import QuantizedTiles
 from archerfish.ops.triton.runtime.kernel_launch import INTERPRETED
 from tests.ops.triton.gemm.matrices import FORMATS, assert_same_bits, make_matrix, make_rows
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # The interpreter's numpy, of 1 / 0 and the like.
+pytestmark = [
+    pytest.mark.each_choice,
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # The interpreter's numpy, of 1 / 0 and the like.
+]
 
 NEAR = 2e-6
 """Of the largest output: float32 sums of some hundred numbers."""

@@ -20,6 +20,8 @@ from archerfish.ops.triton.moe.fused_moe import (
 )
 from archerfish.ops.triton.runtime.kernel_launch import INTERPRETED
 
+pytestmark = pytest.mark.each_choice
+
 every_dtype = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 
 

@@ -15,7 +15,10 @@ from archerfish.ops.triton.moe.quantized_moe import tiles_for
 from archerfish.ops.triton.runtime.kernel_launch import INTERPRETED
 from tests.ops.triton.gemm.matrices import make_matrix, make_rows
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # The interpreter's numpy, of 1 / 0 and the like.
+pytestmark = [
+    pytest.mark.each_choice,
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # The interpreter's numpy, of 1 / 0 and the like.
+]
 
 FORMATS = ["int8", "w8a8", "fp8", "int4 g32", "int4 g64 zeros"]
 HIDDEN, SIZE = (64, 64) if INTERPRETED else (1024, 704)

@@ -13,6 +13,8 @@ from archerfish.ops.signatures import Routed
 from archerfish.ops.triton.moe.router import route
 from tests.lanes import examples
 
+pytestmark = pytest.mark.each_choice
+
 
 @pytest.fixture(scope="module")
 def device() -> str:

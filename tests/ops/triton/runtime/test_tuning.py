@@ -20,6 +20,8 @@ from archerfish.ops.triton.runtime import tuning
 from archerfish.ops.triton.runtime.kernel_launch import INTERPRETED
 from archerfish.ops.triton.runtime.tuning import GemmShape, stored_tiles, tune_gemm
 
+pytestmark = pytest.mark.each_choice
+
 SHAPE = (16, 6144, 4096)
 PRODUCT = GemmShape(*SHAPE)
 

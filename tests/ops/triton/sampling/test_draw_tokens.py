@@ -18,6 +18,8 @@ from tests.lanes import examples
 from tests.ops.draws import ASKED, LOGITS, NEVER, random_logits, rows_of, scores_of
 from tests.sampling import naive
 
+pytestmark = pytest.mark.each_choice
+
 CLOSE = 1e-4
 """Scores that differ by less may be rounded to either order."""
 
