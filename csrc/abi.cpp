@@ -75,63 +75,64 @@ void add_structure(std::string& lines, const char* name, std::size_t size, const
     }
 
 void add_operands(std::string& lines) {
-    STRUCTURE(Rows, FIELD(data), FIELD(stride), FIELD(part_stride), FIELD(num_parts), FIELD(width))
-    STRUCTURE(Weight, FIELD(format), FIELD(group), FIELD(num_outputs), FIELD(num_inputs), FIELD(padded_inputs),
+    STRUCTURE(StridedRows, FIELD(data), FIELD(stride), FIELD(part_stride), FIELD(num_parts), FIELD(width))
+    STRUCTURE(WeightMatrix, FIELD(format), FIELD(group), FIELD(num_outputs), FIELD(num_inputs), FIELD(padded_inputs),
               FIELD(panel_bytes), FIELD(data), FIELD(scales), FIELD(bias))
-    STRUCTURE(Packed, FIELD(format), FIELD(group), FIELD(width), FIELD(stride), FIELD(data), FIELD(scales), FIELD(sums))
-    STRUCTURE(Routes, FIELD(chosen), FIELD(weights), FIELD(num_chosen), FIELD(num_experts))
-    STRUCTURE(Block, FIELD(expert), FIELD(first), FIELD(count))
-    STRUCTURE(Groups, FIELD(places), FIELD(blocks), FIELD(num_blocks))
+    STRUCTURE(PackedRows, FIELD(format), FIELD(group), FIELD(width), FIELD(stride), FIELD(data), FIELD(scales),
+              FIELD(sums))
+    STRUCTURE(ExpertRoutes, FIELD(expert_ids), FIELD(weights), FIELD(top_k), FIELD(num_experts))
+    STRUCTURE(ExpertBlock, FIELD(expert), FIELD(first), FIELD(count))
+    STRUCTURE(ExpertGroups, FIELD(sorted_indices), FIELD(blocks), FIELD(num_blocks))
     STRUCTURE(ExpertWeights, FIELD(first), FIELD(data_stride), FIELD(scale_stride))
-    STRUCTURE(Cache, FIELD(keys), FIELD(values), FIELD(key_scales), FIELD(value_scales), FIELD(number),
-              FIELD(block_size), FIELD(num_heads), FIELD(head_dim), FIELD(group), FIELD(num_blocks))
-    STRUCTURE(Parts, FIELD(sums), FIELD(peaks), FIELD(totals), FIELD(arrived))
+    STRUCTURE(PagedCache, FIELD(keys), FIELD(values), FIELD(key_scales), FIELD(value_scales), FIELD(format),
+              FIELD(block_size), FIELD(num_heads), FIELD(head_dim), FIELD(kv_group), FIELD(num_blocks))
+    STRUCTURE(SplitStates, FIELD(accumulators), FIELD(max_scores), FIELD(exp_sums), FIELD(num_done))
 }
 
 void add_arguments(std::string& lines) {
-    STRUCTURE(Embed, FIELD(out), FIELD(table), FIELD(index))
-    STRUCTURE(Add, FIELD(out), FIELD(left), FIELD(right), FIELD(factor))
-    STRUCTURE(Scale, FIELD(out), FIELD(input), FIELD(factor))
-    STRUCTURE(Softcap, FIELD(out), FIELD(input), FIELD(cap))
-    STRUCTURE(Norm, FIELD(out), FIELD(input), FIELD(added), FIELD(sum), FIELD(weight), FIELD(bias), FIELD(eps),
-              FIELD(weight_offset), FIELD(factor), FIELD(has_added), FIELD(packed), FIELD(packs))
-    STRUCTURE(Rotate, FIELD(out), FIELD(input), FIELD(angles))
-    STRUCTURE(Activate, FIELD(out), FIELD(input), FIELD(activation), FIELD(gated), FIELD(packed), FIELD(packs),
-              FIELD(times))
-    STRUCTURE(Pack, FIELD(input), FIELD(packed))
-    STRUCTURE(Linear, FIELD(out), FIELD(input), FIELD(weight))
-    STRUCTURE(WriteKv, FIELD(keys), FIELD(values), FIELD(angles), FIELD(cache))
-    STRUCTURE(Attend, FIELD(out), FIELD(queries), FIELD(angles), FIELD(cache), FIELD(parts), FIELD(scale),
+    STRUCTURE(EmbedArgs, FIELD(out), FIELD(table), FIELD(index))
+    STRUCTURE(AddArgs, FIELD(out), FIELD(left), FIELD(right), FIELD(factor))
+    STRUCTURE(ScaleArgs, FIELD(out), FIELD(input), FIELD(factor))
+    STRUCTURE(SoftcapArgs, FIELD(out), FIELD(input), FIELD(cap))
+    STRUCTURE(NormArgs, FIELD(out), FIELD(input), FIELD(residual), FIELD(sum), FIELD(weight), FIELD(bias), FIELD(eps),
+              FIELD(weight_offset), FIELD(factor), FIELD(has_residual), FIELD(packed), FIELD(has_packed))
+    STRUCTURE(RotateArgs, FIELD(out), FIELD(input), FIELD(angles))
+    STRUCTURE(ActivateArgs, FIELD(out), FIELD(input), FIELD(activation), FIELD(gated), FIELD(packed), FIELD(has_packed),
+              FIELD(rows_per_token))
+    STRUCTURE(PackArgs, FIELD(input), FIELD(packed))
+    STRUCTURE(LinearArgs, FIELD(out), FIELD(input), FIELD(weight))
+    STRUCTURE(WriteKvArgs, FIELD(keys), FIELD(values), FIELD(angles), FIELD(cache))
+    STRUCTURE(AttendArgs, FIELD(out), FIELD(queries), FIELD(angles), FIELD(cache), FIELD(splits), FIELD(scale),
               FIELD(softcap), FIELD(window))
-    STRUCTURE(Route, FIELD(logits), FIELD(out), FIELD(normalize))
-    STRUCTURE(Group, FIELD(routes), FIELD(out))
-    STRUCTURE(Gather, FIELD(input), FIELD(out), FIELD(routes), FIELD(groups))
-    STRUCTURE(ExpertLinear, FIELD(out), FIELD(input), FIELD(weights), FIELD(groups))
-    STRUCTURE(Combine, FIELD(out), FIELD(input), FIELD(routes), FIELD(groups))
+    STRUCTURE(RouteArgs, FIELD(logits), FIELD(out), FIELD(normalize))
+    STRUCTURE(GroupArgs, FIELD(routes), FIELD(out))
+    STRUCTURE(GatherArgs, FIELD(input), FIELD(out), FIELD(routes), FIELD(groups))
+    STRUCTURE(ExpertLinearArgs, FIELD(out), FIELD(input), FIELD(weights), FIELD(groups))
+    STRUCTURE(CombineArgs, FIELD(out), FIELD(input), FIELD(routes), FIELD(groups))
     STRUCTURE(DrawRow, FIELD(seed), FIELD(position), FIELD(temperature), FIELD(top_p), FIELD(min_p), FIELD(top_k))
-    STRUCTURE(Draw, FIELD(logits), FIELD(rows), FIELD(tokens), FIELD(peaks))
-    STRUCTURE(Select, FIELD(out), FIELD(input))
-    STRUCTURE(Spread, FIELD(out), FIELD(input), FIELD(ids))
+    STRUCTURE(DrawArgs, FIELD(logits), FIELD(rows), FIELD(tokens), FIELD(max_logits))
+    STRUCTURE(SelectArgs, FIELD(out), FIELD(input))
+    STRUCTURE(ScatterArgs, FIELD(out), FIELD(input), FIELD(ids))
 }
 
 void add_steps(std::string& lines) {
-    STRUCTURE(Instruction, FIELD(operation), FIELD(selected), FIELD(operands))
-    STRUCTURE(Capacity, FIELD(rows), FIELD(picked), FIELD(tokens), FIELD(positions), FIELD(groups), FIELD(blocks),
-              FIELD(block_size))
+    STRUCTURE(Instruction, FIELD(operation), FIELD(selected), FIELD(arguments))
+    STRUCTURE(ProgramCapacity, FIELD(rows), FIELD(logits), FIELD(tokens), FIELD(positions), FIELD(kv_groups),
+              FIELD(blocks), FIELD(block_size))
     STRUCTURE(Instructions, FIELD(first), FIELD(count), FIELD(capacity))
-    STRUCTURE(Step, FIELD(num_rows), FIELD(num_threads), FIELD(tokens), FIELD(positions), FIELD(num_groups),
+    STRUCTURE(StepView, FIELD(num_rows), FIELD(num_threads), FIELD(tokens), FIELD(positions), FIELD(num_kv_groups),
               FIELD(num_chunks), FIELD(query_starts), FIELD(ends), FIELD(tables), FIELD(slots), FIELD(table_width),
-              FIELD(num_picked), FIELD(picked), FIELD(depths), FIELD(lines))
+              FIELD(num_logits), FIELD(logit_indices), FIELD(tree_depths), FIELD(tree_paths))
     STRUCTURE(Chunk, FIELD(row), FIELD(start), FIELD(length), FIELD(num_logits))
-    STRUCTURE(Assembly, FIELD(num_chunks), FIELD(chunks), FIELD(num_rows), FIELD(max_length), FIELD(row_tokens),
-              FIELD(tokens_per_row), FIELD(row_tables), FIELD(blocks_per_row), FIELD(num_groups), FIELD(block_size),
-              FIELD(num_depths), FIELD(depths), FIELD(lines), FIELD(max_tokens), FIELD(max_chunks), FIELD(max_picked),
-              FIELD(tokens), FIELD(positions), FIELD(query_starts), FIELD(ends), FIELD(tables), FIELD(slots),
-              FIELD(picked))
-    STRUCTURE(Pass, FIELD(instructions), FIELD(assembly), FIELD(given), FIELD(states))
-    STRUCTURE(Drafting, FIELD(first), FIELD(further), FIELD(max_chunks), FIELD(max_count), FIELD(counts), FIELD(chunks),
-              FIELD(rows), FIELD(drawn), FIELD(tokens), FIELD(nanoseconds))
-    STRUCTURE(Refusal, FIELD(limit), FIELD(given), FIELD(least), FIELD(most))
+    STRUCTURE(StepAssembly, FIELD(num_chunks), FIELD(chunks), FIELD(num_rows), FIELD(max_length), FIELD(row_tokens),
+              FIELD(tokens_per_row), FIELD(row_tables), FIELD(blocks_per_row), FIELD(num_kv_groups), FIELD(block_size),
+              FIELD(num_tree_depths), FIELD(tree_depths), FIELD(tree_paths), FIELD(max_tokens), FIELD(max_chunks),
+              FIELD(max_logits), FIELD(tokens), FIELD(positions), FIELD(query_starts), FIELD(ends), FIELD(tables),
+              FIELD(slots), FIELD(logit_indices))
+    STRUCTURE(DraftingPass, FIELD(instructions), FIELD(assembly), FIELD(input_states), FIELD(output_states))
+    STRUCTURE(Drafting, FIELD(first), FIELD(next), FIELD(max_chunks), FIELD(max_draft_tokens), FIELD(num_draft_tokens),
+              FIELD(chunk_ids), FIELD(draw_rows), FIELD(drawn), FIELD(draft_tokens), FIELD(nanoseconds))
+    STRUCTURE(BoundsError, FIELD(limit), FIELD(value), FIELD(min), FIELD(max))
 }
 
 #undef STRUCTURE
@@ -146,16 +147,16 @@ void add_numbers(std::string& lines) {
 #define X(limit) ENUMERATOR(Limit, limit)
     ARCHERFISH_LIMITS(X)
 #undef X
-    ENUMERATOR(Number, float32)
-    ENUMERATOR(Number, bfloat16)
-    ENUMERATOR(Number, int8)
+    ENUMERATOR(CacheFormat, float32)
+    ENUMERATOR(CacheFormat, bfloat16)
+    ENUMERATOR(CacheFormat, int8)
     ENUMERATOR(Format, float32)
     ENUMERATOR(Format, bfloat16)
     ENUMERATOR(Format, int8)
     ENUMERATOR(Format, int4)
     ENUMERATOR(Format, int4_zeros)
-    ENUMERATOR(Index, tokens)
-    ENUMERATOR(Index, positions)
+    ENUMERATOR(IndexSource, tokens)
+    ENUMERATOR(IndexSource, positions)
     ENUMERATOR(Activation, silu)
     ENUMERATOR(Activation, gelu)
     ENUMERATOR(Activation, gelu_tanh)
@@ -163,9 +164,13 @@ void add_numbers(std::string& lines) {
 #undef ENUMERATOR
 #define CONSTANT(name) add_line(lines, "constant", #name, (std::size_t)name);
     CONSTANT(PANEL)
-    CONSTANT(MOST_HEAD_DIM)
-    CONSTANT(MOST_PARTS)
-    CONSTANT(MOST_TREE_TOKENS)
+    CONSTANT(MAX_HEAD_DIM)
+    CONSTANT(MAX_ATTENTION_SPLITS)
+    CONSTANT(MAX_TREE_TOKENS)
+    CONSTANT(MAX_VOCAB_SIZE)
+    CONSTANT(MAX_ROW_WIDTH)
+    CONSTANT(MAX_EXPERTS)
+    CONSTANT(MAX_QUERIES_PER_KV_HEAD)
 #undef CONSTANT
 }
 

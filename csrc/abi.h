@@ -4,10 +4,10 @@
 
 namespace archerfish {
 
-// All that the caller has to declare as program.h does, one line each, for archerfish/ops/cpu/abi.py to compare:
+// Describes program.h in lines that archerfish/ops/cpu/abi.py compares with the caller's declarations:
 //   structure NAME SIZE
-//   field STRUCTURE NAME OFFSET SIZE KIND     Of kinds integer, float, pointer and structure.
-//   operation NAME NUMBER ARGUMENTS           The name of the structure that it takes.
+//   field STRUCTURE NAME OFFSET SIZE KIND     KIND is integer, float, pointer or structure.
+//   operation NAME NUMBER ARGUMENTS           ARGUMENTS is the structure that it takes.
 //   enumerator ENUMERATION NAME NUMBER
 //   constant NAME VALUE
 std::string describe_abi();

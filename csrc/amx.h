@@ -2,7 +2,7 @@
 
 namespace archerfish {
 
-// Matrix tiles work on this machine, and this process may use them from now on.
+// Whether matrix tiles work on this machine. If so, this process has the permission to use them.
 bool amx_works();
 
 }  // namespace archerfish

@@ -6,15 +6,15 @@
 
 namespace archerfish {
 
-Step assemble(const Assembly& from) {
+StepView assemble(const StepAssembly& from) {
     const Chunk* chunks = from.chunks;
-    int64_t longest = 0, num_rows = 0, num_picked = 0;
+    int64_t longest = 0, num_rows = 0, num_logits = 0;
     for (int64_t c = 0; c < from.num_chunks; ++c) longest = std::max(longest, chunks[c].start + chunks[c].length);
     int64_t width = (longest + from.block_size - 1) / from.block_size;
     from.query_starts[0] = 0;
     for (int64_t c = 0; c < from.num_chunks; ++c) {
         const Chunk& chunk = chunks[c];
-        for (int64_t g = 0; g < from.num_groups; ++g) {
+        for (int64_t g = 0; g < from.num_kv_groups; ++g) {
             const int32_t* table = from.row_tables[g] + chunk.row * from.blocks_per_row;
             std::copy(table, table + width, from.tables[g] + c * width);
             for (int64_t i = 0; i < chunk.length; ++i) {
@@ -24,37 +24,37 @@ Step assemble(const Assembly& from) {
             }
         }
         for (int64_t i = 0; i < chunk.length; ++i, ++num_rows) {
-            bool is_guess = from.depths && from.depths[num_rows] >= 0;
-            from.positions[num_rows] = chunk.start + (is_guess ? from.depths[num_rows] : i);
+            bool is_in_tree = from.tree_depths && from.tree_depths[num_rows] >= 0;
+            from.positions[num_rows] = chunk.start + (is_in_tree ? from.tree_depths[num_rows] : i);
             from.tokens[num_rows] = from.row_tokens[chunk.row * from.tokens_per_row + chunk.start + i];
         }
         from.query_starts[c + 1] = (int32_t)num_rows;
         from.ends[c] = (int32_t)(chunk.start + chunk.length);
-        for (int64_t i = num_rows - chunk.num_logits; i < num_rows; ++i) from.picked[num_picked++] = i;
+        for (int64_t i = num_rows - chunk.num_logits; i < num_rows; ++i) from.logit_indices[num_logits++] = i;
     }
-    Step step = {};
+    StepView step = {};
     step.num_rows = num_rows;
     step.tokens = from.tokens;
     step.positions = from.positions;
-    step.num_groups = from.num_groups;
+    step.num_kv_groups = from.num_kv_groups;
     step.num_chunks = from.num_chunks;
     step.query_starts = from.query_starts;
     step.ends = from.ends;
     step.tables = from.tables;
     step.slots = from.slots;
     step.table_width = width;
-    step.num_picked = num_picked;
-    step.picked = from.picked;
-    step.depths = from.depths;
-    step.lines = from.lines;
+    step.num_logits = num_logits;
+    step.logit_indices = from.logit_indices;
+    step.tree_depths = from.tree_depths;
+    step.tree_paths = from.tree_paths;
     return step;
 }
 
-int64_t run_chunks(Team& team, const KernelTable& kernels, const Instructions& instructions, const Assembly& chunks,
-                   Refusal& refusal) {
-    if (!can_assemble(chunks, instructions.capacity, refusal)) return 0;
-    Step step = assemble(chunks);
-    if (!can_run(step, instructions.capacity, refusal)) return 0;
+int64_t run_chunks(Team& team, const KernelTable& kernels, const Instructions& instructions, const StepAssembly& chunks,
+                   BoundsError& error) {
+    if (!can_assemble(chunks, instructions.capacity, error)) return 0;
+    StepView step = assemble(chunks);
+    if (!can_run(step, instructions.capacity, error)) return 0;
     team.run(kernels, instructions, step);
     return step.num_rows;
 }

@@ -5,11 +5,11 @@
 
 namespace archerfish {
 
-// Gathers a step from its chunks, which can_assemble has seen. What it points to lies in the assembly's memory.
-Step assemble(const Assembly& from);
+// Assembles a step from chunks that can_assemble has checked. It points to the buffers of the assembly.
+StepView assemble(const StepAssembly& from);
 
-// Runs the step that the chunks come to. Returns its number of rows; 0 if it was refused.
-int64_t run_chunks(Team& team, const KernelTable& kernels, const Instructions& instructions, const Assembly& chunks,
-                   Refusal& refusal);
+// Assembles and runs a step. Returns its number of rows, 0 if it was rejected.
+int64_t run_chunks(Team& team, const KernelTable& kernels, const Instructions& instructions, const StepAssembly& chunks,
+                   BoundsError& error);
 
 }  // namespace archerfish

@@ -1,12 +1,12 @@
-// Paged attention with a running softmax over tiles of keys.
+// Paged attention with an online softmax over tiles of keys.
 //
-// Tiles and spans begin at position 0 and have one size each, so a query meets the same ones in the same order however
-// its prompt was cut into chunks, and whoever else is in the step. It starts anew with every span, and what the spans
-// gave is put together in their order: the same numbers come out whether one unit walks all of them or each has its
-// own. Keys it may not see take no part at all, or weigh exactly zero.
+// Tiles and splits begin at position 0 and have one size each, so a query attends to the same ones in the same order
+// however its prompt was cut into chunks, and whatever else is in the step. Each split starts with an empty softmax
+// state, and the states of all splits are merged in their order: the bits are the same whether one unit of work
+// computes all splits or each has its own. Masked keys are skipped, or weigh exactly zero.
 //
-// A token of a tree sees its own line there: where that begins, its keys are brought together from where they were
-// stored, and then walked like everybody's. What lies before the tree, tokens of one chunk walk together as ever.
+// A token of a tree attends along its own path. From the root on its keys are gathered from where they are stored, and
+// then computed like any others. Before the root all tokens of a chunk share their tiles.
 #pragma once
 
 #include <algorithm>
@@ -22,160 +22,164 @@
 namespace archerfish::ISA {
 namespace {
 
-constexpr int64_t MOST_QUERIES = 32;  // Heads x rows that one unit works on.
+constexpr int64_t QUERIES_PER_UNIT = 32;  // Query heads times rows, unless a single row has more heads.
 
-// -- what a unit has to do --------------------------------------------------------------------------------------------
+// -- units of work ----------------------------------------------------------------------------------------------------
 
-inline int64_t rows_a_unit(const Attend& o) {
-    return std::max<int64_t>(1, MOST_QUERIES / (o.queries.num_parts / o.cache.num_heads));
+inline int64_t rows_per_unit(const AttendArgs& o) {
+    return std::max<int64_t>(1, QUERIES_PER_UNIT / (o.queries.num_parts / o.cache.num_heads));
 }
 
-// How many units share out the spans of the same queries: as many as the longest of the step may have, or one that
-// walks all of its spans where there is no room for so many parts. Then there are many queries, and work enough for
-// everybody.
-inline int64_t spans_apart(const Attend& o, const Step& step) {
+// The number of units that compute splits of the same queries: as many splits as the longest context of the step may
+// have, or 1, for a unit that computes all splits, where there is no memory for so many states. Then there are many
+// queries, and enough units for all threads.
+inline int64_t units_per_query(const AttendArgs& o, const StepView& step) {
     int64_t queries = step.num_rows * o.queries.num_parts, longest = 0;
-    if (2 * queries > MOST_PARTS) return 1;
+    if (2 * queries > MAX_ATTENTION_SPLITS) return 1;
     for (int64_t c = 0; c < step.num_chunks; ++c) longest = std::max<int64_t>(longest, step.ends[c]);
     // Positions of a unit's rows: those of a tree are not in order.
-    int64_t spread = step.depths ? std::max(rows_a_unit(o), MOST_TREE_TOKENS) : rows_a_unit(o);
-    if (o.window) longest = std::min(longest, o.window + spread - 1 + SPAN - 1);  // It may begin within a span.
-    int64_t spans = std::max<int64_t>(1, (longest + SPAN - 1) / SPAN);
-    return queries * spans <= MOST_PARTS ? spans : 1;
+    int64_t spread = step.tree_depths ? std::max(rows_per_unit(o), MAX_TREE_TOKENS) : rows_per_unit(o);
+    if (o.window) longest = std::min(longest, o.window + spread - 1 + SPLIT - 1);  // It may begin within a split.
+    int64_t splits = std::max<int64_t>(1, (longest + SPLIT - 1) / SPLIT);
+    return queries * splits <= MAX_ATTENTION_SPLITS ? splits : 1;
 }
 
-int64_t count_attend(const void* operands, const Step& step) {
-    const Attend& o = *(const Attend*)operands;
-    int64_t rows = rows_a_unit(o), units = 0;
+int64_t count_attend(const void* arguments, const StepView& step) {
+    const AttendArgs& o = *(const AttendArgs*)arguments;
+    int64_t rows = rows_per_unit(o), units = 0;
     for (int64_t c = 0; c < step.num_chunks; ++c)
         units += (step.query_starts[c + 1] - step.query_starts[c] + rows - 1) / rows;
-    return units * o.cache.num_heads * spans_apart(o, step);
+    return units * o.cache.num_heads * units_per_query(o, step);
 }
 
-// What queries from one position to another may see.
-inline void see(Queries& q, const Attend& o, int64_t oldest, int64_t newest) {
-    q.seen_from = o.window ? std::max<int64_t>(0, oldest - o.window + 1) : 0;
-    q.seen_to = newest + 1;
+// Sets the range of keys that queries from one position to another attend to.
+inline void set_key_range(QueryTile& q, const AttendArgs& o, int64_t oldest, int64_t newest) {
+    q.key_begin = o.window ? std::max<int64_t>(0, oldest - o.window + 1) : 0;
+    q.key_end = newest + 1;
 }
 
-inline Queries queries_of(const Attend& o, const Step& step, int64_t unit) {
-    Queries q;
+inline QueryTile queries_of(const AttendArgs& o, const StepView& step, int64_t unit) {
+    QueryTile q;
     q.head = unit % o.cache.num_heads;
     q.repeat = o.queries.num_parts / o.cache.num_heads;
-    int64_t left = unit / o.cache.num_heads, rows = rows_a_unit(o);
+    int64_t left = unit / o.cache.num_heads, rows = rows_per_unit(o);
     for (q.chunk = 0;; ++q.chunk) {
-        int64_t length = step.query_starts[q.chunk + 1] - step.query_starts[q.chunk],
-                units = (length + rows - 1) / rows;
+        int64_t length = step.query_starts[q.chunk + 1] - step.query_starts[q.chunk];
+        int64_t units = (length + rows - 1) / rows;
         if (left < units) {
             q.first_row = step.query_starts[q.chunk] + left * rows;
             q.num_rows = std::min(rows, length - left * rows);
             q.root = step.ends[q.chunk] - length;
             q.first_position = q.root + left * rows;
             q.count = q.num_rows * q.repeat;
-            bool is_tree = step.depths && step.depths[q.first_row] >= 0;
-            q.depths = is_tree ? step.depths + q.first_row : nullptr;
-            q.line = nullptr;
+            bool is_tree = step.tree_depths && step.tree_depths[q.first_row] >= 0;
+            q.depths = is_tree ? step.tree_depths + q.first_row : nullptr;
+            q.path = nullptr;
             int64_t oldest = q.first_position, newest = q.first_position + q.num_rows - 1;
             if (is_tree) {
                 oldest = q.root + *std::min_element(q.depths, q.depths + q.num_rows);
                 newest = q.root + *std::max_element(q.depths, q.depths + q.num_rows);
             }
-            see(q, o, oldest, newest);
+            set_key_range(q, o, oldest, newest);
             return q;
         }
         left -= units;
     }
 }
 
-// One row of a tree.
-inline Queries line_of(const Attend& o, const Step& step, const Queries& all, int64_t row) {
-    Queries q = all;
-    q.first_row = all.first_row + row;
+// The queries of one row of a tree.
+inline QueryTile queries_of_tree_row(const AttendArgs& o, const StepView& step, const QueryTile& tree, int64_t row) {
+    QueryTile q = tree;
+    q.first_row = tree.first_row + row;
     q.num_rows = 1;
-    q.count = all.repeat;
-    q.first_position = all.root + all.depths[row];
+    q.count = tree.repeat;
+    q.first_position = tree.root + tree.depths[row];
     q.depths = nullptr;
-    q.line = step.lines + q.first_row * MOST_TREE_TOKENS;
-    see(q, o, q.first_position, q.first_position);
+    q.path = step.tree_paths + q.first_row * MAX_TREE_TOKENS;
+    set_key_range(q, o, q.first_position, q.first_position);
     return q;
 }
 
-// -- walking spans ----------------------------------------------------------------------------------------------------
+// -- splits -----------------------------------------------------------------------------------------------------------
 
-// A tile in which each row of a tree has keys of its own.
+// Attends to a tile in which each row of a tree has keys of its own.
 template <typename T>
-void walk_lines(const Attend& o, const Step& step, const Queries& q, const Walk& walk, const int32_t* table,
-                int64_t start) {
+void attend_tree_rows(const AttendArgs& o, const StepView& step, const QueryTile& q, const Workspace& work,
+                      const int32_t* table, int64_t start) {
     for (int64_t row = 0; row < q.num_rows; ++row) {
-        Queries one = line_of(o, step, q, row);
-        if (start < one.seen_to && start + TILE > one.seen_from)
-            walk_tile<T>(o, one, walk.from(row * q.repeat, o.cache.head_dim), table, start);
+        QueryTile of_row = queries_of_tree_row(o, step, q, row);
+        if (start < of_row.key_end && start + TILE > of_row.key_begin)
+            attend_tile<T>(o, of_row, work.from(row * q.repeat, o.cache.head_dim), table, start);
     }
 }
 
 template <typename T>
-void walk_span(const Attend& o, const Step& step, const Queries& q, const Walk& walk, int64_t span) {
-    const int32_t* table = step.tables[o.cache.group] + q.chunk * step.table_width;
-    clear(walk.span, q.count, o.cache.head_dim);
-    int64_t first = std::max(q.seen_from / TILE * TILE, span * SPAN), last = std::min(q.seen_to, (span + 1) * SPAN);
+void attend_split(const AttendArgs& o, const StepView& step, const QueryTile& q, const Workspace& work, int64_t split) {
+    const int32_t* table = step.tables[o.cache.kv_group] + q.chunk * step.table_width;
+    clear(work.split, q.count, o.cache.head_dim);
+    int64_t first = std::max(q.key_begin / TILE * TILE, split * SPLIT), last = std::min(q.key_end, (split + 1) * SPLIT);
     for (int64_t start = first; start < last; start += TILE) {
-        bool is_apart = q.depths && start + TILE > q.root;
-        is_apart ? walk_lines<T>(o, step, q, walk, table, start) : walk_tile<T>(o, q, walk, table, start);
+        bool has_tree_keys = q.depths && start + TILE > q.root;
+        has_tree_keys ? attend_tree_rows<T>(o, step, q, work, table, start) : attend_tile<T>(o, q, work, table, start);
     }
 }
 
-// -- units ------------------------------------------------------------------------------------------------------------
+// -- the operation ----------------------------------------------------------------------------------------------------
 
-inline void write_out(const Attend& o, const Queries& q, const Gathered& all_spans) {
+inline void write_output(const AttendArgs& o, const QueryTile& q, const SoftmaxState& total) {
     for (int64_t i = 0; i < q.count; ++i) {
-        float* out = part_of(o.out, q.row(i), q.part(i));
-        const float* sums = all_spans.sums + i * o.cache.head_dim;
-        for (int64_t d = 0; d < o.cache.head_dim; d += LANES) store(out + d, load(sums + d) / all(all_spans.totals[i]));
+        float* out = row_part(o.out, q.row(i), q.part(i));
+        const float* sums = total.accumulators + i * o.cache.head_dim;
+        for (int64_t d = 0; d < o.cache.head_dim; d += LANES)
+            store(out + d, load(sums + d) / broadcast(total.exp_sums[i]));
     }
 }
 
 template <typename T>
-void walk_all_spans(const Attend& o, const Step& step, const Queries& q, const Walk& walk) {
+void attend_all_splits(const AttendArgs& o, const StepView& step, const QueryTile& q, const Workspace& work) {
     int64_t head_dim = o.cache.head_dim;
-    clear(walk.all, q.count, head_dim);
-    for (int64_t span = 0; span < q.num_spans(); ++span) {
-        walk_span<T>(o, step, q, walk, q.first_span() + span);
-        for (int64_t i = 0; i < q.count; ++i) add_gathered(walk.all, i, walk.span, i, head_dim);
+    clear(work.total, q.count, head_dim);
+    for (int64_t split = 0; split < q.num_splits(); ++split) {
+        attend_split<T>(o, step, q, work, q.first_split() + split);
+        for (int64_t i = 0; i < q.count; ++i) merge_state(work.total, i, work.split, i, head_dim);
     }
-    write_out(o, q, walk.all);
+    write_output(o, q, work.total);
 }
 
-// One span, whose part is left for the unit that comes to its end last: that one puts the parts together, in their
-// order.
+// Computes one split and stores its state. The unit that finishes last merges the states of all splits, in their order.
 template <typename T>
-void walk_one_span(const Attend& o, const Step& step, const Queries& q, const Walk& walk, int64_t span, int64_t apart) {
+void attend_one_split(const AttendArgs& o, const StepView& step, const QueryTile& q, const Workspace& work,
+                      int64_t split, int64_t units) {
     int64_t head_dim = o.cache.head_dim;
-    Gathered parts = {o.parts.sums, o.parts.peaks, o.parts.totals};
-    auto place = [&](int64_t i) { return (q.row(i) * o.queries.num_parts + q.part(i)) * apart; };
-    walk_span<T>(o, step, q, walk, q.first_span() + span);
+    SoftmaxState states = {o.splits.accumulators, o.splits.max_scores, o.splits.exp_sums};
+    auto first_state = [&](int64_t i) { return (q.row(i) * o.queries.num_parts + q.part(i)) * units; };
+    attend_split<T>(o, step, q, work, q.first_split() + split);
     for (int64_t i = 0; i < q.count; ++i) {
-        std::memcpy(parts.sums + (place(i) + span) * head_dim, walk.span.sums + i * head_dim, head_dim * sizeof(float));
-        parts.peaks[place(i) + span] = walk.span.peaks[i];
-        parts.totals[place(i) + span] = walk.span.totals[i];
+        int64_t state = first_state(i) + split;
+        std::memcpy(states.accumulators + state * head_dim, work.split.accumulators + i * head_dim,
+                    head_dim * sizeof(float));
+        states.max_scores[state] = work.split.max_scores[i];
+        states.exp_sums[state] = work.split.exp_sums[i];
     }
-    int32_t* arrived = o.parts.arrived + place(0);
-    if (__atomic_add_fetch(arrived, 1, __ATOMIC_ACQ_REL) < q.num_spans()) return;
-    *arrived = 0;
-    clear(walk.all, q.count, head_dim);
+    int32_t* num_done = o.splits.num_done + first_state(0);
+    if (__atomic_add_fetch(num_done, 1, __ATOMIC_ACQ_REL) < q.num_splits()) return;
+    *num_done = 0;
+    clear(work.total, q.count, head_dim);
     for (int64_t i = 0; i < q.count; ++i)
-        for (int64_t one = 0; one < q.num_spans(); ++one) add_gathered(walk.all, i, parts, place(i) + one, head_dim);
-    write_out(o, q, walk.all);
+        for (int64_t other = 0; other < q.num_splits(); ++other)
+            merge_state(work.total, i, states, first_state(i) + other, head_dim);
+    write_output(o, q, work.total);
 }
 
-void attend(const void* operands, const Step& step, int64_t unit, uint8_t* scratch) {
-    const Attend& o = *(const Attend*)operands;
-    int64_t apart = spans_apart(o, step), span = unit % apart;
-    Queries q = queries_of(o, step, unit / apart);
-    if (span && span >= q.num_spans()) return;  // Others in the step have more.
-    Walk walk = begin_walk(o, q, scratch);
-    with_number(o.cache.number, [&](auto number) {
-        using T = decltype(number);
-        apart == 1 ? walk_all_spans<T>(o, step, q, walk) : walk_one_span<T>(o, step, q, walk, span, apart);
+void attend(const void* arguments, const StepView& step, int64_t unit, Scratch scratch) {
+    const AttendArgs& o = *(const AttendArgs*)arguments;
+    int64_t units = units_per_query(o, step), split = unit % units;
+    QueryTile q = queries_of(o, step, unit / units);
+    if (split && split >= q.num_splits()) return;  // Other queries of the step have more splits.
+    Workspace work = load_queries(o, q, scratch);
+    dispatch_cache_format(o.cache.format, [&](auto value) {
+        using T = decltype(value);
+        units == 1 ? attend_all_splits<T>(o, step, q, work) : attend_one_split<T>(o, step, q, work, split, units);
     });
 }
 

@@ -13,24 +13,24 @@
 namespace archerfish::ISA {
 namespace {
 
-// Calls f with a number of the type that the cache has.
+// Calls f with a value of the type of the cache's numbers.
 template <typename Function>
-inline void with_number(Number number, Function f) {
-    switch (number) {
-        case Number::float32:
+inline void dispatch_cache_format(CacheFormat format, Function f) {
+    switch (format) {
+        case CacheFormat::float32:
             return f(float());
-        case Number::bfloat16:
+        case CacheFormat::bfloat16:
             return f(uint16_t());
-        case Number::int8:
+        case CacheFormat::int8:
             return f(int8_t());
     }
 }
 
-inline Floats load_number(const float* p) { return load(p); }
-inline Floats load_number(const uint16_t* p) { return load_bf16(p); }
-inline Floats load_number(const int8_t* p) { return load_int8(p); }
+inline Floats load_cached(const float* p) { return load(p); }
+inline Floats load_cached(const uint16_t* p) { return load_bf16(p); }
+inline Floats load_cached(const int8_t* p) { return load_int8(p); }
 
-// One head of a token as the cache has it. Only int8 has a scale.
+// Stores one head of a token in the format of the cache. Only int8 has a scale.
 inline void store_head(const float* x, int64_t head_dim, float* out, float*) {
     std::memcpy(out, x, head_dim * sizeof(float));
 }
@@ -38,40 +38,40 @@ inline void store_head(const float* x, int64_t head_dim, uint16_t* out, float*) 
     for (int64_t d = 0; d < head_dim; d += LANES) store_bf16(out + d, load(x + d));
 }
 inline void store_head(const float* x, int64_t head_dim, int8_t* out, float* scale) {
-    int32_t total;  // Of use to products of whole numbers only.
+    int32_t total;  // Needed by integer GEMMs only.
     pack_group(x, head_dim, head_dim, out, scale, &total);
 }
 
-// The scale of one token's head and, after it, of the tokens that follow in the block; null where there are none.
-inline float* scale_of(const Cache& cache, float* scales, int64_t block, int64_t head, int64_t offset) {
+// The scale of a token's head, followed by those of the next tokens in the block; null where there are none.
+inline float* scale_of(const PagedCache& cache, float* scales, int64_t block, int64_t head, int64_t offset) {
     return scales ? scales + (block * cache.num_heads + head) * cache.block_size + offset : nullptr;
 }
 
 template <typename T>
-void write_row(const WriteKv& o, const Step& step, int64_t row) {
-    const Cache& cache = o.cache;
+void write_row(const WriteKvArgs& o, const StepView& step, int64_t row) {
+    const PagedCache& cache = o.cache;
     int64_t head_dim = cache.head_dim, block_size = cache.block_size;
-    int64_t block = step.slots[cache.group][row] / block_size, offset = step.slots[cache.group][row] % block_size;
+    int64_t block = step.slots[cache.kv_group][row] / block_size, offset = step.slots[cache.kv_group][row] % block_size;
     int64_t first = block * block_size * cache.num_heads * head_dim;
-    float turned[MOST_HEAD_DIM];
-    T stored[MOST_HEAD_DIM];
+    float rotated[MAX_HEAD_DIM];
+    T stored[MAX_HEAD_DIM];
     for (int64_t head = 0; head < cache.num_heads; ++head) {
-        const float* k = part_of(o.keys, row, head);
+        const float* k = row_part(o.keys, row, head);
         if (o.angles.data) {
-            rotate_part(k, turned, head_dim, o.angles, row);
-            k = turned;
+            rotate_part(k, rotated, head_dim, o.angles, row);
+            k = rotated;
         }
         store_head(k, head_dim, stored, scale_of(cache, cache.key_scales, block, head, offset));
-        T* sixteen = (T*)cache.keys + first + (head * block_size + offset / LANES * LANES) * head_dim + offset % LANES;
-        for (int64_t d = 0; d < head_dim; ++d) sixteen[d * LANES] = stored[d];
+        T* column = (T*)cache.keys + first + (head * block_size + offset / LANES * LANES) * head_dim + offset % LANES;
+        for (int64_t d = 0; d < head_dim; ++d) column[d * LANES] = stored[d];
         T* values = (T*)cache.values + first + (offset * cache.num_heads + head) * head_dim;
         float* scale = scale_of(cache, cache.value_scales, block, head, offset);
-        store_head(part_of(o.values, row, head), head_dim, values, scale);
+        store_head(row_part(o.values, row, head), head_dim, values, scale);
     }
 }
 
-void write_kv(const WriteKv& o, const Step& step, int64_t row, uint8_t*) {
-    with_number(o.cache.number, [&](auto number) { write_row<decltype(number)>(o, step, row); });
+void write_kv(const WriteKvArgs& o, const StepView& step, int64_t row, Scratch) {
+    dispatch_cache_format(o.cache.format, [&](auto value) { write_row<decltype(value)>(o, step, row); });
 }
 
 }  // namespace

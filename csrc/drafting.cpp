@@ -10,48 +10,48 @@
 namespace archerfish {
 namespace {
 
-// What a pass made of a chunk's last token is what the next one takes beside the guess.
-void hand_on(const Pass& pass, int64_t chunk, const Rows& given, int64_t place) {
+// Copies the state of a chunk's last token to the input of the next pass.
+void copy_state(const DraftingPass& pass, int64_t chunk, const StridedRows& inputs, int64_t index) {
     int64_t last = pass.assembly->query_starts[chunk + 1] - 1;
-    std::memcpy(given.data + place * given.stride, pass.states.data + last * pass.states.stride,
-                given.width * sizeof(float));
+    std::memcpy(inputs.data + index * inputs.stride, pass.output_states.data + last * pass.output_states.stride,
+                inputs.width * sizeof(float));
 }
 
-// Keeps the guesses of a pass, and makes the next one's chunks of those that want more. These never move backward, so
-// they may overwrite the pass's own, as they do where both have one room.
-void go_on(const Drafting& drafting, const Pass& pass, int64_t* tokens, int64_t num_made) {
-    const Assembly& before = *pass.assembly;
-    Assembly& next = *drafting.further.assembly;
-    int64_t num_kept = 0;
-    for (int64_t c = 0; c < before.num_chunks; ++c) {
-        int64_t whose = drafting.chunks[c], token = drafting.drawn[c];
-        tokens[whose] = token;
-        if (drafting.counts[whose] == num_made) continue;
-        int64_t row = before.chunks[c].row, position = before.chunks[c].start + before.chunks[c].length;
-        before.row_tokens[row * before.tokens_per_row + position] = (int32_t)token;
-        if (drafting.further.given.data) hand_on(pass, c, drafting.further.given, num_kept);
-        next.chunks[num_kept] = {row, position, 1, 1};
-        drafting.chunks[num_kept] = whose;
-        drafting.rows[num_kept] = drafting.rows[c];
-        ++drafting.rows[num_kept].position;
-        ++num_kept;
+// Stores the tokens that a pass drew, and writes the chunks of the next pass: those that need more tokens. A chunk's
+// index never grows, so the chunks of both passes may share one buffer.
+void advance(const Drafting& drafting, const DraftingPass& pass, int64_t* draft_tokens, int64_t num_drafted) {
+    const StepAssembly& current = *pass.assembly;
+    StepAssembly& next = *drafting.next.assembly;
+    int64_t num_chunks = 0;
+    for (int64_t c = 0; c < current.num_chunks; ++c) {
+        int64_t id = drafting.chunk_ids[c], token = drafting.drawn[c];
+        draft_tokens[id] = token;
+        if (drafting.num_draft_tokens[id] == num_drafted) continue;
+        int64_t row = current.chunks[c].row, position = current.chunks[c].start + current.chunks[c].length;
+        current.row_tokens[row * current.tokens_per_row + position] = (int32_t)token;
+        if (drafting.next.input_states.data) copy_state(pass, c, drafting.next.input_states, num_chunks);
+        next.chunks[num_chunks] = {row, position, 1, 1};
+        drafting.chunk_ids[num_chunks] = id;
+        drafting.draw_rows[num_chunks] = drafting.draw_rows[c];
+        ++drafting.draw_rows[num_chunks].position;
+        ++num_chunks;
     }
-    next.num_chunks = num_kept;
+    next.num_chunks = num_chunks;
 }
 
 }  // namespace
 
-void draft(Team& team, const KernelTable& kernels, const Drafting& drafting, Refusal& refusal) {
+void draft(Team& team, const KernelTable& kernels, const Drafting& drafting, BoundsError& error) {
     using Clock = std::chrono::steady_clock;
-    if (!can_draft(drafting, refusal)) return;
+    if (!can_draft(drafting, error)) return;
     int64_t width = drafting.first.assembly->num_chunks;
-    std::iota(drafting.chunks, drafting.chunks + width, 0);
-    const Pass* pass = &drafting.first;
+    std::iota(drafting.chunk_ids, drafting.chunk_ids + width, 0);
+    const DraftingPass* pass = &drafting.first;
     auto started = Clock::now();
     for (int64_t depth = 0; pass->assembly->num_chunks; ++depth) {
-        if (!run_chunks(team, kernels, pass->instructions, *pass->assembly, refusal)) return;
-        go_on(drafting, *pass, drafting.tokens + depth * width, depth + 1);
-        pass = &drafting.further;
+        if (!run_chunks(team, kernels, pass->instructions, *pass->assembly, error)) return;
+        advance(drafting, *pass, drafting.draft_tokens + depth * width, depth + 1);
+        pass = &drafting.next;
         auto ended = Clock::now();
         drafting.nanoseconds[depth] = std::chrono::nanoseconds(ended - started).count();
         started = ended;

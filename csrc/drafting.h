@@ -5,7 +5,7 @@
 
 namespace archerfish {
 
-// Runs pass after pass until every chunk has its draft tokens, or one pass is refused.
-void draft(Team& team, const KernelTable& kernels, const Drafting& drafting, Refusal& refusal);
+// Runs pass after pass until every chunk has its draft tokens, or a pass is rejected.
+void draft(Team& team, const KernelTable& kernels, const Drafting& drafting, BoundsError& error);
 
 }  // namespace archerfish

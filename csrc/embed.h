@@ -1,4 +1,4 @@
-// Rows looked up in a packed matrix, or in a table that is not packed.
+// Looks up rows in a packed matrix, or in a table that is not packed.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ namespace {
 
 inline float half_to_float(uint16_t bits) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(bits))); }
 
-// A table that is not packed, one row after the other, has panels of no bytes.
-inline void copy_row(const Weight& weight, int64_t output, float* out) {
+// Copies a row of a table that is not packed, whose panel_bytes are 0.
+inline void copy_row(const WeightMatrix& weight, int64_t output, float* out) {
     if (weight.format == Format::float32) {
         std::memcpy(out, (const float*)weight.data + output * weight.num_inputs, weight.num_inputs * sizeof(float));
     } else {
@@ -22,7 +22,7 @@ inline void copy_row(const Weight& weight, int64_t output, float* out) {
     }
 }
 
-void unpack_row(const Weight& weight, int64_t output, float* out) {
+void unpack_row(const WeightMatrix& weight, int64_t output, float* out) {
     if (weight.panel_bytes == 0) return copy_row(weight, output, out);
     const uint8_t* panel = weight.data + output / PANEL * weight.panel_bytes;
     int64_t lane = output % PANEL;
@@ -55,8 +55,8 @@ void unpack_row(const Weight& weight, int64_t output, float* out) {
     }
 }
 
-void embed(const Embed& o, const Step& step, int64_t row, uint8_t*) {
-    const int64_t* index = o.index == Index::tokens ? step.tokens : step.positions;
+void embed(const EmbedArgs& o, const StepView& step, int64_t row, Scratch) {
+    const int64_t* index = o.index == IndexSource::tokens ? step.tokens : step.positions;
     unpack_row(o.table, index[row], o.out.data + row * o.out.stride);
 }
 

@@ -1,7 +1,7 @@
-// Feed-forward experts, of which every row chooses a few.
+// Mixture of experts: routing rows, sorting them by expert, and combining what their experts computed.
 //
-// Rows that chose the same expert are brought together, so that its matrices are read once for all of them. Who else is
-// there decides where a row's places are, and nothing about the numbers in them.
+// Rows with the same expert are sorted next to each other, so that its matrices are read once for all of them. Other
+// rows of the step change where a row is sorted to, and nothing about its numbers.
 #pragma once
 
 #include <algorithm>
@@ -18,133 +18,137 @@
 namespace archerfish::ISA {
 namespace {
 
-// -- choosing ---------------------------------------------------------------------------------------------------------
+// -- routing ----------------------------------------------------------------------------------------------------------
 
-// The likeliest expert that comes after the last one chosen: by falling logit, among equals by rising number.
-inline int32_t next_choice(const float* logits, int32_t num_experts, float last, int32_t last_expert) {
+// The best expert after the last one: by descending logit, then by ascending number.
+inline int32_t next_best_expert(const float* logits, int32_t num_experts, float last, int32_t last_expert) {
     int32_t best = -1;
     for (int32_t expert = 0; expert < num_experts; ++expert) {
         float logit = logits[expert];
-        bool is_left = logit < last || (logit == last && expert > last_expert);
-        if (is_left && (best < 0 || logit > logits[best])) best = expert;
+        bool is_after = logit < last || (logit == last && expert > last_expert);
+        if (is_after && (best < 0 || logit > logits[best])) best = expert;
     }
     return best;
 }
 
-// e to the power of each logit less the largest one, into `powers`; their sum. NaN where a logit is no number.
-inline float powers_of(const float* logits, int64_t count, float* powers) {
-    const Floats never = all(-INFINITY);
-    Floats most = never;
-    over_lanes(count, [&](int64_t i, int lanes) {
-        store(powers + i, never);  // Past the end: these weigh nothing.
-        store_lanes(powers + i, load_lanes(logits + i, lanes), lanes);
-        most = max(most, load(powers + i));
+// Writes exp(logit - largest logit) to `exps` and returns their sum, NaN if any logit is NaN.
+inline float exp_of_logits(const float* logits, int64_t count, float* exps) {
+    const Floats lowest = broadcast(-INFINITY);
+    Floats peaks = lowest;
+    for_each_vector(count, [&](int64_t i, int lanes) {
+        store(exps + i, lowest);  // Lanes past the end add nothing to the sum.
+        store_lanes(exps + i, load_lanes(logits + i, lanes), lanes);
+        peaks = max(peaks, load(exps + i));
     });
-    Floats peak = all(largest(most)), total = zeros();
-    over_lanes(count, [&](int64_t i, int) {
-        Floats power = exponential(load(powers + i) - peak);
-        store(powers + i, power);
-        total = total + power;
+    Floats peak = broadcast(reduce_max(peaks)), total = zeros();
+    for_each_vector(count, [&](int64_t i, int) {
+        Floats value = exponential(load(exps + i) - peak);
+        store(exps + i, value);
+        total = total + value;
     });
-    return sum(total);
+    return reduce_sum(total);
 }
 
-void route(const Route& o, const Step&, int64_t row, uint8_t* scratch) {
-    const Routes& routes = o.out;
-    const float* logits = part_of(o.logits, row, 0);
-    float* powers = (float*)scratch;
-    int32_t* chosen = routes.chosen + row * routes.num_chosen;
-    float* weights = routes.weights + row * routes.num_chosen;
-    float total = powers_of(logits, routes.num_experts, powers);
-    if (total != total) {  // Any experts do: what they are weighed with spoils the row, as it should.
-        for (int32_t slot = 0; slot < routes.num_chosen; ++slot) {
-            chosen[slot] = slot;
+void route(const RouteArgs& o, const StepView&, int64_t row, Scratch scratch) {
+    const ExpertRoutes& routes = o.out;
+    const float* logits = row_part(o.logits, row, 0);
+    float* exps = scratch.take<float>((routes.num_experts + LANES - 1) / LANES * LANES);
+    int32_t* expert_ids = routes.expert_ids + row * routes.top_k;
+    float* weights = routes.weights + row * routes.top_k;
+    float total = exp_of_logits(logits, routes.num_experts, exps);
+    if (total != total) {  // Any experts will do: their weights make the row NaN.
+        for (int32_t slot = 0; slot < routes.top_k; ++slot) {
+            expert_ids[slot] = slot;
             weights[slot] = total;
         }
         return;
     }
-    float last = INFINITY, sum_of_chosen = 0.0f;
+    float last = INFINITY, sum_of_weights = 0.0f;
     int32_t expert = -1;
-    for (int32_t slot = 0; slot < routes.num_chosen; ++slot) {
-        expert = next_choice(logits, routes.num_experts, last, expert);
+    for (int32_t slot = 0; slot < routes.top_k; ++slot) {
+        expert = next_best_expert(logits, routes.num_experts, last, expert);
         last = logits[expert];
-        chosen[slot] = expert;
-        weights[slot] = powers[expert] / total;
-        sum_of_chosen += weights[slot];
+        expert_ids[slot] = expert;
+        weights[slot] = exps[expert] / total;
+        sum_of_weights += weights[slot];
     }
     if (o.normalize)
-        for (int32_t slot = 0; slot < routes.num_chosen; ++slot) weights[slot] /= sum_of_chosen;
+        for (int32_t slot = 0; slot < routes.top_k; ++slot) weights[slot] /= sum_of_weights;
 }
 
-// -- bringing together ------------------------------------------------------------------------------------------------
+static_assert(MAX_EXPERTS * (int64_t)sizeof(float) <= SCRATCH_BYTES, "experts do not fit in scratch memory");
 
-int64_t count_group(const void*, const Step& step) { return step.num_rows ? 1 : 0; }
+// -- sorting by expert ------------------------------------------------------------------------------------------------
 
-void group(const void* operands, const Step& step, int64_t, uint8_t* scratch) {
-    const Group& o = *(const Group*)operands;
-    const Routes& routes = o.routes;
-    int64_t num_places = step.num_rows * routes.num_chosen, num_blocks = 0;
-    int32_t* next = (int32_t*)scratch;  // Of each expert: how many chose it, then its next free place.
+int64_t count_group(const void*, const StepView& step) { return step.num_rows ? 1 : 0; }
+
+void group(const void* arguments, const StepView& step, int64_t, Scratch scratch) {
+    const GroupArgs& o = *(const GroupArgs*)arguments;
+    const ExpertRoutes& routes = o.routes;
+    int64_t num_sorted = step.num_rows * routes.top_k, num_blocks = 0;
+    // Number of rows of each expert, then the next sorted index of each.
+    int32_t* next = scratch.take<int32_t>(routes.num_experts);
     std::memset(next, 0, routes.num_experts * sizeof(int32_t));
-    for (int64_t i = 0; i < num_places; ++i) ++next[routes.chosen[i]];
+    for (int64_t i = 0; i < num_sorted; ++i) ++next[routes.expert_ids[i]];
     int32_t first = 0;
     for (int32_t expert = 0; expert < routes.num_experts; ++expert) {
         int32_t end = first + next[expert];
         next[expert] = first;
         while (first < end) {
-            Block block = {expert, first, std::min<int32_t>(ROWS_PER_BLOCK, end - first)};
+            ExpertBlock block = {expert, first, std::min<int32_t>(ROWS_PER_BLOCK, end - first)};
             o.out.blocks[num_blocks++] = block;
             first += block.count;
         }
     }
-    for (int64_t i = 0; i < num_places; ++i) o.out.places[i] = next[routes.chosen[i]]++;
+    for (int64_t i = 0; i < num_sorted; ++i) o.out.sorted_indices[i] = next[routes.expert_ids[i]]++;
     *o.out.num_blocks = num_blocks;
 }
 
-void gather(const Gather& o, const Step&, int64_t row, uint8_t*) {
-    const int32_t* places = o.groups.places + row * o.routes.num_chosen;
+void gather(const GatherArgs& o, const StepView&, int64_t row, Scratch) {
+    const int32_t* sorted_indices = o.groups.sorted_indices + row * o.routes.top_k;
     int64_t num_groups = o.input.format == Format::int8 ? o.input.width / o.input.group : 0;
-    for (int32_t slot = 0; slot < o.routes.num_chosen; ++slot) {
-        int64_t place = places[slot];
-        std::memcpy(o.out.data + place * o.out.stride, o.input.data + row * o.input.stride, o.input.stride);
+    for (int32_t slot = 0; slot < o.routes.top_k; ++slot) {
+        int64_t index = sorted_indices[slot];
+        std::memcpy(o.out.data + index * o.out.stride, o.input.data + row * o.input.stride, o.input.stride);
         for (int64_t g = 0; g < num_groups; ++g) {
-            o.out.scales[place * num_groups + g] = o.input.scales[row * num_groups + g];
-            o.out.sums[place * num_groups + g] = o.input.sums[row * num_groups + g];
+            o.out.scales[index * num_groups + g] = o.input.scales[row * num_groups + g];
+            o.out.sums[index * num_groups + g] = o.input.sums[row * num_groups + g];
         }
     }
 }
 
-// -- products ---------------------------------------------------------------------------------------------------------
+// -- GEMM -------------------------------------------------------------------------------------------------------------
 
-inline Weight weight_of(const ExpertWeights& weights, int64_t expert) {
-    Weight weight = weights.first;
+inline WeightMatrix weight_of(const ExpertWeights& weights, int64_t expert) {
+    WeightMatrix weight = weights.first;
     weight.data += expert * weights.data_stride;
     if (weight.scales) weight.scales += expert * weights.scale_stride;
     return weight;
 }
 
-int64_t count_expert_linear(const void* operands, const Step& step) {
-    const ExpertLinear& o = *(const ExpertLinear*)operands;
+int64_t count_expert_linear(const void* arguments, const StepView& step) {
+    const ExpertLinearArgs& o = *(const ExpertLinearArgs*)arguments;
     return step.num_rows ? *o.groups.num_blocks * num_panels(o.weights.first) : 0;
 }
 
-void expert_linear(const void* operands, const Step&, int64_t unit, uint8_t* scratch) {
-    const ExpertLinear& o = *(const ExpertLinear*)operands;
+void expert_linear(const void* arguments, const StepView&, int64_t unit, Scratch scratch) {
+    const ExpertLinearArgs& o = *(const ExpertLinearArgs*)arguments;
     int64_t panels = num_panels(o.weights.first);
-    const Block& block = o.groups.blocks[unit / panels];
-    Linear linear = {o.out, o.input, weight_of(o.weights, block.expert)};
+    const ExpertBlock& block = o.groups.blocks[unit / panels];
+    LinearArgs linear = {o.out, o.input, weight_of(o.weights, block.expert)};
     linear_rows(linear, unit % panels, block.first, block.first + block.count, scratch);
 }
 
-// In the order of the choice, which is the row's own.
-void combine(const Combine& o, const Step&, int64_t row, uint8_t*) {
-    const int32_t* places = o.groups.places + row * o.routes.num_chosen;
-    const float* weights = o.routes.weights + row * o.routes.num_chosen;
-    float* out = part_of(o.out, row, 0);
-    over_lanes(o.out.width, [&](int64_t i, int lanes) {
+// Summed in the order of the row's experts, which does not depend on other rows.
+void combine(const CombineArgs& o, const StepView&, int64_t row, Scratch) {
+    const int32_t* sorted_indices = o.groups.sorted_indices + row * o.routes.top_k;
+    const float* weights = o.routes.weights + row * o.routes.top_k;
+    float* out = row_part(o.out, row, 0);
+    for_each_vector(o.out.width, [&](int64_t i, int lanes) {
         Floats total = zeros();
-        for (int32_t slot = 0; slot < o.routes.num_chosen; ++slot)
-            total = fma(load_lanes(part_of(o.input, places[slot], 0) + i, lanes), all(weights[slot]), total);
+        for (int32_t slot = 0; slot < o.routes.top_k; ++slot)
+            total =
+                fma(load_lanes(row_part(o.input, sorted_indices[slot], 0) + i, lanes), broadcast(weights[slot]), total);
         store_lanes(out + i, total, lanes);
     });
 }

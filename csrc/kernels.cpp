@@ -12,26 +12,26 @@ namespace archerfish::ISA {
 
 constexpr KernelTable all_kernels() {
     KernelTable table = {};
-    table[Operation::embed] = ByRow<Embed, embed>::kernel;
-    table[Operation::add] = ByRow<Add, add>::kernel;
-    table[Operation::scale] = ByRow<Scale, scale>::kernel;
-    table[Operation::softcap] = ByRow<Softcap, softcap>::kernel;
-    table[Operation::rms_norm] = ByRow<Norm, rms_norm>::kernel;
-    table[Operation::layer_norm] = ByRow<Norm, layer_norm>::kernel;
-    table[Operation::rotate] = ByRow<Rotate, rotate>::kernel;
-    table[Operation::activate] = ByRow<Activate, activate>::kernel;
-    table[Operation::pack] = ByRow<Pack, pack>::kernel;
+    table[Operation::embed] = ByRow<EmbedArgs, embed>::kernel;
+    table[Operation::add] = ByRow<AddArgs, add>::kernel;
+    table[Operation::scale] = ByRow<ScaleArgs, scale>::kernel;
+    table[Operation::softcap] = ByRow<SoftcapArgs, softcap>::kernel;
+    table[Operation::rms_norm] = ByRow<NormArgs, rms_norm>::kernel;
+    table[Operation::layer_norm] = ByRow<NormArgs, layer_norm>::kernel;
+    table[Operation::rotate] = ByRow<RotateArgs, rotate>::kernel;
+    table[Operation::activate] = ByRow<ActivateArgs, activate>::kernel;
+    table[Operation::pack] = ByRow<PackArgs, pack>::kernel;
     table[Operation::linear] = {count_linear, linear};
-    table[Operation::write_kv] = ByRow<WriteKv, write_kv>::kernel;
+    table[Operation::write_kv] = ByRow<WriteKvArgs, write_kv>::kernel;
     table[Operation::attend] = {count_attend, attend};
-    table[Operation::route] = ByRow<Route, route>::kernel;
+    table[Operation::route] = ByRow<RouteArgs, route>::kernel;
     table[Operation::group] = {count_group, group};
-    table[Operation::gather] = ByRow<Gather, gather>::kernel;
+    table[Operation::gather] = ByRow<GatherArgs, gather>::kernel;
     table[Operation::expert_linear] = {count_expert_linear, expert_linear};
-    table[Operation::combine] = ByRow<Combine, combine>::kernel;
+    table[Operation::combine] = ByRow<CombineArgs, combine>::kernel;
     table[Operation::draw] = {count_draw, draw};
-    table[Operation::select] = ByRow<Select, select>::kernel;
-    table[Operation::spread] = ByRow<Spread, spread>::kernel;
+    table[Operation::select] = ByRow<SelectArgs, select>::kernel;
+    table[Operation::scatter] = ByRow<ScatterArgs, scatter>::kernel;
     return table;
 }
 static_assert(all_kernels().is_complete(), "an operation has no kernel");

@@ -1,5 +1,5 @@
-// Sixteen numbers at a time, the same arithmetic on every instruction set: sums are made in one fixed order, products
-// and sums fuse everywhere, so a kernel written with these gives the same bits with AVX2 as with AVX-512.
+// Vectors of sixteen numbers with the same arithmetic on every instruction set: lanes are reduced in one order, and
+// multiply-adds are fused everywhere, so a kernel written with them gives the same bits with AVX2 as with AVX-512.
 #pragma once
 
 #include <immintrin.h>
@@ -11,7 +11,7 @@
 #define ARCHERFISH_AVX512 1
 #endif
 
-// One namespace for each instruction set: the same names are compiled several times.
+// Kernels are compiled once for each instruction set, in a namespace of its name: ISA is defined as that name.
 namespace archerfish::ISA {
 
 constexpr int LANES = 16;
@@ -35,7 +35,7 @@ struct Bytes {
 };
 
 inline Floats zeros() { return {_mm512_setzero_ps()}; }
-inline Floats all(float x) { return {_mm512_set1_ps(x)}; }
+inline Floats broadcast(float x) { return {_mm512_set1_ps(x)}; }
 inline Floats load(const float* p) { return {_mm512_loadu_ps(p)}; }
 inline void store(float* p, Floats x) { _mm512_storeu_ps(p, x.v); }
 inline Floats operator+(Floats a, Floats b) { return {_mm512_add_ps(a.v, b.v)}; }
@@ -43,18 +43,20 @@ inline Floats operator-(Floats a, Floats b) { return {_mm512_sub_ps(a.v, b.v)}; 
 inline Floats operator*(Floats a, Floats b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline Floats operator/(Floats a, Floats b) { return {_mm512_div_ps(a.v, b.v)}; }
 inline Floats fma(Floats a, Floats b, Floats c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
-// As the instruction has it: where either is NaN, the second.
+// As the CPU's instruction: where either is NaN, the result is the second.
 inline Floats max(Floats a, Floats b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline Floats min(Floats a, Floats b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline Floats absolute(Floats a) { return {_mm512_abs_ps(a.v)}; }
-inline Floats rounded(Floats a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
-inline Floats where_less(Floats a, Floats b, Floats yes, Floats no) {
+inline Floats round_even(Floats a) {
+    return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+inline Floats select_less(Floats a, Floats b, Floats yes, Floats no) {
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), no.v, yes.v)};
 }
 inline Ints to_ints(Floats a) { return {_mm512_cvtps_epi32(a.v)}; }
 inline Floats to_floats(Ints a) { return {_mm512_cvtepi32_ps(a.v)}; }
-inline Floats times_power_of_two(Floats a, Ints n) {
-    // A normal number and a moderate n: the exponent's bits can be added to.
+inline Floats scale_by_power_of_two(Floats a, Ints n) {
+    // For normal numbers and moderate n, n can be added to the bits of the exponent.
     return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a.v), _mm512_slli_epi32(n.v, 23)))};
 }
 inline Floats load_bf16(const uint16_t* p) {
@@ -66,7 +68,7 @@ inline Floats load_int8(const int8_t* p) {
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
 }
 inline void store_bf16(uint16_t* p, Floats x) {
-    // To the nearest, ties to even; NaN stays NaN.
+    // Rounds to the nearest, ties to even. NaN stays NaN.
     __m512i bits = _mm512_castps_si512(x.v);
     __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     __m512i rounded_bits = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
@@ -76,7 +78,7 @@ inline void store_bf16(uint16_t* p, Floats x) {
 }
 inline void store_int8(int8_t* p, Ints x) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(x.v)); }
 
-inline Ints all_ints(int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline Ints broadcast_ints(int32_t x) { return {_mm512_set1_epi32(x)}; }
 inline Ints load_ints(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 inline Ints load_u8(const uint8_t* p) { return {_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
 inline Ints operator+(Ints a, Ints b) { return {_mm512_add_epi32(a.v, b.v)}; }
@@ -84,30 +86,30 @@ inline Ints operator*(Ints a, Ints b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
 inline Ints operator^(Ints a, Ints b) { return {_mm512_xor_si512(a.v, b.v)}; }
 inline Ints operator&(Ints a, Ints b) { return {_mm512_and_si512(a.v, b.v)}; }
 template <int BITS>
-inline Ints shifted_right(Ints a) {
+inline Ints shift_right(Ints a) {
     return {_mm512_srli_epi32(a.v, BITS)};
 }
 inline Ints bits_of(Floats a) { return {_mm512_castps_si512(a.v)}; }
 inline Floats floats_of(Ints bits) { return {_mm512_castsi512_ps(bits.v)}; }
-inline Ints counted_from(int32_t first) {
+inline Ints iota(int32_t first) {
     return {_mm512_add_epi32(_mm512_set1_epi32(first),
                              _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0))};
 }
 inline void store_ints(int32_t* p, Ints x) { _mm512_storeu_si512(p, x.v); }
-// One bit for each lane.
-inline uint32_t lanes_above(Floats a, Floats b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ); }
-inline uint32_t lanes_not_below(Floats a, Floats b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
-inline uint32_t lanes_of_nan(Floats a) { return _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q); }
+// Masks have one bit for each lane.
+inline uint32_t mask_greater(Floats a, Floats b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ); }
+inline uint32_t mask_greater_equal(Floats a, Floats b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
+inline uint32_t mask_nan(Floats a) { return _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q); }
 
 inline Bytes load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
 inline void store_bytes(uint8_t* p, Bytes x) { _mm512_storeu_si512(p, x.v); }
 inline Bytes low_nibbles(Bytes x) { return {_mm512_and_si512(x.v, _mm512_set1_epi8(0x0F))}; }
 inline Bytes high_nibbles(Bytes x) { return {_mm512_and_si512(_mm512_srli_epi16(x.v, 4), _mm512_set1_epi8(0x0F))}; }
-inline Bytes less(Bytes x, uint8_t y) { return {_mm512_sub_epi8(x.v, _mm512_set1_epi8((char)y))}; }
-// Sixteen sums of four products each: unsigned bytes with the four signed ones of `four`.
-inline Ints add_products(Ints sum, Bytes x, int32_t four) {
+inline Bytes subtract(Bytes x, uint8_t y) { return {_mm512_sub_epi8(x.v, _mm512_set1_epi8((char)y))}; }
+// Adds dot products of four to sixteen sums: of unsigned bytes of x with the four signed bytes of `four`.
+inline Ints dot_int8(Ints sum, Bytes x, int32_t four) {
 #ifdef __AVX512VNNI__
-    // As an instruction of its own: around the intrinsic gcc 12 copies the sum to another register and back.
+    // In assembly, because gcc 12 copies the sum to another register and back around the intrinsic.
     asm("vpdpbusd %[four], %[bytes], %[sum]"
         : [sum] "+v"(sum.v)
         : [bytes] "v"(x.v), [four] "v"(_mm512_set1_epi32(four)));
@@ -119,8 +121,8 @@ inline Ints add_products(Ints sum, Bytes x, int32_t four) {
     return {_mm512_add_epi32(sum.v, _mm512_add_epi32(even, odd))};
 #endif
 }
-// Sixteen sums of two products each: pairs of bfloat16 with the two of `pair`.
-inline Floats add_bf16_products(Floats sum, Bytes x, uint32_t pair) {
+// Adds dot products of two to sixteen sums: of pairs of bfloat16 of x with the two of `pair`.
+inline Floats dot_bf16(Floats sum, Bytes x, uint32_t pair) {
 #ifdef __AVX512BF16__
     return {_mm512_dpbf16_ps(sum.v, (__m512bh)x.v, (__m512bh)_mm512_set1_epi32((int)pair))};
 #else
@@ -135,13 +137,13 @@ inline float sum_of_eight(__m256 x) {
     __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
-inline float sum(Floats x) {
+inline float reduce_sum(Floats x) {
     return sum_of_eight(_mm256_add_ps(_mm512_castps512_ps256(x.v), _mm512_extractf32x8_ps(x.v, 1)));
 }
-inline float largest(Floats x) { return _mm512_reduce_max_ps(x.v); }
-inline int32_t sum(Ints x) { return _mm512_reduce_add_epi32(x.v); }
+inline float reduce_max(Floats x) { return _mm512_reduce_max_ps(x.v); }
+inline int32_t reduce_sum(Ints x) { return _mm512_reduce_add_epi32(x.v); }
 
-#else  // AVX2: two halves.
+#else  // AVX2: vectors of two halves.
 
 struct Floats {
     __m256 a, b;
@@ -154,7 +156,7 @@ struct Bytes {
 };
 
 inline Floats zeros() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
-inline Floats all(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline Floats broadcast(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 inline Floats load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 inline void store(float* p, Floats x) {
     _mm256_storeu_ps(p, x.a);
@@ -173,32 +175,34 @@ inline Floats absolute(Floats x) {
     __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(0x7FFFFFFF));
     return {_mm256_and_ps(x.a, mask), _mm256_and_ps(x.b, mask)};
 }
-inline Floats rounded(Floats x) {
+inline Floats round_even(Floats x) {
     constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
     return {_mm256_round_ps(x.a, nearest), _mm256_round_ps(x.b, nearest)};
 }
-inline Floats where_less(Floats x, Floats y, Floats yes, Floats no) {
+inline Floats select_less(Floats x, Floats y, Floats yes, Floats no) {
     return {_mm256_blendv_ps(no.a, yes.a, _mm256_cmp_ps(x.a, y.a, _CMP_LT_OQ)),
             _mm256_blendv_ps(no.b, yes.b, _mm256_cmp_ps(x.b, y.b, _CMP_LT_OQ))};
 }
 inline Ints to_ints(Floats x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
 inline Floats to_floats(Ints x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
-inline __m256 half_times_power(__m256 x, __m256i n) {
+inline __m256 half_scale_by_power_of_two(__m256 x, __m256i n) {
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(n, 23)));
 }
-inline Floats times_power_of_two(Floats x, Ints n) { return {half_times_power(x.a, n.a), half_times_power(x.b, n.b)}; }
-inline __m256 eight_of_bf16(const uint16_t* p) {
+inline Floats scale_by_power_of_two(Floats x, Ints n) {
+    return {half_scale_by_power_of_two(x.a, n.a), half_scale_by_power_of_two(x.b, n.b)};
+}
+inline __m256 load_half_bf16(const uint16_t* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
 }
-inline Floats load_bf16(const uint16_t* p) { return {eight_of_bf16(p), eight_of_bf16(p + 8)}; }
+inline Floats load_bf16(const uint16_t* p) { return {load_half_bf16(p), load_half_bf16(p + 8)}; }
 inline Floats load_f16(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
             _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }
-inline __m256 eight_of_int8(const int8_t* p) {
+inline __m256 load_half_int8(const int8_t* p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
 }
-inline Floats load_int8(const int8_t* p) { return {eight_of_int8(p), eight_of_int8(p + 8)}; }
+inline Floats load_int8(const int8_t* p) { return {load_half_int8(p), load_half_int8(p + 8)}; }
 inline __m256i half_to_bf16(__m256 x) {
     __m256i bits = _mm256_castps_si256(x);
     __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -217,7 +221,7 @@ inline void store_int8(int8_t* p, Ints x) {
     _mm_storeu_si128((__m128i*)p, bytes);
 }
 
-inline Ints all_ints(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+inline Ints broadcast_ints(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 inline Ints load_u8(const uint8_t* p) {
     return {_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)),
             _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)))};
@@ -227,12 +231,12 @@ inline Ints operator*(Ints x, Ints y) { return {_mm256_mullo_epi32(x.a, y.a), _m
 inline Ints operator^(Ints x, Ints y) { return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)}; }
 inline Ints operator&(Ints x, Ints y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
 template <int BITS>
-inline Ints shifted_right(Ints x) {
+inline Ints shift_right(Ints x) {
     return {_mm256_srli_epi32(x.a, BITS), _mm256_srli_epi32(x.b, BITS)};
 }
 inline Ints bits_of(Floats x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
 inline Floats floats_of(Ints bits) { return {_mm256_castsi256_ps(bits.a), _mm256_castsi256_ps(bits.b)}; }
-inline Ints counted_from(int32_t first) {
+inline Ints iota(int32_t first) {
     __m256i eight = _mm256_add_epi32(_mm256_set1_epi32(first), _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0));
     return {eight, _mm256_add_epi32(eight, _mm256_set1_epi32(8))};
 }
@@ -240,15 +244,15 @@ inline void store_ints(int32_t* p, Ints x) {
     _mm256_storeu_si256((__m256i*)p, x.a);
     _mm256_storeu_si256((__m256i*)(p + 8), x.b);
 }
-inline uint32_t lanes_above(Floats x, Floats y) {
+inline uint32_t mask_greater(Floats x, Floats y) {
     return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GT_OQ)) |
            (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GT_OQ)) << 8;
 }
-inline uint32_t lanes_not_below(Floats x, Floats y) {
+inline uint32_t mask_greater_equal(Floats x, Floats y) {
     return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ)) |
            (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ)) << 8;
 }
-inline uint32_t lanes_of_nan(Floats x) {
+inline uint32_t mask_nan(Floats x) {
     return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.a, x.a, _CMP_UNORD_Q)) |
            (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.b, x.b, _CMP_UNORD_Q)) << 8;
 }
@@ -264,42 +268,42 @@ inline Bytes high_nibbles(Bytes x) {
     __m256i mask = _mm256_set1_epi8(0x0F);
     return {_mm256_and_si256(_mm256_srli_epi16(x.a, 4), mask), _mm256_and_si256(_mm256_srli_epi16(x.b, 4), mask)};
 }
-inline __m256i half_products(__m256i sum, __m256i x, __m256i y) {
-    // Not by maddubs, which saturates: in sixteen bits two products of full range do not fit.
+inline __m256i half_dot_int8(__m256i sum, __m256i x, __m256i y) {
+    // maddubs would saturate: the sum of two products of full range exceeds 16 bits.
     __m256i low_mask = _mm256_set1_epi16(0x00FF);
     __m256i even = _mm256_madd_epi16(_mm256_and_si256(x, low_mask), _mm256_srai_epi16(_mm256_slli_epi16(y, 8), 8));
     __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(x, 8), _mm256_srai_epi16(y, 8));
     return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
 }
-inline Ints add_products(Ints sum, Bytes x, int32_t four) {
+inline Ints dot_int8(Ints sum, Bytes x, int32_t four) {
     __m256i y = _mm256_set1_epi32(four);
-    return {half_products(sum.a, x.a, y), half_products(sum.b, x.b, y)};
+    return {half_dot_int8(sum.a, x.a, y), half_dot_int8(sum.b, x.b, y)};
 }
 inline __m256 low_bf16(__m256i pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }
 inline __m256 high_bf16(__m256i pairs) {
     return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xFFFF0000u)));
 }
-inline __m256 half_bf16_products(__m256 sum, __m256i x, __m256i y) {
+inline __m256 half_dot_bf16(__m256 sum, __m256i x, __m256i y) {
     return _mm256_fmadd_ps(high_bf16(x), high_bf16(y), _mm256_fmadd_ps(low_bf16(x), low_bf16(y), sum));
 }
-inline Floats add_bf16_products(Floats sum, Bytes x, uint32_t pair) {
+inline Floats dot_bf16(Floats sum, Bytes x, uint32_t pair) {
     __m256i y = _mm256_set1_epi32((int)pair);
-    return {half_bf16_products(sum.a, x.a, y), half_bf16_products(sum.b, x.b, y)};
+    return {half_dot_bf16(sum.a, x.a, y), half_dot_bf16(sum.b, x.b, y)};
 }
-inline float sum(Floats x) {
+inline float reduce_sum(Floats x) {
     __m256 eight = _mm256_add_ps(x.a, x.b);
     __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
     __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
-inline float largest(Floats x) {
+inline float reduce_max(Floats x) {
     float lanes[LANES], most;
     store(lanes, x);
     most = lanes[0];
     for (int i = 1; i < LANES; ++i) most = lanes[i] > most ? lanes[i] : most;
     return most;
 }
-inline int32_t sum(Ints x) {
+inline int32_t reduce_sum(Ints x) {
     int32_t lanes[LANES], total = 0;
     _mm256_storeu_si256((__m256i*)lanes, x.a);
     _mm256_storeu_si256((__m256i*)(lanes + 8), x.b);
@@ -309,59 +313,60 @@ inline int32_t sum(Ints x) {
 
 #endif
 
-// e to the power of x, within two units of the last place; 0 below the smallest normal number.
+// exp(x), within two units in the last place; 0 below the smallest normal number.
 inline Floats exponential(Floats x) {
-    const Floats lowest = all(-87.33654f);
-    Floats bounded = min(all(88.37626f), max(lowest, x));  // In this order NaN comes through.
-    Floats n = rounded(bounded * all(1.44269504f));
-    Floats r = fma(n, all(-0.693359375f), bounded);
-    r = fma(n, all(2.12194440e-4f), r);
-    Floats p = all(1.9875691500e-4f);
-    p = fma(p, r, all(1.3981999507e-3f));
-    p = fma(p, r, all(8.3334519073e-3f));
-    p = fma(p, r, all(4.1665795894e-2f));
-    p = fma(p, r, all(1.6666665459e-1f));
-    p = fma(p, r, all(5.0000001201e-1f));
-    p = fma(p, r * r, r + all(1.0f));
-    return where_less(x, lowest, zeros(), times_power_of_two(p, to_ints(n)));
+    const Floats lowest = broadcast(-87.33654f);
+    Floats bounded = min(broadcast(88.37626f), max(lowest, x));  // In this order NaN is preserved.
+    Floats n = round_even(bounded * broadcast(1.44269504f));
+    Floats r = fma(n, broadcast(-0.693359375f), bounded);
+    r = fma(n, broadcast(2.12194440e-4f), r);
+    Floats p = broadcast(1.9875691500e-4f);
+    p = fma(p, r, broadcast(1.3981999507e-3f));
+    p = fma(p, r, broadcast(8.3334519073e-3f));
+    p = fma(p, r, broadcast(4.1665795894e-2f));
+    p = fma(p, r, broadcast(1.6666665459e-1f));
+    p = fma(p, r, broadcast(5.0000001201e-1f));
+    p = fma(p, r * r, r + broadcast(1.0f));
+    return select_less(x, lowest, zeros(), scale_by_power_of_two(p, to_ints(n)));
 }
 
-// The natural logarithm of a positive normal number, within two units of the last place.
+// The natural logarithm of a positive normal number, within two units in the last place.
 inline Floats logarithm(Floats x) {
-    Ints exponent = shifted_right<23>(bits_of(x)) + all_ints(-126);
-    Floats mantissa = floats_of((bits_of(x) & all_ints(0x7FFFFF)) + all_ints(0x3F000000));  // From 1/2 to 1.
-    const Floats root = all(0.70710678f);
-    Floats e = to_floats(exponent) - where_less(mantissa, root, all(1.0f), zeros());
-    Floats m = mantissa - all(1.0f) + where_less(mantissa, root, mantissa, zeros());
-    Floats p = all(7.0376836292e-2f);
-    p = fma(p, m, all(-1.1514610310e-1f));
-    p = fma(p, m, all(1.1676998740e-1f));
-    p = fma(p, m, all(-1.2420140846e-1f));
-    p = fma(p, m, all(1.4249322787e-1f));
-    p = fma(p, m, all(-1.6668057665e-1f));
-    p = fma(p, m, all(2.0000714765e-1f));
-    p = fma(p, m, all(-2.4999993993e-1f));
-    p = fma(p, m, all(3.3333331174e-1f));
+    Ints exponent = shift_right<23>(bits_of(x)) + broadcast_ints(-126);
+    Floats mantissa =
+        floats_of((bits_of(x) & broadcast_ints(0x7FFFFF)) + broadcast_ints(0x3F000000));  // From 1/2 to 1.
+    const Floats root = broadcast(0.70710678f);
+    Floats e = to_floats(exponent) - select_less(mantissa, root, broadcast(1.0f), zeros());
+    Floats m = mantissa - broadcast(1.0f) + select_less(mantissa, root, mantissa, zeros());
+    Floats p = broadcast(7.0376836292e-2f);
+    p = fma(p, m, broadcast(-1.1514610310e-1f));
+    p = fma(p, m, broadcast(1.1676998740e-1f));
+    p = fma(p, m, broadcast(-1.2420140846e-1f));
+    p = fma(p, m, broadcast(1.4249322787e-1f));
+    p = fma(p, m, broadcast(-1.6668057665e-1f));
+    p = fma(p, m, broadcast(2.0000714765e-1f));
+    p = fma(p, m, broadcast(-2.4999993993e-1f));
+    p = fma(p, m, broadcast(3.3333331174e-1f));
     Floats square = m * m;
-    Floats y = fma(e, all(-2.12194440e-4f), p * m * square);
-    y = fma(square, all(-0.5f), y);
-    return fma(e, all(0.693359375f), m + y);
+    Floats y = fma(e, broadcast(-2.12194440e-4f), p * m * square);
+    y = fma(square, broadcast(-0.5f), y);
+    return fma(e, broadcast(0.693359375f), m + y);
 }
 
 inline Floats hyperbolic_tangent(Floats x) {
-    // Through e^-2|x|, which cannot overflow.
-    Floats e = exponential(absolute(x) * all(-2.0f));
-    Floats t = (all(1.0f) - e) / (all(1.0f) + e);
-    return where_less(x, zeros(), zeros() - t, t);
+    // Computed from exp(-2|x|), which cannot overflow.
+    Floats e = exponential(absolute(x) * broadcast(-2.0f));
+    Floats t = (broadcast(1.0f) - e) / (broadcast(1.0f) + e);
+    return select_less(x, zeros(), zeros() - t, t);
 }
 
-// The last few of a row, when fewer than sixteen are left.
-inline Floats load_some(const float* p, int count) {
+// For the end of a row, where fewer than sixteen numbers are left.
+inline Floats load_partial(const float* p, int count) {
     float lanes[LANES] = {};
     std::memcpy(lanes, p, count * sizeof(float));
     return load(lanes);
 }
-inline void store_some(float* p, Floats x, int count) {
+inline void store_partial(float* p, Floats x, int count) {
     float lanes[LANES];
     store(lanes, x);
     std::memcpy(p, lanes, count * sizeof(float));

@@ -1,4 +1,4 @@
-// The functions Python calls, and the choice of kernels for the CPU at hand.
+// The functions that Python calls, and the kernels that this CPU supports.
 #include <cpuid.h>
 
 #include <cstring>
@@ -85,13 +85,13 @@ const char* archerfish_kernels() {
     return names.c_str();
 }
 
-// What the caller has to declare as program.h does: see abi.h.
+// Describes the structures and numbers that the caller must declare alike: see abi.h.
 const char* archerfish_abi() {
     static const std::string description = describe_abi();
     return description.c_str();
 }
 
-// Null if no such kernels run here, or if there cannot be so many threads.
+// Starts a team of threads. Returns null if these kernels do not run here or the system cannot start so many threads.
 void* archerfish_open(const char* kernels, int num_threads) {
     const KernelTable* table = find(kernels);
     if (table == nullptr || num_threads < 1) return nullptr;
@@ -104,27 +104,26 @@ void* archerfish_open(const char* kernels, int num_threads) {
 
 void archerfish_close(void* runner) { delete (Runner*)runner; }
 
-// Each of these says in `refusal` whether it was run: where something exceeds what its instructions were built for,
-// nothing was computed.
+// The functions below report in `error` what exceeds the capacity of the instructions. Nothing was computed then.
 
-void archerfish_run(void* runner, const Instructions* instructions, const Step* step, Refusal* refusal) {
-    auto* chosen = (Runner*)runner;
-    *refusal = {};
-    if (can_run(*step, instructions->capacity, *refusal)) chosen->team.run(*chosen->table, *instructions, *step);
+void archerfish_run(void* runner, const Instructions* instructions, const StepView* step, BoundsError* error) {
+    auto& [team, table] = *(Runner*)runner;
+    *error = {};
+    if (can_run(*step, instructions->capacity, *error)) team.run(*table, *instructions, *step);
 }
 
-// The step that the chunks come to. Returns its number of rows.
-int64_t archerfish_run_chunks(void* runner, const Instructions* instructions, const Assembly* chunks,
-                              Refusal* refusal) {
-    auto* chosen = (Runner*)runner;
-    *refusal = {};
-    return run_chunks(chosen->team, *chosen->table, *instructions, *chunks, *refusal);
+// Runs the step that is assembled from the chunks. Returns its number of rows.
+int64_t archerfish_run_chunks(void* runner, const Instructions* instructions, const StepAssembly* chunks,
+                              BoundsError* error) {
+    auto& [team, table] = *(Runner*)runner;
+    *error = {};
+    return run_chunks(team, *table, *instructions, *chunks, *error);
 }
 
-void archerfish_draft(void* runner, const Drafting* drafting, Refusal* refusal) {
-    auto* chosen = (Runner*)runner;
-    *refusal = {};
-    draft(chosen->team, *chosen->table, *drafting, *refusal);
+void archerfish_draft(void* runner, const Drafting* drafting, BoundsError* error) {
+    auto& [team, table] = *(Runner*)runner;
+    *error = {};
+    draft(team, *table, *drafting, *error);
 }
 }
 #pragma GCC visibility pop

@@ -1,9 +1,8 @@
-// Matrix tiles (AMX): eight registers of up to 16 rows of 64 bytes, and products of two of them added to a third.
+// Matrix tiles (AMX): eight registers of up to 16 rows of 64 bytes, and dot products of two of them added to a third.
 //
-// Written as instructions, because the compiler's own intrinsics want the numbers of registers as literals, and because
-// gcc 12 believes that loading a configuration reads eight bytes of it. Without ARCHERFISH_TILES_IN_SOFTWARE the CPU
-// does it; with it a model of the CPU, for machines that have none and for sanitizers, which do not see what tiles
-// load.
+// Written in assembly, because the compiler's intrinsics need register numbers as literals, and because gcc 12 assumes
+// that loading a configuration reads only eight bytes of it. With ARCHERFISH_TILES_IN_SOFTWARE the instructions are
+// emulated, for CPUs without tiles and for sanitizers, which do not see what tiles load.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +25,8 @@ struct alignas(64) TileShapes {
 
 #ifndef ARCHERFISH_TILES_IN_SOFTWARE
 
-inline void tiles_shape(const TileShapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes) : "memory"); }
-inline void tiles_release() { asm volatile("tilerelease" ::: "memory"); }
+inline void configure_tiles(const TileShapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes) : "memory"); }
+inline void release_tiles() { asm volatile("tilerelease" ::: "memory"); }
 template <int T>
 inline void tile_zero() {
     asm volatile("tilezero %%tmm%c0" ::"i"(T));
@@ -40,14 +39,14 @@ template <int T>
 inline void tile_store(void* to, int64_t stride) {
     asm volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(T), "r"(to), "r"(stride) : "memory");
 }
-// Signed bytes, four at a time, to 32 bits.
+// Dot products of four signed bytes, added to 32 bits.
 template <int C, int A, int B>
-inline void tile_add_products() {
+inline void tile_dot_int8() {
     asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
-// Pairs of bfloat16.
+// Dot products of two bfloat16 numbers, added to float32.
 template <int C, int A, int B>
-inline void tile_add_bf16_products() {
+inline void tile_dot_bf16() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
 
@@ -59,8 +58,8 @@ struct Tile {
 inline thread_local Tile tiles[8];
 inline thread_local TileShapes tile_shapes;
 
-inline void tiles_shape(const TileShapes& shapes) { tile_shapes = shapes; }
-inline void tiles_release() { tile_shapes = TileShapes(); }
+inline void configure_tiles(const TileShapes& shapes) { tile_shapes = shapes; }
+inline void release_tiles() { tile_shapes = TileShapes(); }
 template <int T>
 inline void tile_zero() {
     std::memset(&tiles[T], 0, sizeof(Tile));
@@ -77,7 +76,7 @@ inline void tile_store(void* to, int64_t stride) {
         std::memcpy((uint8_t*)to + r * stride, tiles[T].bytes[r], tile_shapes.row_bytes[T]);
 }
 template <int C, int A, int B>
-inline void tile_add_products() {
+inline void tile_dot_int8() {
     for (int m = 0; m < tile_shapes.rows[C]; ++m)
         for (int n = 0; n < tile_shapes.row_bytes[C] / 4; ++n) {
             int32_t& sum = ((int32_t*)tiles[C].bytes[m])[n];
@@ -86,9 +85,9 @@ inline void tile_add_products() {
         }
 }
 template <int C, int A, int B>
-inline void tile_add_bf16_products() {
-    auto number = [](const uint8_t* bytes, int place) {
-        uint32_t bits = (uint32_t)((const uint16_t*)bytes)[place] << 16;
+inline void tile_dot_bf16() {
+    auto number = [](const uint8_t* bytes, int index) {
+        uint32_t bits = (uint32_t)((const uint16_t*)bytes)[index] << 16;
         float value;
         std::memcpy(&value, &bits, 4);
         return value;

@@ -107,15 +107,15 @@ def why_not_native(target: Target, kernels: str | None = None) -> str | None:
         return found
     if target.dtype not in ("float32", "bfloat16"):
         return f"they know float32 and bfloat16, not {target.dtype}"
-    if target.head_dim is not None and (target.head_dim % NativeOps.LANES or target.head_dim > NativeOps.MOST_HEAD_DIM):
-        return f"heads of {target.head_dim} are no multiple of {NativeOps.LANES} up to {NativeOps.MOST_HEAD_DIM}"
+    if target.head_dim is not None and (target.head_dim % NativeOps.LANES or target.head_dim > NativeOps.MAX_HEAD_DIM):
+        return f"heads of {target.head_dim} are no multiple of {NativeOps.LANES} up to {NativeOps.MAX_HEAD_DIM}"
     if target.block_size is not None and target.block_size % NativeOps.LANES:
         return f"--block-size {target.block_size} is no multiple of {NativeOps.LANES}"
     for what, size, most in (
-        ("vocabularies", target.vocab_size, NativeOps.MOST_TOKENS),
-        ("rows", target.widest_row, NativeOps.MOST_WIDTH),
-        ("numbers of experts", target.num_experts, NativeOps.MOST_EXPERTS),
-        ("groups of query heads", target.num_sharing_queries, NativeOps.MOST_QUERIES),
+        ("vocabularies", target.vocab_size, NativeOps.MAX_VOCAB_SIZE),
+        ("rows", target.widest_row, NativeOps.MAX_ROW_WIDTH),
+        ("numbers of experts", target.num_experts, NativeOps.MAX_EXPERTS),
+        ("groups of query heads", target.num_sharing_queries, NativeOps.MAX_QUERIES_PER_KV_HEAD),
     ):
         if size > most:
             return f"they have memory for {what} of up to {most}, not of {size}"

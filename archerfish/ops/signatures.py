@@ -15,7 +15,7 @@ from archerfish.ops.arrays import Ints
 
 Prepared = TypeVar("Prepared")
 
-MOST_TREE_TOKENS = 64
+MAX_TREE_TOKENS = 64
 """Of a chunk that is a tree. The width of paths, whatever a step has, so that kernels are compiled for one."""
 
 
@@ -32,7 +32,7 @@ class Trees:
     """[T] int32: how many tokens of its chunk are in a token's line before it, so that its position is start + depth;
     -1 for tokens of chunks that are no trees."""
     paths: Tensor
-    """[T, MOST_TREE_TOKENS] uint8: a token's line among the tokens of its chunk, the first one's 0 first and its own
+    """[T, MAX_TREE_TOKENS] uint8: a token's line among the tokens of its chunk, the first one's 0 first and its own
     number last, and again in what is left over. Means nothing where there is no tree."""
     host_depths: Ints
     """[T] on the host."""

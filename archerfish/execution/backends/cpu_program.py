@@ -13,31 +13,32 @@ from archerfish.models.decoder import Decoder
 from archerfish.models.eagle import Eagle
 from archerfish.models.medusa import Medusa
 from archerfish.ops.arrays import Ints
-from archerfish.ops.cpu.assembly import StepRoom
-from archerfish.ops.cpu.drafting import Drafted, DraftPass, DraftRoom
-from archerfish.ops.cpu.native import NativeOps, make_step
-from archerfish.ops.cpu.recording import RECORDED_ROWS, Program, Recording
+from archerfish.ops.cpu.arguments import step_view
+from archerfish.ops.cpu.drafting import Drafted, DraftPass, NativeDrafting
+from archerfish.ops.cpu.native import NativeOps
+from archerfish.ops.cpu.recording import RECORDED_ROWS, CpuProgram, CpuRecording
+from archerfish.ops.cpu.step_assembler import StepAssembler
 from archerfish.ops.signatures import DrawRows
 
 
 class RecordedPass:
     """A recorded pass of a network over chunks of rows."""
 
-    def __init__(self, program: Program, native: NativeOps, limits: StepLimits, num_inputs: int = 0) -> None:
+    def __init__(self, program: CpuProgram, native: NativeOps, limits: StepLimits, num_inputs: int = 0) -> None:
         self.team = native.team
         self.limits = limits
         self._program = program
         self._num_inputs = num_inputs
-        self._buffers: StepRoom | None = None
+        self._buffers: StepAssembler | None = None
         """Buffers for the rows that the pass is run with, which are the same every time."""
 
     def run(self, batch: StepBatch, rows: Rows, *inputs: Tensor) -> ForwardOutput:
         """Run a batch, with further inputs [T, width] where the network takes any. Valid until the next pass."""
         buffers, trees = self._buffers_of(rows), batch.trees
         if trees is None:
-            assembly = buffers.take(batch.chunks)
+            assembly = buffers.set_chunks(batch.chunks)
         else:
-            assembly = buffers.take_trees(batch.chunks, trees.depths, trees.paths)
+            assembly = buffers.set_trees(batch.chunks, trees.depths, trees.paths)
         self.set_inputs(inputs)
         num_rows = self.team.run_chunks(self._program.instructions, assembly)
         hidden, logits, *aux_hidden_states = self._program.rows[self._num_inputs :]
@@ -57,15 +58,15 @@ class RecordedPass:
         *given, hidden, logits = self._program.rows[: self._num_inputs + 2]
         return DraftPass(self._program, self._buffers_of(rows), hidden, logits, given[0] if given else None)
 
-    def _buffers_of(self, rows: Rows) -> StepRoom:
+    def _buffers_of(self, rows: Rows) -> StepAssembler:
         if self._buffers is None:
-            self._buffers = StepRoom(
+            self._buffers = StepAssembler(
                 rows.tokens,
                 rows.tables,
                 rows.block_size,
                 max_tokens=self.limits.max_tokens,
                 max_chunks=self.limits.max_chunks,
-                max_picked=self.limits.max_logits,
+                max_logits=self.limits.max_logits,
             )
         return self._buffers
 
@@ -82,10 +83,12 @@ class RecordedDrafts:
         target_ids: Tensor | None = None,
     ) -> None:
         """`further` takes the states of either pass for each row's last token, if it takes any input."""
-        assert vocab_size <= NativeOps.MOST_TOKENS, f"a vocabulary of {vocab_size} exceeds the native buffers"
+        assert vocab_size <= NativeOps.MAX_VOCAB_SIZE, f"a vocabulary of {vocab_size} exceeds the native buffers"
         self._first = first
         max_rows = min(first.limits.max_chunks, first.limits.max_logits)
-        self._buffers = DraftRoom(first.for_drafts(rows), further.for_drafts(rows), max_rows, vocab_size, target_ids)
+        self._buffers = NativeDrafting(
+            first.for_drafts(rows), further.for_drafts(rows), max_rows, vocab_size, target_ids
+        )
 
     def __call__(self, batch: StepBatch, draw_rows: DrawRows, counts: Ints, *given: Tensor) -> Drafted:
         self._first.set_inputs(given)
@@ -124,7 +127,7 @@ class RecordedModel:
         inputs, logits = self._logits.rows
         num_rows = len(states)
         inputs[:num_rows] = states
-        self._team.run(self._logits.instructions, make_step(num_rows, None, None, None))
+        self._team.run(self._logits.instructions, step_view(num_rows, None, None, None))
         return logits[:num_rows]
 
     def close(self) -> None:
@@ -133,16 +136,16 @@ class RecordedModel:
 
 def _record_forward(
     model: Decoder, storage: KVStorage, native: NativeOps, limits: StepLimits, aux_layers: tuple[int, ...]
-) -> Program:
+) -> CpuProgram:
     tokens, positions = (torch.zeros(RECORDED_ROWS, dtype=torch.int64) for _ in range(2))
     chunks = no_chunks(len(storage.layout.windows))
-    recording = Recording(tokens, positions, chunks.slots)
+    recording = CpuRecording(tokens, positions, chunks.slots)
     layer_inputs: dict[int, Tensor] = {}
     with native.recording(recording), torch.inference_mode():
         hidden = model(tokens, positions, storage.attending(model.arch, chunks), layer_inputs.__setitem__)
         logits = model.logits(native.select(hidden))
     outputs = (hidden, logits, *(layer_inputs[layer] for layer in aux_layers))
-    return recording.finish(limits.max_tokens, max_picked=limits.max_logits, outputs=outputs)
+    return recording.finish(limits.max_tokens, max_logits=limits.max_logits, outputs=outputs)
 
 
 def record_eagle(
@@ -153,13 +156,13 @@ def record_eagle(
     chunks, spec = no_chunks(1), eagle.spec
     width = len(spec.target_layers) * spec.target_hidden_size if joins else spec.hidden_size
     given = torch.empty(RECORDED_ROWS, width)
-    recording = Recording(tokens, positions, chunks.slots)
+    recording = CpuRecording(tokens, positions, chunks.slots)
     with native.recording(recording), torch.inference_mode():
         states = eagle.joined(given) if joins else given
         hidden = eagle(tokens, positions, states, storage.attending(spec.arch, chunks))
         logits = eagle.logits(native.select(hidden))
     program = recording.finish(
-        limits.max_tokens, max_picked=limits.max_logits, inputs=(given,), outputs=(hidden, logits)
+        limits.max_tokens, max_logits=limits.max_logits, inputs=(given,), outputs=(hidden, logits)
     )
     return RecordedPass(program, native, limits, num_inputs=1)
 
@@ -168,7 +171,7 @@ class RecordedMedusa:
     """All Medusa heads in one program, from states to logits."""
 
     def __init__(self, medusa: Medusa, native: NativeOps, max_rows: int) -> None:
-        recording = Recording()
+        recording = CpuRecording()
         states = torch.empty(RECORDED_ROWS, medusa.spec.hidden_size)
         with native.recording(recording), torch.inference_mode():
             logits = tuple(medusa.logits(number, x) for number, x in enumerate(medusa(states)))
@@ -180,12 +183,12 @@ class RecordedMedusa:
         inputs, *logits = self._program.rows
         num_rows = len(states)
         inputs[:num_rows] = states
-        self._team.run(self._program.instructions, make_step(num_rows, None, None, None))
+        self._team.run(self._program.instructions, step_view(num_rows, None, None, None))
         return [head_logits[:num_rows] for head_logits in logits]
 
 
-def _record_logits(model: Decoder, native: NativeOps, max_rows: int) -> Program:
-    recording = Recording()
+def _record_logits(model: Decoder, native: NativeOps, max_rows: int) -> CpuProgram:
+    recording = CpuRecording()
     states = torch.empty(RECORDED_ROWS, model.arch.hidden_size)
     with native.recording(recording), torch.inference_mode():
         logits = model.logits(states)

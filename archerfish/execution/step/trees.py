@@ -7,7 +7,7 @@ from typing import Protocol, Self
 import numpy as np
 
 from archerfish.ops.arrays import ByteTable, Ints
-from archerfish.ops.signatures import MOST_TREE_TOKENS
+from archerfish.ops.signatures import MAX_TREE_TOKENS
 
 NO_TREE = -1
 
@@ -37,7 +37,7 @@ class StepTrees:
     depths: Ints
     """[T] depth of each token in its chunk's tree; NO_TREE for tokens of chunks without one."""
     paths: ByteTable
-    """[T, MOST_TREE_TOKENS] indices within the chunk of each token's ancestors and itself, from the root."""
+    """[T, MAX_TREE_TOKENS] indices within the chunk of each token's ancestors and itself, from the root."""
 
     @classmethod
     def of(cls, lengths: Ints, drafts: Sequence[TokenTree | None]) -> Self | None:
@@ -50,7 +50,7 @@ class StepTrees:
             return None
         num_tokens = int(lengths.sum())
         depths = np.full(num_tokens, NO_TREE, np.int64)
-        paths = np.zeros((num_tokens, MOST_TREE_TOKENS), np.uint8)
+        paths = np.zeros((num_tokens, MAX_TREE_TOKENS), np.uint8)
         first = 0
         for length, tree in zip(lengths.tolist(), trees, strict=True):
             if tree is not None:

@@ -8,26 +8,31 @@ from enum import IntEnum
 import numpy as np
 
 from archerfish.ops.cpu import program
-from archerfish.ops.cpu.limits import Limit
-from archerfish.ops.cpu.program import ACTIVATIONS, OPERANDS, Format, Index, Number, Operation
-from archerfish.ops.signatures import CHUNK, DRAW_ROW, MOST_TREE_TOKENS
+from archerfish.ops.cpu.limits import NativeLimit
+from archerfish.ops.cpu.program import ACTIVATIONS, ARGUMENTS, CacheFormat, Format, IndexSource, Operation
+from archerfish.ops.signatures import CHUNK, DRAW_ROW, MAX_TREE_TOKENS
 
-_ENUMERATIONS: tuple[type[IntEnum], ...] = (Format, Number, Index, Limit)
+_ENUMERATIONS: dict[str, type[IntEnum]] = {
+    "Format": Format,
+    "CacheFormat": CacheFormat,
+    "IndexSource": IndexSource,
+    "Limit": NativeLimit,
+}
 
 
 def find_mismatch(description: str) -> str | None:
     """Return the first thing that the library and this package declare differently, or None if there is none."""
-    theirs = dict(map(_parsed, description.splitlines()))
-    ours = dict(map(_parsed, _declarations()))
-    for thing in [*ours, *theirs]:
-        declared, expected = theirs.get(thing, "not declared"), ours.get(thing, "not declared")
+    in_library = dict(map(_parsed, description.splitlines()))
+    in_package = dict(map(_parsed, _declarations()))
+    for subject in [*in_package, *in_library]:
+        declared, expected = (lines.get(subject, "not declared") for lines in (in_library, in_package))
         if declared != expected:
-            return f"{thing} is {declared} in the library and {expected} in the package"
+            return f"{subject} is {declared} in the library and {expected} in the package"
     return None
 
 
 def _parsed(line: str) -> tuple[str, str]:
-    """Split a line of csrc/abi.h into what it is about and what it says of it."""
+    """Split a line of csrc/abi.h into its subject and what it declares."""
     match line.split():
         case ["structure", name, size]:
             return f"structure {name}", f"{size} bytes"
@@ -53,10 +58,10 @@ def _declarations() -> Iterator[str]:
     for name, record in (("Chunk", CHUNK), ("DrawRow", DRAW_ROW)):
         yield from _record(name, record)
     for operation in Operation:
-        yield f"operation {operation.name.lower()} {operation.value} {OPERANDS[operation].__name__}"
-    for enumeration in _ENUMERATIONS:
+        yield f"operation {operation.name.lower()} {operation.value} {ARGUMENTS[operation].__name__}"
+    for name, enumeration in _ENUMERATIONS.items():
         for member in enumeration:
-            yield f"enumerator {enumeration.__name__} {member.name.lower()} {member.value}"
+            yield f"enumerator {name} {member.name.lower()} {member.value}"
     for name, number in ACTIVATIONS.items():
         yield f"enumerator Activation {name} {number}"
     for name, value in _constants().items():
@@ -64,8 +69,8 @@ def _declarations() -> Iterator[str]:
 
 
 def _structures() -> list[type[Structure]]:
-    declared = vars(program).values()
-    return [one for one in declared if isinstance(one, type) and issubclass(one, Structure) and one is not Structure]
+    classes = [value for value in vars(program).values() if isinstance(value, type) and issubclass(value, Structure)]
+    return [structure for structure in classes if structure is not Structure]
 
 
 def _record(name: str, record: np.dtype[np.void]) -> Iterator[str]:
@@ -77,12 +82,8 @@ def _record(name: str, record: np.dtype[np.void]) -> Iterator[str]:
 
 
 def _constants() -> dict[str, int]:
-    return {
-        "PANEL": program.PANEL,
-        "MOST_HEAD_DIM": program.MOST_HEAD_DIM,
-        "MOST_PARTS": program.MOST_PARTS,
-        "MOST_TREE_TOKENS": MOST_TREE_TOKENS,
-    }
+    constants = {name: value for name, value in vars(program).items() if name == "PANEL" or name.startswith("MAX_")}
+    return {**constants, "MAX_TREE_TOKENS": MAX_TREE_TOKENS}
 
 
 def _kind(kind: type) -> str:

@@ -1,4 +1,4 @@
-"""Room for drafts that the library makes in one call: passes that end with a draw. Knows no network."""
+"""Drafts of several sequences that the native library makes in one call, pass after pass."""
 
 import ctypes
 from typing import Any, NamedTuple
@@ -9,106 +9,111 @@ from torch import Tensor
 
 from archerfish.ops.arrays import Ints, LongTable
 from archerfish.ops.cpu import program
-from archerfish.ops.cpu.assembly import StepRoom
+from archerfish.ops.cpu.arguments import strided_rows
 from archerfish.ops.cpu.library import Team
-from archerfish.ops.cpu.program import Operation
-from archerfish.ops.cpu.recording import Program
+from archerfish.ops.cpu.program import Operation, RecordedCall
+from archerfish.ops.cpu.recording import CpuProgram
+from archerfish.ops.cpu.step_assembler import StepAssembler
 from archerfish.ops.signatures import DRAW_ROW, ChunkTable, DrawRows
 
 _NANOSECOND = 1e-9
 
 
 class DraftPass(NamedTuple):
-    """A recorded pass over chunks, and where its rows lie."""
+    """A recorded pass of a drafter over chunks, with its inputs and outputs."""
 
-    program: Program
-    room: StepRoom
-    states: Tensor
-    """[most rows, hidden] what it makes of tokens."""
+    program: CpuProgram
+    assembler: StepAssembler
+    output_states: Tensor
+    """[most rows, hidden] computed for each token."""
     logits: Tensor
-    """[most picked, tokens it can guess]"""
-    given: Tensor | None
-    """[most rows, width] what it takes beside tokens, if anything."""
+    """[most logit rows, draft vocabulary]"""
+    input_states: Tensor | None
+    """[most rows, width] read alongside each token, if any."""
 
 
 class Drafted(NamedTuple):
+    """The draft tokens of several sequences."""
+
     tokens: LongTable
-    """[most wanted, rows] guesses. Beyond what a row wanted they mean nothing."""
+    """[most draft tokens, sequences]. Entries beyond a sequence's number mean nothing."""
     seconds: list[float]
-    """That each pass took, with its draw."""
+    """Duration of each pass, its draw included."""
 
 
-class DraftRoom:
-    """For drafts by two passes over the same rows: one over what is new, and one over guess after guess."""
+class NativeDrafting:
+    """Drafts by two passes over the same rows: one over new tokens, then one for each further draft token."""
 
     def __init__(
         self, first: DraftPass, further: DraftPass, max_rows: int, vocab_size: int, target_ids: Tensor | None
     ) -> None:
-        """The passes may be one and the same. `target_ids` are the tokens they can guess, where those are not all."""
-        assert first.room.assembly.row_tokens == further.room.assembly.row_tokens, (
-            "guesses of one are read by the other"
+        """Both passes may be the same. `target_ids` are the ids of a draft vocabulary that is not the target's."""
+        assert first.assembler.assembly.row_tokens == further.assembler.assembly.row_tokens, (
+            "both passes read and write the same rows of tokens"
         )
-        assert further.given is None or further.given.shape[1] == first.states.shape[1] == further.states.shape[1]
-        self._room = first.room
-        self._asked: DrawRows = np.zeros(max_rows, DRAW_ROW)
-        self._chunks, self._drawn = (np.zeros(max_rows, np.int64) for _ in range(2))
-        self._peaks = np.zeros(max_rows, np.float32)
-        self._alive: list[Any] = [first, further]
-        # Through numpy, whose zeroed pages take no room until they are written.
+        hidden_size = first.output_states.shape[1]
+        assert further.input_states is None or further.input_states.shape[1] == hidden_size
+        assert further.output_states.shape[1] == hidden_size
+        self._assembler = first.assembler
+        self._draw_rows: DrawRows = np.zeros(max_rows, DRAW_ROW)
+        self._chunk_ids, self._drawn = (np.zeros(max_rows, np.int64) for _ in range(2))
+        self._max_logits = np.zeros(max_rows, np.float32)
+        self._referenced: list[Any] = [first, further]
         if target_ids is not None:
             assert target_ids.is_contiguous() and target_ids.dtype == torch.int64
             assert len(target_ids) == first.logits.shape[1] and 0 <= target_ids.min() <= target_ids.max() < vocab_size
-        self._spread = None if target_ids is None else torch.from_numpy(np.zeros((max_rows, vocab_size), np.float32))
+        # Zeroed by numpy, whose pages take no memory until they are written.
+        has_ids = target_ids is not None
+        self._target_logits = torch.from_numpy(np.zeros((max_rows, vocab_size), np.float32)) if has_ids else None
         self._target_ids = target_ids
         self._drafting = program.Drafting(
-            first=self._pass(first),
-            further=self._pass(further),
+            first=self._drafting_pass(first),
+            next=self._drafting_pass(further),
             max_chunks=max_rows,
-            chunks=self._chunks.ctypes.data,
-            rows=self._asked.ctypes.data,
+            chunk_ids=self._chunk_ids.ctypes.data,
+            draw_rows=self._draw_rows.ctypes.data,
             drawn=self._drawn.ctypes.data,
         )
 
-    def draft(self, team: Team, chunks: ChunkTable, asked: DrawRows, counts: Ints) -> Drafted:
-        """Of chunks whose last token is picked, [rows], as many guesses as wanted, [rows], at least one of each."""
-        assert len(chunks) == len(asked) == len(counts)
+    def draft(self, team: Team, chunks: ChunkTable, draw_rows: DrawRows, counts: Ints) -> Drafted:
+        """Draft `counts` tokens, at least one, after each chunk. Logits are computed of the last token of each."""
+        assert len(chunks) == len(draw_rows) == len(counts)
         depth = int(counts.max())
         tokens, nanoseconds = np.zeros((depth, len(chunks)), np.int64), np.zeros(depth, np.int64)
         counts = np.ascontiguousarray(counts)
-        # As many as there is memory for: the library refuses more by their number.
-        self._asked[: len(chunks)] = asked[: len(self._asked)]
-        self._room.take(chunks)
+        # The library rejects more chunks than there is memory for by their number.
+        self._draw_rows[: len(chunks)] = draw_rows[: len(self._draw_rows)]
+        self._assembler.set_chunks(chunks)
         drafting = self._drafting
-        drafting.max_count = depth
-        drafting.counts, drafting.tokens, drafting.nanoseconds = (
+        drafting.max_draft_tokens = depth
+        drafting.num_draft_tokens, drafting.draft_tokens, drafting.nanoseconds = (
             array.ctypes.data for array in (counts, tokens, nanoseconds)
         )
         team.draft(drafting)
         return Drafted(tokens, (nanoseconds * _NANOSECOND).tolist())
 
-    def _pass(self, one: DraftPass) -> program.Pass:
-        instructions = one.program.instructions.followed_by(self._draw(one), max_picked=len(self._asked))
-        self._alive.append(instructions)
-        return program.Pass(
+    def _drafting_pass(self, draft_pass: DraftPass) -> program.DraftingPass:
+        instructions = draft_pass.program.instructions.followed_by(
+            self._draw_calls(draft_pass), max_logits=len(self._draw_rows)
+        )
+        self._referenced.append(instructions)
+        inputs = draft_pass.input_states
+        return program.DraftingPass(
             instructions=instructions,
-            assembly=ctypes.pointer(one.room.assembly),
-            given=program.Rows() if one.given is None else _rows(one.given),
-            states=_rows(one.states),
+            assembly=ctypes.pointer(draft_pass.assembler.assembly),
+            input_states=program.StridedRows() if inputs is None else strided_rows(inputs),
+            output_states=strided_rows(draft_pass.output_states),
         )
 
-    def _draw(self, one: DraftPass) -> list[program.Line]:
-        """A token after each picked one."""
-        logits, lines = _rows(one.logits), []
-        if self._spread is not None and self._target_ids is not None:
-            wide = _rows(self._spread)
-            spread = program.Spread(wide, logits, self._target_ids.data_ptr())
-            lines.append(program.Line(Operation.SPREAD, spread, selected=True))
-            logits = wide
-        addresses = (array.ctypes.data for array in (self._asked, self._drawn, self._peaks))
-        lines.append(program.Line(Operation.DRAW, program.Draw(logits, *addresses), selected=True))
-        self._alive += lines
-        return lines
-
-
-def _rows(x: Tensor) -> program.Rows:
-    return program.Rows(x.data_ptr(), x.stride(0), 0, 1, x.shape[1])
+    def _draw_calls(self, draft_pass: DraftPass) -> list[RecordedCall]:
+        """Draw a token from the logits of a pass, those of tokens outside the draft vocabulary being -inf."""
+        logits, calls = strided_rows(draft_pass.logits), []
+        if self._target_logits is not None and self._target_ids is not None:
+            target_logits = strided_rows(self._target_logits)
+            scatter = program.ScatterArgs(target_logits, logits, self._target_ids.data_ptr())
+            calls.append(RecordedCall(Operation.SCATTER, scatter, selected=True))
+            logits = target_logits
+        addresses = (array.ctypes.data for array in (self._draw_rows, self._drawn, self._max_logits))
+        calls.append(RecordedCall(Operation.DRAW, program.DrawArgs(logits, *addresses), selected=True))
+        self._referenced += calls
+        return calls

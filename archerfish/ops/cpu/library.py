@@ -1,4 +1,4 @@
-"""Finds the native library and calls it. Without it, says why there is none."""
+"""Loads the native library and calls it, or says why it cannot be used."""
 
 import ctypes
 import os
@@ -10,24 +10,24 @@ from pathlib import Path
 
 from archerfish.errors import NoKernel, OutOfBounds
 from archerfish.ops.cpu.abi import find_mismatch
-from archerfish.ops.cpu.limits import LIMITS, Limit
-from archerfish.ops.cpu.program import Assembly, Drafting, Instructions, Refusal, Step
+from archerfish.ops.cpu.limits import LIMIT_NAMES, NativeLimit
+from archerfish.ops.cpu.program import BoundsError, Drafting, Instructions, StepAssembly, StepView
 
 _MODULE = "archerfish.ops.cpu._kernels"
 _VARIABLE = "NATIVE_ARCHERFISH"
-"""Names another file to take instead: a build with sanitizers, for instance."""
+"""Environment variable with the path of another library to load, such as a build with sanitizers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
     functions: ctypes.CDLL
     kernels: tuple[str, ...]
-    """Instruction sets it has kernels for and this CPU runs, fastest first."""
+    """The instruction sets that it has kernels for and this CPU supports, fastest first."""
 
 
 @cache
 def library() -> Library | str:
-    """The library, or the reason why it cannot be used."""
+    """Return the library, or the reason why it cannot be used."""
     path = os.environ.get(_VARIABLE) or _installed()
     if path is None or not Path(path).exists():
         return "the native kernels were not built: install a C++ compiler and install the package again"
@@ -42,11 +42,11 @@ def library() -> Library | str:
     functions.archerfish_close.restype, functions.archerfish_close.argtypes = None, (c_void_p,)
     program = (c_void_p, POINTER(Instructions))
     functions.archerfish_run.restype = None
-    functions.archerfish_run.argtypes = (*program, POINTER(Step), POINTER(Refusal))
+    functions.archerfish_run.argtypes = (*program, POINTER(StepView), POINTER(BoundsError))
     functions.archerfish_run_chunks.restype = c_int64
-    functions.archerfish_run_chunks.argtypes = (*program, POINTER(Assembly), POINTER(Refusal))
+    functions.archerfish_run_chunks.argtypes = (*program, POINTER(StepAssembly), POINTER(BoundsError))
     functions.archerfish_draft.restype = None
-    functions.archerfish_draft.argtypes = (c_void_p, POINTER(Drafting), POINTER(Refusal))
+    functions.archerfish_draft.argtypes = (c_void_p, POINTER(Drafting), POINTER(BoundsError))
     kernels = tuple(functions.archerfish_kernels().decode().split())
     if not kernels:
         return "the native kernels need a CPU with AVX2, FMA and F16C"
@@ -58,56 +58,56 @@ def _mismatch(functions: ctypes.CDLL) -> str | None:
     try:
         describe = functions.archerfish_abi
     except AttributeError:
-        return "they do not describe their structures"
+        return "the library does not describe its structures"
     describe.restype = c_char_p
     return find_mismatch(describe().decode())
 
 
 def _installed() -> str | None:
-    # The loader of an editable install knows where the build put it; importing it would find no Python module.
+    # The loader of an editable install knows the path. Importing the module would fail: it is not written for Python.
     spec = find_spec(_MODULE)
     return None if spec is None else spec.origin
 
 
 class Team:
-    """Threads that run programs, with the kernels of one instruction set."""
+    """Threads that run programs with the kernels of one instruction set."""
 
     def __init__(self, num_threads: int, kernels: str | None = None) -> None:
-        found = library()
-        assert isinstance(found, Library), found
-        self._functions = found.functions
-        self.kernels = kernels or found.kernels[0]
-        assert self.kernels in found.kernels, f"this CPU runs no {self.kernels} kernels"
+        loaded = library()
+        assert isinstance(loaded, Library), loaded
+        self._functions = loaded.functions
+        self.kernels = kernels or loaded.kernels[0]
+        assert self.kernels in loaded.kernels, f"this CPU does not run {self.kernels} kernels"
         self._handle = self._functions.archerfish_open(self.kernels.encode(), num_threads)
         if not self._handle:
             raise NoKernel(f"the system cannot start {num_threads} threads; use fewer --threads")
 
-    def run(self, instructions: Instructions, step: Step) -> None:
-        """Return when all is done. Other threads may run Python meanwhile.
+    def run(self, instructions: Instructions, step: StepView) -> None:
+        """Run a step. Other threads may run Python meanwhile.
 
-        This and the functions below raise OutOfBounds, and compute nothing, where a call exceeds what its instructions
-        were built for.
+        Like the methods below it raises OutOfBounds, and computes nothing, if the call exceeds the capacity of its
+        instructions.
         """
-        refusal = Refusal()
+        error = BoundsError()
         self._functions.archerfish_run(
-            self._handle, ctypes.byref(instructions), ctypes.byref(step), ctypes.byref(refusal)
+            self._handle, ctypes.byref(instructions), ctypes.byref(step), ctypes.byref(error)
         )
-        _check(refusal)
+        _check(error)
 
-    def run_chunks(self, instructions: Instructions, chunks: Assembly) -> int:
-        """The same for the step that the chunks come to. The number of its rows."""
-        refusal = Refusal()
+    def run_chunks(self, instructions: Instructions, assembly: StepAssembly) -> int:
+        """Assemble a step from chunks and run it. Return its number of rows."""
+        error = BoundsError()
         num_rows: int = self._functions.archerfish_run_chunks(
-            self._handle, ctypes.byref(instructions), ctypes.byref(chunks), ctypes.byref(refusal)
+            self._handle, ctypes.byref(instructions), ctypes.byref(assembly), ctypes.byref(error)
         )
-        _check(refusal)
+        _check(error)
         return num_rows
 
     def draft(self, drafting: Drafting) -> None:
-        """Pass after pass, until every row has its guesses."""
-        refusal = Refusal()
-        self._functions.archerfish_draft(self._handle, ctypes.byref(drafting), ctypes.byref(refusal))
-        _check(refusal)
+        """Run pass after pass until every sequence has its draft tokens."""
+        error = BoundsError()
+        self._functions.archerfish_draft(self._handle, ctypes.byref(drafting), ctypes.byref(error))
+        _check(error)
 
     def close(self) -> None:
         if self._handle:
@@ -118,6 +118,6 @@ class Team:
         self.close()
 
 
-def _check(refusal: Refusal) -> None:
-    if refusal.limit:
-        raise OutOfBounds(LIMITS[Limit(refusal.limit)], refusal.given, refusal.least, refusal.most)
+def _check(error: BoundsError) -> None:
+    if error.limit:
+        raise OutOfBounds(LIMIT_NAMES[NativeLimit(error.limit)], error.value, error.min, error.max)

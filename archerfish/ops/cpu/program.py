@@ -1,4 +1,7 @@
-"""What the native kernels are told, as they are told it: a mirror of csrc/program.h, field by field."""
+"""The structures and numbers that native kernels are called with, as csrc/program.h declares them.
+
+Every field is compared with the library's when it is loaded (`abi`).
+"""
 
 import ctypes
 from collections.abc import Iterable, Iterator
@@ -8,6 +11,8 @@ from typing import NamedTuple, Self
 
 
 class Operation(IntEnum):
+    """The operations of native programs."""
+
     EMBED = 0
     ADD = 1
     SCALE = 2
@@ -27,11 +32,11 @@ class Operation(IntEnum):
     COMBINE = 16
     DRAW = 17
     SELECT = 18
-    SPREAD = 19
+    SCATTER = 19
 
 
 class Format(IntEnum):
-    """Of numbers in a packed matrix or in packed rows."""
+    """Formats of packed matrices and packed rows."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
@@ -40,7 +45,7 @@ class Format(IntEnum):
     INT4_ZEROS = 4
 
 
-class Number(IntEnum):
+class CacheFormat(IntEnum):
     """Formats of numbers in a KV cache."""
 
     FLOAT32 = 0
@@ -48,22 +53,34 @@ class Number(IntEnum):
     INT8 = 2
 
 
-class Index(IntEnum):
+class IndexSource(IntEnum):
+    """What an embedding is looked up by."""
+
     TOKENS = 0
     POSITIONS = 1
 
 
-PANEL = 64
-"""Outputs of a packed matrix that lie together."""
-MOST_HEAD_DIM = 256
-"""Of heads in the cache."""
-MOST_PARTS = 8192
-"""Of a step's attention: spans of keys, for each query."""
-
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
 
+PANEL = 64
+"""Outputs of a packed matrix that are stored together."""
+MAX_HEAD_DIM = 256
+"""Largest head dimension of a KV cache."""
+MAX_ATTENTION_SPLITS = 8192
+"""Splits of keys times queries in a step whose softmax states can be stored."""
+MAX_VOCAB_SIZE = 1 << 20
+"""Largest vocabulary to draw from: a thread has memory for two numbers of each token."""
+MAX_ROW_WIDTH = 1 << 20
+"""Widest row that a thread can compute in its own memory."""
+MAX_EXPERTS = 1 << 16
+"""Most experts of a layer: a thread has memory for a number of each."""
+MAX_QUERIES_PER_KV_HEAD = 1024
+"""Most query heads that share a KV head: a thread attends with all of them at once."""
 
-class Rows(Structure):
+
+class StridedRows(Structure):
+    """Float32 rows of one width, each of one or more parts."""
+
     _fields_ = (
         ("data", c_void_p),
         ("stride", c_int64),
@@ -73,7 +90,9 @@ class Rows(Structure):
     )
 
 
-class Weight(Structure):
+class WeightMatrix(Structure):
+    """A matrix that is packed in panels of outputs."""
+
     _fields_ = (
         ("format", c_int32),
         ("group", c_int32),
@@ -87,7 +106,9 @@ class Weight(Structure):
     )
 
 
-class Packed(Structure):
+class PackedRows(Structure):
+    """Rows as a GEMM reads them: int8 in groups, bfloat16 or float32."""
+
     _fields_ = (
         ("format", c_int32),
         ("group", c_int32),
@@ -99,221 +120,234 @@ class Packed(Structure):
     )
 
 
-class Routes(Structure):
-    _fields_ = (("chosen", c_void_p), ("weights", c_void_p), ("num_chosen", c_int32), ("num_experts", c_int32))
+class ExpertRoutes(Structure):
+    """The experts of each row, the likeliest first."""
+
+    _fields_ = (("expert_ids", c_void_p), ("weights", c_void_p), ("top_k", c_int32), ("num_experts", c_int32))
 
 
-class Block(Structure):
+class ExpertBlock(Structure):
+    """Consecutive sorted rows of one expert."""
+
     _fields_ = (("expert", c_int32), ("first", c_int32), ("count", c_int32))
 
 
-class Groups(Structure):
-    _fields_ = (("places", c_void_p), ("blocks", c_void_p), ("num_blocks", c_void_p))
+class ExpertGroups(Structure):
+    """Rows sorted by expert."""
+
+    _fields_ = (("sorted_indices", c_void_p), ("blocks", c_void_p), ("num_blocks", c_void_p))
 
 
 class ExpertWeights(Structure):
-    _fields_ = (("first", Weight), ("data_stride", c_int64), ("scale_stride", c_int64))
+    """One matrix for each expert."""
+
+    _fields_ = (("first", WeightMatrix), ("data_stride", c_int64), ("scale_stride", c_int64))
 
 
-class Embed(Structure):
-    _fields_ = (("out", Rows), ("table", Weight), ("index", c_int32))
+class PagedCache(Structure):
+    """The KV cache of one layer."""
 
-
-class Add(Structure):
-    _fields_ = (("out", Rows), ("left", Rows), ("right", Rows), ("factor", c_float))
-
-
-class Scale(Structure):
-    _fields_ = (("out", Rows), ("input", Rows), ("factor", c_float))
-
-
-class Softcap(Structure):
-    _fields_ = (("out", Rows), ("input", Rows), ("cap", c_float))
-
-
-class Norm(Structure):
-    _fields_ = (
-        ("out", Rows),
-        ("input", Rows),
-        ("added", Rows),
-        ("sum", Rows),
-        ("weight", c_void_p),
-        ("bias", c_void_p),
-        ("eps", c_float),
-        ("weight_offset", c_float),
-        ("factor", c_float),
-        ("has_added", c_int32),
-        ("packed", Packed),
-        ("packs", c_int32),
-    )
-
-
-class Rotate(Structure):
-    _fields_ = (("out", Rows), ("input", Rows), ("angles", Rows))
-
-
-class Activate(Structure):
-    _fields_ = (
-        ("out", Rows),
-        ("input", Rows),
-        ("activation", c_int32),
-        ("gated", c_int32),
-        ("packed", Packed),
-        ("packs", c_int32),
-        ("times", c_int32),
-    )
-
-
-class Pack(Structure):
-    _fields_ = (("input", Rows), ("packed", Packed))
-
-
-class Linear(Structure):
-    _fields_ = (("out", Rows), ("input", Packed), ("weight", Weight))
-
-
-class Cache(Structure):
     _fields_ = (
         ("keys", c_void_p),
         ("values", c_void_p),
         ("key_scales", c_void_p),
         ("value_scales", c_void_p),
-        ("number", c_int32),
+        ("format", c_int32),
         ("block_size", c_int32),
         ("num_heads", c_int32),
         ("head_dim", c_int32),
-        ("group", c_int32),
+        ("kv_group", c_int32),
         ("num_blocks", c_int64),
     )
 
 
-class WriteKv(Structure):
-    _fields_ = (("keys", Rows), ("values", Rows), ("angles", Rows), ("cache", Cache))
+class SplitStates(Structure):
+    """Softmax states of single splits of keys, before they are merged."""
+
+    _fields_ = (("accumulators", c_void_p), ("max_scores", c_void_p), ("exp_sums", c_void_p), ("num_done", c_void_p))
 
 
-class Parts(Structure):
-    _fields_ = (("sums", c_void_p), ("peaks", c_void_p), ("totals", c_void_p), ("arrived", c_void_p))
+class EmbedArgs(Structure):
+    _fields_ = (("out", StridedRows), ("table", WeightMatrix), ("index", c_int32))
 
 
-class Attend(Structure):
+class AddArgs(Structure):
+    _fields_ = (("out", StridedRows), ("left", StridedRows), ("right", StridedRows), ("factor", c_float))
+
+
+class ScaleArgs(Structure):
+    _fields_ = (("out", StridedRows), ("input", StridedRows), ("factor", c_float))
+
+
+class SoftcapArgs(Structure):
+    _fields_ = (("out", StridedRows), ("input", StridedRows), ("cap", c_float))
+
+
+class NormArgs(Structure):
     _fields_ = (
-        ("out", Rows),
-        ("queries", Rows),
-        ("angles", Rows),
-        ("cache", Cache),
-        ("parts", Parts),
+        ("out", StridedRows),
+        ("input", StridedRows),
+        ("residual", StridedRows),
+        ("sum", StridedRows),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("eps", c_float),
+        ("weight_offset", c_float),
+        ("factor", c_float),
+        ("has_residual", c_int32),
+        ("packed", PackedRows),
+        ("has_packed", c_int32),
+    )
+
+
+class RotateArgs(Structure):
+    _fields_ = (("out", StridedRows), ("input", StridedRows), ("angles", StridedRows))
+
+
+class ActivateArgs(Structure):
+    _fields_ = (
+        ("out", StridedRows),
+        ("input", StridedRows),
+        ("activation", c_int32),
+        ("gated", c_int32),
+        ("packed", PackedRows),
+        ("has_packed", c_int32),
+        ("rows_per_token", c_int32),
+    )
+
+
+class PackArgs(Structure):
+    _fields_ = (("input", StridedRows), ("packed", PackedRows))
+
+
+class LinearArgs(Structure):
+    _fields_ = (("out", StridedRows), ("input", PackedRows), ("weight", WeightMatrix))
+
+
+class WriteKvArgs(Structure):
+    _fields_ = (("keys", StridedRows), ("values", StridedRows), ("angles", StridedRows), ("cache", PagedCache))
+
+
+class AttendArgs(Structure):
+    _fields_ = (
+        ("out", StridedRows),
+        ("queries", StridedRows),
+        ("angles", StridedRows),
+        ("cache", PagedCache),
+        ("splits", SplitStates),
         ("scale", c_float),
         ("softcap", c_float),
         ("window", c_int64),
     )
 
 
-class Route(Structure):
-    _fields_ = (("logits", Rows), ("out", Routes), ("normalize", c_int32))
+class RouteArgs(Structure):
+    _fields_ = (("logits", StridedRows), ("out", ExpertRoutes), ("normalize", c_int32))
 
 
-class Group(Structure):
-    _fields_ = (("routes", Routes), ("out", Groups))
+class GroupArgs(Structure):
+    _fields_ = (("routes", ExpertRoutes), ("out", ExpertGroups))
 
 
-class Gather(Structure):
-    _fields_ = (("input", Packed), ("out", Packed), ("routes", Routes), ("groups", Groups))
+class GatherArgs(Structure):
+    _fields_ = (("input", PackedRows), ("out", PackedRows), ("routes", ExpertRoutes), ("groups", ExpertGroups))
 
 
-class ExpertLinear(Structure):
-    _fields_ = (("out", Rows), ("input", Packed), ("weights", ExpertWeights), ("groups", Groups))
+class ExpertLinearArgs(Structure):
+    _fields_ = (("out", StridedRows), ("input", PackedRows), ("weights", ExpertWeights), ("groups", ExpertGroups))
 
 
-class Combine(Structure):
-    _fields_ = (("out", Rows), ("input", Rows), ("routes", Routes), ("groups", Groups))
+class CombineArgs(Structure):
+    _fields_ = (("out", StridedRows), ("input", StridedRows), ("routes", ExpertRoutes), ("groups", ExpertGroups))
 
 
-class Draw(Structure):
-    _fields_ = (("logits", Rows), ("rows", c_void_p), ("tokens", c_void_p), ("peaks", c_void_p))
+class DrawArgs(Structure):
+    _fields_ = (("logits", StridedRows), ("rows", c_void_p), ("tokens", c_void_p), ("max_logits", c_void_p))
 
 
-class Select(Structure):
-    _fields_ = (("out", Rows), ("input", Rows))
+class SelectArgs(Structure):
+    _fields_ = (("out", StridedRows), ("input", StridedRows))
 
 
-class Spread(Structure):
-    _fields_ = (("out", Rows), ("input", Rows), ("ids", c_void_p))
+class ScatterArgs(Structure):
+    _fields_ = (("out", StridedRows), ("input", StridedRows), ("ids", c_void_p))
 
 
 class Instruction(Structure):
-    _fields_ = (("operation", c_int32), ("selected", c_int32), ("operands", c_void_p))
+    _fields_ = (("operation", c_int32), ("selected", c_int32), ("arguments", c_void_p))
 
 
-class Capacity(Structure):
+class ProgramCapacity(Structure):
     _fields_ = (
         ("rows", c_int64),
-        ("picked", c_int64),
+        ("logits", c_int64),
         ("tokens", c_int64),
         ("positions", c_int64),
-        ("groups", c_int64),
+        ("kv_groups", c_int64),
         ("blocks", c_int64),
         ("block_size", c_int64),
     )
 
 
-class Line(NamedTuple):
-    """An instruction, with the operands that it points to."""
+class RecordedCall(NamedTuple):
+    """An operation with its arguments, which outlive the instruction that is made from it."""
 
-    operation: "Operation"
-    operands: Structure
+    operation: Operation
+    arguments: Structure
     selected: bool = False
-    """Works on the rows that a step picks, not on all of them."""
+    """Works on the rows at a step's logit indices instead of all rows."""
 
 
 class Instructions(Structure):
-    _fields_ = (("first", POINTER(Instruction)), ("count", c_int64), ("capacity", Capacity))
+    """The instructions of a program, run from the first to the last."""
+
+    _fields_ = (("first", POINTER(Instruction)), ("count", c_int64), ("capacity", ProgramCapacity))
 
     @classmethod
-    def of(cls, lines: Iterable[Line], *, max_rows: int, max_picked: int = 0) -> Self:
-        """Operands have memory for so many rows, and must outlive the instructions."""
-        lines = list(lines)
-        capacity = _capacity(lines, Capacity(rows=max_rows, picked=max_picked))
-        return cls._made(
-            [Instruction(one.operation, one.selected, ctypes.addressof(one.operands)) for one in lines], capacity
-        )
+    def of(cls, calls: Iterable[RecordedCall], *, max_rows: int, max_logits: int = 0) -> Self:
+        """Make instructions whose arguments have memory for so many rows, and outlive them."""
+        calls = list(calls)
+        capacity = _capacity(calls, ProgramCapacity(rows=max_rows, logits=max_logits))
+        instructions = [Instruction(call.operation, call.selected, ctypes.addressof(call.arguments)) for call in calls]
+        return cls._from_list(instructions, capacity)
 
-    def followed_by(self, lines: Iterable[Line], *, max_picked: int) -> "Instructions":
-        """These, then instructions about picked rows, which have memory for so many of them."""
-        added = Instructions.of(lines, max_rows=self.capacity.rows, max_picked=max_picked)
-        capacity = Capacity.from_buffer_copy(self.capacity)
-        capacity.picked = min(capacity.picked, max_picked)
-        return self._made([*self, *added], capacity)
+    def followed_by(self, calls: Iterable[RecordedCall], *, max_logits: int) -> "Instructions":
+        """Return these instructions with others at the end that have memory for so many logit indices."""
+        added = Instructions.of(calls, max_rows=self.capacity.rows, max_logits=max_logits)
+        capacity = ProgramCapacity.from_buffer_copy(self.capacity)
+        capacity.logits = min(capacity.logits, max_logits)
+        return self._from_list([*self, *added], capacity)
 
     def __iter__(self) -> Iterator[Instruction]:
         return (self.first[index] for index in range(self.count))
 
     @classmethod
-    def _made(cls, instructions: list[Instruction], capacity: Capacity) -> Self:
+    def _from_list(cls, instructions: list[Instruction], capacity: ProgramCapacity) -> Self:
         array = (Instruction * len(instructions))(*instructions)
         return cls(ctypes.cast(array, POINTER(Instruction)), len(instructions), capacity)
 
 
-class Step(Structure):
+class StepView(Structure):
     _fields_ = (
         ("num_rows", c_int64),
         ("num_threads", c_int64),
         ("tokens", c_void_p),
         ("positions", c_void_p),
-        ("num_groups", c_int64),
+        ("num_kv_groups", c_int64),
         ("num_chunks", c_int64),
         ("query_starts", c_void_p),
         ("ends", c_void_p),
         ("tables", POINTER(c_void_p)),
         ("slots", POINTER(c_void_p)),
         ("table_width", c_int64),
-        ("num_picked", c_int64),
-        ("picked", c_void_p),
-        ("depths", c_void_p),
-        ("lines", c_void_p),
+        ("num_logits", c_int64),
+        ("logit_indices", c_void_p),
+        ("tree_depths", c_void_p),
+        ("tree_paths", c_void_p),
     )
 
 
-class Assembly(Structure):
+class StepAssembly(Structure):
     _fields_ = (
         ("num_chunks", c_int64),
         ("chunks", c_void_p),
@@ -323,90 +357,90 @@ class Assembly(Structure):
         ("tokens_per_row", c_int64),
         ("row_tables", POINTER(c_void_p)),
         ("blocks_per_row", c_int64),
-        ("num_groups", c_int64),
+        ("num_kv_groups", c_int64),
         ("block_size", c_int64),
-        ("num_depths", c_int64),
-        ("depths", c_void_p),
-        ("lines", c_void_p),
+        ("num_tree_depths", c_int64),
+        ("tree_depths", c_void_p),
+        ("tree_paths", c_void_p),
         ("max_tokens", c_int64),
         ("max_chunks", c_int64),
-        ("max_picked", c_int64),
+        ("max_logits", c_int64),
         ("tokens", c_void_p),
         ("positions", c_void_p),
         ("query_starts", c_void_p),
         ("ends", c_void_p),
         ("tables", POINTER(c_void_p)),
         ("slots", POINTER(c_void_p)),
-        ("picked", c_void_p),
+        ("logit_indices", c_void_p),
     )
 
 
-class Pass(Structure):
+class DraftingPass(Structure):
     _fields_ = (
         ("instructions", Instructions),
-        ("assembly", POINTER(Assembly)),
-        ("given", Rows),
-        ("states", Rows),
+        ("assembly", POINTER(StepAssembly)),
+        ("input_states", StridedRows),
+        ("output_states", StridedRows),
     )
 
 
 class Drafting(Structure):
     _fields_ = (
-        ("first", Pass),
-        ("further", Pass),
+        ("first", DraftingPass),
+        ("next", DraftingPass),
         ("max_chunks", c_int64),
-        ("max_count", c_int64),
-        ("counts", c_void_p),
-        ("chunks", c_void_p),
-        ("rows", c_void_p),
+        ("max_draft_tokens", c_int64),
+        ("num_draft_tokens", c_void_p),
+        ("chunk_ids", c_void_p),
+        ("draw_rows", c_void_p),
         ("drawn", c_void_p),
-        ("tokens", c_void_p),
+        ("draft_tokens", c_void_p),
         ("nanoseconds", c_void_p),
     )
 
 
-class Refusal(Structure):
-    _fields_ = (("limit", c_int32), ("given", c_int64), ("least", c_int64), ("most", c_int64))
+class BoundsError(Structure):
+    _fields_ = (("limit", c_int32), ("value", c_int64), ("min", c_int64), ("max", c_int64))
 
 
-OPERANDS: dict[Operation, type[Structure]] = {
-    Operation.EMBED: Embed,
-    Operation.ADD: Add,
-    Operation.SCALE: Scale,
-    Operation.SOFTCAP: Softcap,
-    Operation.RMS_NORM: Norm,
-    Operation.LAYER_NORM: Norm,
-    Operation.ROTATE: Rotate,
-    Operation.ACTIVATE: Activate,
-    Operation.PACK: Pack,
-    Operation.LINEAR: Linear,
-    Operation.WRITE_KV: WriteKv,
-    Operation.ATTEND: Attend,
-    Operation.ROUTE: Route,
-    Operation.GROUP: Group,
-    Operation.GATHER: Gather,
-    Operation.EXPERT_LINEAR: ExpertLinear,
-    Operation.COMBINE: Combine,
-    Operation.DRAW: Draw,
-    Operation.SELECT: Select,
-    Operation.SPREAD: Spread,
+ARGUMENTS: dict[Operation, type[Structure]] = {
+    Operation.EMBED: EmbedArgs,
+    Operation.ADD: AddArgs,
+    Operation.SCALE: ScaleArgs,
+    Operation.SOFTCAP: SoftcapArgs,
+    Operation.RMS_NORM: NormArgs,
+    Operation.LAYER_NORM: NormArgs,
+    Operation.ROTATE: RotateArgs,
+    Operation.ACTIVATE: ActivateArgs,
+    Operation.PACK: PackArgs,
+    Operation.LINEAR: LinearArgs,
+    Operation.WRITE_KV: WriteKvArgs,
+    Operation.ATTEND: AttendArgs,
+    Operation.ROUTE: RouteArgs,
+    Operation.GROUP: GroupArgs,
+    Operation.GATHER: GatherArgs,
+    Operation.EXPERT_LINEAR: ExpertLinearArgs,
+    Operation.COMBINE: CombineArgs,
+    Operation.DRAW: DrawArgs,
+    Operation.SELECT: SelectArgs,
+    Operation.SCATTER: ScatterArgs,
 }
 
 
-def _capacity(lines: list[Line], capacity: Capacity) -> Capacity:
-    """With what the lines look up by number: the smallest of the tables and caches that they share."""
-    for operation, operands, _ in lines:
-        if isinstance(operands, Embed):
-            field = "tokens" if operands.index == Index.TOKENS else "positions"
-            _lower(capacity, field, operands.table.num_outputs)
+def _capacity(calls: list[RecordedCall], capacity: ProgramCapacity) -> ProgramCapacity:
+    """Lower a capacity to the smallest of the tables and caches that the calls look up."""
+    for operation, arguments, _ in calls:
+        if isinstance(arguments, EmbedArgs):
+            field = "tokens" if arguments.index == IndexSource.TOKENS else "positions"
+            _lower(capacity, field, arguments.table.num_outputs)
         if operation in (Operation.WRITE_KV, Operation.ATTEND):
-            cache = operands.cache
+            cache = arguments.cache
             assert capacity.block_size in (0, cache.block_size), "blocks of a program have one size"
-            capacity.block_size, capacity.groups = cache.block_size, max(capacity.groups, cache.group + 1)
+            capacity.block_size, capacity.kv_groups = cache.block_size, max(capacity.kv_groups, cache.kv_group + 1)
             _lower(capacity, "blocks", cache.num_blocks)
     return capacity
 
 
-def _lower(capacity: Capacity, field: str, bound: int) -> None:
+def _lower(capacity: ProgramCapacity, field: str, bound: int) -> None:
     known = getattr(capacity, field)
     setattr(capacity, field, min(known, bound) if known else bound)

@@ -1,7 +1,7 @@
-"""A program written down from one pass through a model: operations joined where they can be, memory laid out once.
+"""A program recorded from one pass through a model: operations fused where they can be, memory planned once.
 
-The pass runs over a few rows only to see strides; the program then serves any number of rows up to the most there may
-be, because every operation treats rows alike.
+The pass runs over a few rows only to see strides. The program then serves any number of rows up to a maximum, because
+every operation treats rows alike.
 """
 
 import bisect
@@ -15,21 +15,20 @@ import torch
 from torch import Tensor
 
 from archerfish.ops.cpu import program
-from archerfish.ops.cpu.program import Groups, Index, Operation, Packed, Routes, Rows
+from archerfish.ops.cpu.program import ExpertGroups, ExpertRoutes, IndexSource, Operation, PackedRows, StridedRows
 from archerfish.ops.packed import PackedWeight
 
 RECORDED_ROWS = 2
-"""Two, so that the stride from one row to the next can be seen."""
+"""Rows of a recorded pass: two, so that the stride from one row to the next can be seen."""
 _ALIGNMENT = 64
 
-# For each operation, the operands that it reads rows from and those that it writes rows to.
 READS: dict[Operation, tuple[str, ...]] = {
     Operation.EMBED: (),
     Operation.ADD: ("left", "right"),
     Operation.SCALE: ("input",),
     Operation.SOFTCAP: ("input",),
-    Operation.RMS_NORM: ("input", "added"),
-    Operation.LAYER_NORM: ("input", "added"),
+    Operation.RMS_NORM: ("input", "residual"),
+    Operation.LAYER_NORM: ("input", "residual"),
     Operation.ROTATE: ("input", "angles"),
     Operation.ACTIVATE: ("input",),
     Operation.PACK: ("input",),
@@ -43,6 +42,7 @@ READS: dict[Operation, tuple[str, ...]] = {
     Operation.COMBINE: ("input", "routes", "groups"),
     Operation.SELECT: ("input",),
 }
+"""For each operation, the arguments that it reads rows from."""
 WRITES: dict[Operation, tuple[str, ...]] = {
     Operation.RMS_NORM: ("out", "sum", "packed"),
     Operation.LAYER_NORM: ("out", "sum", "packed"),
@@ -56,235 +56,245 @@ WRITES: dict[Operation, tuple[str, ...]] = {
         not in (Operation.RMS_NORM, Operation.LAYER_NORM, Operation.ACTIVATE, Operation.PACK, Operation.WRITE_KV)
     },
 }
+"""For each operation, the arguments that it writes rows to."""
 
 
 POINTERS: dict[type[Structure], tuple[str, ...]] = {
-    Rows: ("data",),
-    Packed: ("data", "scales", "sums"),
-    Routes: ("chosen", "weights"),
-    Groups: ("places", "blocks", "num_blocks"),
+    StridedRows: ("data",),
+    PackedRows: ("data", "scales", "sums"),
+    ExpertRoutes: ("expert_ids", "weights"),
+    ExpertGroups: ("sorted_indices", "blocks", "num_blocks"),
 }
 """The fields of an operand that point to numbers which change from step to step."""
 
 
 @dataclass(slots=True)
-class _Line:
+class _RecordedOperation:
     operation: Operation
-    operands: Any
+    arguments: Any
     selected: bool
-    """About the rows that the step picked."""
+    """Works on the rows at the step's logit indices."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Buffer:
+class _RowBuffer:
     """Rows that exist during a step only."""
 
     start: int
-    """Its address in the recorded pass."""
+    """Address in the recorded pass."""
     row_bytes: int
     max_rows: int
     pinned: bool
+    """Read or written from outside, so that its memory is not shared with other buffers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    """Instructions, and everything they point to."""
+class CpuProgram:
+    """Instructions with everything they point to."""
 
     instructions: program.Instructions
     rows: tuple[Tensor, ...]
-    """Inputs to fill in and outputs to read, [most rows, width] each: those made after a selection for picked rows."""
-    alive: tuple[Any, ...]
+    """Inputs to fill in and outputs to read, [most rows, width] each; after a selection, rows at logit indices."""
+    referenced: tuple[Any, ...]
 
 
-class Recording:
-    """Takes down operations; finished, it is a Program."""
+class CpuRecording:
+    """Records operations, and makes a program of them at the end."""
 
     def __init__(
         self, tokens: Tensor | None = None, positions: Tensor | None = None, slots: tuple[Tensor, ...] = ()
     ) -> None:
         self._tokens, self._positions, self._slots = tokens, positions, slots
-        self._lines: list[_Line] = []
+        self._operations: list[_RecordedOperation] = []
         self._tensors: list[Tensor] = []
-        """Of the pass: their addresses stay taken until all is laid out."""
-        self._alive: list[Any] = []
-        self._packed: dict[tuple[int, int, int], program.Packed] = {}
+        """Rows of the pass, referenced so that their addresses are not used again before memory is planned."""
+        self._referenced: list[Any] = []
+        self._packed: dict[tuple[int, int, int], PackedRows] = {}
         self._selected = False
-        self._selected_tensors: set[int] = set()
-        """By their addresses."""
+        self._selected_addresses: set[int] = set()
 
-    # -- writing down -------------------------------------------------------------------------------------------------
+    # -- recording ----------------------------------------------------------------------------------------------------
 
-    def write_down(self, operation: Operation, operands: Structure, alive: tuple[Any, ...]) -> None:
-        self._lines.append(_Line(operation, operands, self._selected))
-        self._alive += [thing for thing in alive if thing is not None]
+    def record(self, operation: Operation, arguments: Structure, referenced: tuple[Any, ...]) -> None:
+        """Append an operation. The objects that its arguments point to live as long as the program."""
+        self._operations.append(_RecordedOperation(operation, arguments, self._selected))
+        self._referenced += [thing for thing in referenced if thing is not None]
 
     def select(self) -> None:
-        """From here on it is about the rows that the step picks."""
+        """Let all further operations work on the rows at the step's logit indices."""
         self._selected = True
 
-    def keep_buffer(self, tensor: Tensor) -> None:
+    def add_buffer(self, tensor: Tensor) -> None:
+        """Plan memory for these rows."""
         self._tensors.append(tensor)
         if self._selected:
-            self._selected_tensors.add(tensor.data_ptr())
+            self._selected_addresses.add(tensor.data_ptr())
 
-    def index(self, tensor: Tensor) -> Index:
-        assert tensor is self._tokens or tensor is self._positions, "looked up by something that is no input"
-        return Index.TOKENS if tensor is self._tokens else Index.POSITIONS
+    def index_source(self, tensor: Tensor) -> IndexSource:
+        """Return which of the step's numbers an embedding is looked up by."""
+        assert tensor is self._tokens or tensor is self._positions, "embeddings are looked up by token or position"
+        return IndexSource.TOKENS if tensor is self._tokens else IndexSource.POSITIONS
 
-    def group(self, slots: Tensor) -> int:
-        """Which of the step's KV groups has these slots."""
+    def kv_group(self, slots: Tensor) -> int:
+        """Return which of the step's KV groups has these slots."""
         return next(group for group, known in enumerate(self._slots) if known is slots)
 
-    def packed(self, x: Tensor, weight: PackedWeight) -> program.Packed | None:
-        """The same rows packed the same way before: products that share an input share this."""
+    def packed(self, x: Tensor, weight: PackedWeight) -> PackedRows | None:
+        """Return rows that were packed the same way before: GEMMs with the same input share them."""
         return self._packed.get((x.data_ptr(), min(weight.format, program.Format.INT8), weight.group))
 
-    def keep_packed(self, x: Tensor, weight: PackedWeight, packed: program.Packed) -> None:
+    def remember_packed(self, x: Tensor, weight: PackedWeight, packed: PackedRows) -> None:
+        """Share packed rows with later GEMMs."""
         self._packed[x.data_ptr(), min(weight.format, program.Format.INT8), weight.group] = packed
 
     # -- finishing ----------------------------------------------------------------------------------------------------
 
     def finish(
-        self, max_rows: int, *, max_picked: int = 0, inputs: tuple[Tensor, ...] = (), outputs: tuple[Tensor, ...]
-    ) -> Program:
-        """Inputs are rows that will be filled in before each run."""
-        shown = (*inputs, *outputs)
-        pinned = {tensor.data_ptr() for tensor in shown}
-        lines = _rotate_where_used(_pack_where_made(_add_where_normalized(self._lines)), pinned)
-        _keep_no_rows_unread(lines, pinned)
+        self, max_rows: int, *, max_logits: int = 0, inputs: tuple[Tensor, ...] = (), outputs: tuple[Tensor, ...]
+    ) -> CpuProgram:
+        """Make the program. Inputs are rows that are filled in before each run."""
+        visible = (*inputs, *outputs)
+        pinned = {tensor.data_ptr() for tensor in visible}
+        operations = _fuse_rotations(_fuse_packing(_fuse_residuals(self._operations)), pinned)
+        _drop_unread_rows(operations, pinned)
         tensors = {tensor.data_ptr(): tensor for tensor in (*inputs, *self._tensors)}
-        room = {start: max_picked if start in self._selected_tensors else max_rows for start in tensors}
+        capacities = {start: max_logits if start in self._selected_addresses else max_rows for start in tensors}
         buffers = [
-            _Buffer(start, tensors[start].nbytes // RECORDED_ROWS, room[start], start in pinned)
+            _RowBuffer(start, tensors[start].nbytes // RECORDED_ROWS, capacities[start], start in pinned)
             for start in sorted(tensors)
         ]
-        layout = _Layout(lines, buffers)
-        # Through numpy, whose zeroed pages take no room until they are written: most steps have few rows.
-        arena = torch.from_numpy(np.zeros(layout.num_bytes + _ALIGNMENT, np.uint8))
+        plan = _MemoryPlan(operations, buffers)
+        # Zeroed by numpy, whose pages take no memory until they are written: most steps have few rows.
+        arena = torch.from_numpy(np.zeros(plan.num_bytes + _ALIGNMENT, np.uint8))
         first = -arena.data_ptr() % _ALIGNMENT
-        for line in lines:
-            for operand, field in _row_pointers(line):
-                setattr(operand, field, arena.data_ptr() + first + layout.offset(getattr(operand, field)))
+        for recorded in operations:
+            for operand, field in _row_pointers(recorded):
+                setattr(operand, field, arena.data_ptr() + first + plan.offset(getattr(operand, field)))
         rows = []
-        for tensor in shown:
-            start, count = first + layout.offset(tensor.data_ptr()), room[tensor.data_ptr()]
-            taken = arena[start : start + count * tensor.shape[1] * tensor.itemsize]
-            rows.append(taken.view(tensor.dtype).view(count, tensor.shape[1]))
-        made = [program.Line(line.operation, line.operands, line.selected) for line in lines]
-        instructions = program.Instructions.of(made, max_rows=max_rows, max_picked=max_picked)
-        return Program(instructions, tuple(rows), (arena, *(line.operands for line in lines), *self._alive))
+        for tensor in visible:
+            start, count = first + plan.offset(tensor.data_ptr()), capacities[tensor.data_ptr()]
+            numbers = arena[start : start + count * tensor.shape[1] * tensor.itemsize]
+            rows.append(numbers.view(tensor.dtype).view(count, tensor.shape[1]))
+        calls = [program.RecordedCall(op.operation, op.arguments, op.selected) for op in operations]
+        instructions = program.Instructions.of(calls, max_rows=max_rows, max_logits=max_logits)
+        return CpuProgram(instructions, tuple(rows), (arena, *(op.arguments for op in operations), *self._referenced))
 
 
-def _row_pointers(line: _Line) -> list[tuple[Any, str]]:
-    """Every pointer of an instruction to rows of the step, as (structure, field)."""
-    return _pointers(line, (*READS[line.operation], *WRITES[line.operation]))
+def _row_pointers(recorded: _RecordedOperation) -> list[tuple[Any, str]]:
+    """Return every pointer of an operation to rows of the step, as (structure, field)."""
+    return _pointers(recorded, (*READS[recorded.operation], *WRITES[recorded.operation]))
 
 
-def _pointers(line: _Line, names: tuple[str, ...]) -> list[tuple[Any, str]]:
-    operands = [getattr(line.operands, name) for name in names]
+def _pointers(recorded: _RecordedOperation, names: tuple[str, ...]) -> list[tuple[Any, str]]:
+    operands = [getattr(recorded.arguments, name) for name in names]
     return [(operand, field) for operand in operands for field in POINTERS[type(operand)] if getattr(operand, field)]
 
 
-def _add_where_normalized(lines: list[_Line]) -> list[_Line]:
-    """A sum that is normalized next is made while it is normalized."""
-    joined: list[_Line] = []
-    for line in lines:
-        before = joined[-1] if joined else None
-        is_norm = line.operation in (Operation.RMS_NORM, Operation.LAYER_NORM)
+def _fuse_residuals(operations: list[_RecordedOperation]) -> list[_RecordedOperation]:
+    """Let norms compute the sum that they normalize."""
+    fused: list[_RecordedOperation] = []
+    for recorded in operations:
+        before = fused[-1] if fused else None
+        is_norm = recorded.operation in (Operation.RMS_NORM, Operation.LAYER_NORM)
         if is_norm and before is not None and before.operation == Operation.ADD:
-            norm, add = line.operands, before.operands
-            # Of queries and keys that were added up, a norm takes a part of the row only.
+            norm, add = recorded.arguments, before.arguments
+            # A norm of the heads of a sum reads only a part of each row.
             is_whole = norm.input.num_parts == 1 and norm.input.width == add.out.width
             if norm.input.data == add.out.data and is_whole:
-                norm.input, norm.added, norm.sum = add.left, add.right, add.out
-                norm.factor, norm.has_added = add.factor, 1
-                joined.pop()
-        joined.append(line)
-    return joined
+                norm.input, norm.residual, norm.sum = add.left, add.right, add.out
+                norm.factor, norm.has_residual = add.factor, 1
+                fused.pop()
+        fused.append(recorded)
+    return fused
 
 
-def _pack_where_made(lines: list[_Line]) -> list[_Line]:
-    """Rows are packed by whoever makes them, where that is a norm or an activation."""
-    joined: list[_Line] = []
-    for line in lines:
-        if line.operation == Operation.PACK:
-            maker = next((one for one in reversed(joined) if _writes(one, line.operands.input.data)), None)
-            packs = maker is not None and hasattr(maker.operands, "packs") and not maker.operands.packs
-            if maker is not None and packs and maker.operands.out.num_parts == 1:
-                maker.operands.packed, maker.operands.packs = line.operands.packed, 1
+def _fuse_packing(operations: list[_RecordedOperation]) -> list[_RecordedOperation]:
+    """Let norms and activations pack the rows that they compute."""
+    fused: list[_RecordedOperation] = []
+    for recorded in operations:
+        if recorded.operation == Operation.PACK:
+            address = recorded.arguments.input.data
+            producer = next((other for other in reversed(fused) if _writes(other, address)), None)
+            if producer is not None and _can_pack(producer):
+                producer.arguments.packed, producer.arguments.has_packed = recorded.arguments.packed, 1
                 continue
-        joined.append(line)
-    return joined
+        fused.append(recorded)
+    return fused
 
 
-def _keep_no_rows_unread(lines: list[_Line], kept: set[int]) -> None:
-    """Rows that are read only as they were packed need no memory: each is made in the thread's own."""
-    read = {getattr(*pointer) for line in lines for pointer in _pointers(line, READS[line.operation])}
-    for line in lines:
-        if getattr(line.operands, "packs", 0) and line.operands.out.data not in read | kept:
-            line.operands.out.data = None
+def _can_pack(producer: _RecordedOperation) -> bool:
+    arguments = producer.arguments
+    return hasattr(arguments, "has_packed") and not arguments.has_packed and arguments.out.num_parts == 1
 
 
-def _rotate_where_used(lines: list[_Line], kept: set[int]) -> list[_Line]:
-    """Keys are rotated by whoever stores them and queries by whoever attends, if nobody else wants them rotated."""
-    rotations = {line.operands.out.data: line for line in lines if line.operation == Operation.ROTATE}
-    read = [getattr(*pointer) for line in lines for pointer in _pointers(line, READS[line.operation])]
-    joined: list[_Line] = []
-    for line in lines:
-        name = {Operation.WRITE_KV: "keys", Operation.ATTEND: "queries"}.get(line.operation)
-        rotation = None if name is None else rotations.get(getattr(line.operands, name).data)
-        if name is not None and rotation is not None and _is_read_once(rotation.operands.out, read, kept):
-            setattr(line.operands, name, rotation.operands.input)
-            line.operands.angles = rotation.operands.angles
-            joined.remove(rotation)
-        joined.append(line)
-    return joined
+def _drop_unread_rows(operations: list[_RecordedOperation], pinned: set[int]) -> None:
+    """Remove the memory of rows that are only read packed: each is computed in a thread's scratch memory."""
+    read = {getattr(*pointer) for op in operations for pointer in _pointers(op, READS[op.operation])}
+    for recorded in operations:
+        if getattr(recorded.arguments, "has_packed", 0) and recorded.arguments.out.data not in read | pinned:
+            recorded.arguments.out.data = None
 
 
-def _is_read_once(rows: program.Rows, read: list[int], kept: set[int]) -> bool:
-    taken = range(rows.data, rows.data + RECORDED_ROWS * rows.stride * ctypes.sizeof(ctypes.c_float))
-    return rows.data not in kept and sum(address in taken for address in read) == 1
+def _fuse_rotations(operations: list[_RecordedOperation], pinned: set[int]) -> list[_RecordedOperation]:
+    """Rotate keys where they are stored and queries where they attend, if nothing else reads them rotated."""
+    rotations = {op.arguments.out.data: op for op in operations if op.operation == Operation.ROTATE}
+    read = [getattr(*pointer) for op in operations for pointer in _pointers(op, READS[op.operation])]
+    fused: list[_RecordedOperation] = []
+    for recorded in operations:
+        name = {Operation.WRITE_KV: "keys", Operation.ATTEND: "queries"}.get(recorded.operation)
+        rotation = None if name is None else rotations.get(getattr(recorded.arguments, name).data)
+        if name is not None and rotation is not None and _is_read_once(rotation.arguments.out, read, pinned):
+            setattr(recorded.arguments, name, rotation.arguments.input)
+            recorded.arguments.angles = rotation.arguments.angles
+            fused.remove(rotation)
+        fused.append(recorded)
+    return fused
 
 
-def _writes(line: _Line, address: int) -> bool:
-    operands = (getattr(line.operands, name) for name in WRITES[line.operation])
-    return any(isinstance(operand, program.Rows) and operand.data == address for operand in operands)
+def _is_read_once(rows: StridedRows, read: list[int], pinned: set[int]) -> bool:
+    addresses = range(rows.data, rows.data + RECORDED_ROWS * rows.stride * ctypes.sizeof(ctypes.c_float))
+    return rows.data not in pinned and sum(address in addresses for address in read) == 1
 
 
-class _Layout:
-    """Where each buffer lies in one piece of memory: those needed at the same time do not overlap, others may."""
+def _writes(recorded: _RecordedOperation, address: int) -> bool:
+    operands = (getattr(recorded.arguments, name) for name in WRITES[recorded.operation])
+    return any(isinstance(operand, StridedRows) and operand.data == address for operand in operands)
 
-    def __init__(self, lines: list[_Line], buffers: list[_Buffer]) -> None:
+
+class _MemoryPlan:
+    """The offset of each buffer in one arena. Buffers that are needed at the same time do not overlap; others may."""
+
+    def __init__(self, operations: list[_RecordedOperation], buffers: list[_RowBuffer]) -> None:
         self._starts = [buffer.start for buffer in buffers]
         self._sizes = [_aligned(buffer.row_bytes * buffer.max_rows) for buffer in buffers]
         self._offsets = [0] * len(buffers)
         self.num_bytes = 0
-        spans = self._spans(lines, buffers)
-        placed: list[int] = []
-        for place in sorted(spans, key=lambda place: -self._sizes[place]):
-            meanwhile = [other for other in placed if _overlap(spans[place], spans[other])]
-            self._offsets[place] = self._lowest_gap(self._sizes[place], meanwhile)
-            placed.append(place)
-            self.num_bytes = max(self.num_bytes, self._offsets[place] + self._sizes[place])
+        lifetimes = self._lifetimes(operations, buffers)
+        planned: list[int] = []
+        for index in sorted(lifetimes, key=lambda index: -self._sizes[index]):
+            concurrent = [other for other in planned if _overlap(lifetimes[index], lifetimes[other])]
+            self._offsets[index] = self._lowest_gap(self._sizes[index], concurrent)
+            planned.append(index)
+            self.num_bytes = max(self.num_bytes, self._offsets[index] + self._sizes[index])
 
     def offset(self, address: int) -> int:
-        """Of an address of the recorded pass, which lies in the first row of its buffer."""
-        place = self._place(address)
-        return self._offsets[place] + address - self._starts[place]
+        """Return the offset of an address of the recorded pass, which is in the first row of its buffer."""
+        index = self._buffer_index(address)
+        return self._offsets[index] + address - self._starts[index]
 
-    def _place(self, address: int) -> int:
+    def _buffer_index(self, address: int) -> int:
         return bisect.bisect_right(self._starts, address) - 1
 
-    def _spans(self, lines: list[_Line], buffers: list[_Buffer]) -> dict[int, range]:
-        """When each buffer is needed, from the first line that writes to the last that reads it."""
-        spans = {place: range(len(lines)) for place, buffer in enumerate(buffers) if buffer.pinned}
-        for when, line in enumerate(lines):
-            for operand, field in _row_pointers(line):
-                place = self._place(getattr(operand, field))
-                if not buffers[place].pinned:
-                    first = spans[place].start if place in spans else when
-                    spans[place] = range(first, when + 1)
-        return spans
+    def _lifetimes(self, operations: list[_RecordedOperation], buffers: list[_RowBuffer]) -> dict[int, range]:
+        """Return the operations during which each buffer is needed, from the first to write to the last to read it."""
+        lifetimes = {index: range(len(operations)) for index, buffer in enumerate(buffers) if buffer.pinned}
+        for when, recorded in enumerate(operations):
+            for operand, field in _row_pointers(recorded):
+                index = self._buffer_index(getattr(operand, field))
+                if not buffers[index].pinned:
+                    first = lifetimes[index].start if index in lifetimes else when
+                    lifetimes[index] = range(first, when + 1)
+        return lifetimes
 
     def _lowest_gap(self, size: int, others: list[int]) -> int:
         offset = 0
@@ -295,8 +305,8 @@ class _Layout:
         return offset
 
 
-def _overlap(one: range, other: range) -> bool:
-    return one.start < other.stop and other.start < one.stop
+def _overlap(left: range, right: range) -> bool:
+    return left.start < right.stop and right.start < left.stop
 
 
 def _aligned(num_bytes: int) -> int:

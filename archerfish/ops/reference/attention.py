@@ -24,7 +24,7 @@ class Lines(NamedTuple):
     roots: Tensor
     """[tokens] position from which on each has a line of its own: its tree's first token's."""
     paths: Tensor
-    """[tokens, MOST_TREE_TOKENS] the line, as places after that position."""
+    """[tokens, MAX_TREE_TOKENS] the line, as places after that position."""
 
     def places(self, positions: Tensor) -> Tensor:
         """Of keys at these positions [tokens, keys]. The last of a line stands for all that would come after it."""

@@ -19,9 +19,10 @@ from archerfish.models.eagle import Eagle
 from archerfish.models.layers import Embedding, Linear
 from archerfish.models.medusa import Medusa
 from archerfish.ops import Chunks, Ops, Target, choose_ops, implementations
-from archerfish.ops.cpu.native import NativeOps, make_step
+from archerfish.ops.cpu.arguments import step_view
+from archerfish.ops.cpu.native import NativeOps
 from archerfish.ops.cpu.program import Format
-from archerfish.ops.cpu.recording import RECORDED_ROWS, Recording
+from archerfish.ops.cpu.recording import RECORDED_ROWS, CpuRecording
 from archerfish.ops.packed import PackedWeight
 from archerfish.quant import WeightFormat
 from archerfish.weights.heads import choose_tokens, load_head, save_head
@@ -90,13 +91,13 @@ class RecordedEagle:
             storage.write(layer, k, v, chunks)
             return storage.attend(layer, q, chunks, attention.scale, attention.window, attention.softcap)
 
-        recording = Recording(tokens, positions, chunks.slots)
+        recording = CpuRecording(tokens, positions, chunks.slots)
         with self.native.recording(recording), torch.inference_mode():
             given = self.head(tokens, positions, states, attend)
             logits = self.head.logits(given)
         self.forward = recording.finish(NUM_ROWS, inputs=(states,), outputs=(given, logits))
         taps = torch.empty(RECORDED_ROWS, self.head.joining.weight.shape[1])
-        recording = Recording()
+        recording = CpuRecording()
         with self.native.recording(recording), torch.inference_mode():
             joined = self.head.joined(taps)
         self.joining = recording.finish(NUM_ROWS, inputs=(taps,), outputs=(joined,))
@@ -104,7 +105,7 @@ class RecordedEagle:
     def joined(self, taps: Tensor) -> Tensor:
         room, joined = self.joining.rows
         room[: len(taps)] = taps
-        self.native.team.run(self.joining.instructions, make_step(len(taps), None, None, None))
+        self.native.team.run(self.joining.instructions, step_view(len(taps), None, None, None))
         return joined[: len(taps)].clone()
 
     def run(self, start: int, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,7 +125,7 @@ class RecordedEagle:
             host_lengths=np.array([length]),
             host_ends=ends,
         )
-        self.native.team.run(self.forward.instructions, make_step(length, tokens, positions, chunks))
+        self.native.team.run(self.forward.instructions, step_view(length, tokens, positions, chunks))
         return given[:length].clone(), logits[:length].clone()
 
 
@@ -236,13 +237,13 @@ def test_a_recorded_medusa_gives_the_plain_ones_logits(
     borrowed = None if served is None else packed_head(served, dtype, how, ops)
     head = on_meta(lambda: Medusa(plain.spec, borrowed, ops), dtype)
     load_head(head, tmp_path, Packer(head, how))
-    recording, states = Recording(), torch.empty(RECORDED_ROWS, 32)
+    recording, states = CpuRecording(), torch.empty(RECORDED_ROWS, 32)
     with team.recording(recording), torch.inference_mode():
         scored = tuple(head.logits(number, x) for number, x in enumerate(head(states)))
     program = recording.finish(NUM_ROWS, inputs=(states,), outputs=scored)
     x = torch.randn(NUM_ROWS, 32, generator=torch.Generator().manual_seed(8))
     program.rows[0][:] = x
-    team.team.run(program.instructions, make_step(NUM_ROWS, None, None, None))
+    team.team.run(program.instructions, step_view(NUM_ROWS, None, None, None))
     for number, wanted in enumerate(plain(x)):
         near(program.rows[1 + number], plain.logits(number, wanted), most)
 

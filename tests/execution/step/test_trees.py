@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from archerfish.execution.step.inputs import StepBatch, step_tensors
 from archerfish.execution.step.rows import Rows
 from archerfish.execution.step.trees import NO_TREE, StepTrees
-from archerfish.ops.signatures import MOST_TREE_TOKENS
+from archerfish.ops.signatures import MAX_TREE_TOKENS
 from archerfish.scheduling.plan import Chunk
 from archerfish.speculation.draft import MOST_NODES, NO_DRAFT, Draft
 from tests.lanes import examples
@@ -17,7 +17,7 @@ from tests.ops.trees import bushy, lines, random_tree
 
 
 def test_a_draft_and_the_token_it_hangs_on_fill_a_path():
-    assert MOST_TREE_TOKENS == 1 + MOST_NODES
+    assert MAX_TREE_TOKENS == 1 + MOST_NODES
 
 
 @examples(60)
@@ -72,7 +72,7 @@ def test_tokens_and_slots_go_by_index_and_positions_by_depth():
     told = found.chunks.trees
     assert told is not None
     assert told.depths.tolist() == told.host_depths.tolist() == [-1, -1, -1, 0, 1, 1, 2, 2, 2, -1, -1]
-    assert told.paths.shape == (11, MOST_TREE_TOKENS)
+    assert told.paths.shape == (11, MAX_TREE_TOKENS)
     for path, line in zip(told.paths[3:9], lines(bushy(5)), strict=True):
         assert path[: len(line)].tolist() == line
     tensors = (found.positions, found.chunks.ends, told.depths, told.paths)

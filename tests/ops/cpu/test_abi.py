@@ -28,30 +28,44 @@ def test_the_library_and_the_package_agree() -> None:
 @pytest.mark.parametrize(
     ("line", "replacement", "message"),
     [
-        (r"(field Norm eps) (\d+)", r"\1 4", r"field Norm.eps is float of 4 bytes at byte 4 in the library"),
-        (r"(field Norm eps .*) float", r"\1 integer", r"field Norm.eps is integer of 4 bytes"),
-        (r"field Norm eps", "field Norm epsilon", r"field Norm.eps is not declared in the library"),
+        (r"(field NormArgs eps) (\d+)", r"\1 4", r"field NormArgs.eps is float of 4 bytes at byte 4 in the library"),
+        (r"(field NormArgs eps .*) float", r"\1 integer", r"field NormArgs.eps is integer of 4 bytes"),
+        (r"field NormArgs eps", "field NormArgs epsilon", r"field NormArgs.eps is not declared in the library"),
         (r"(field Chunk start) (\d+) 8", r"\1 \2 4", r"field Chunk.start is integer of 4 bytes"),
-        (r"(structure Step) (\d+)", r"\1 8", r"structure Step is 8 bytes in the library and \d+ bytes in the package"),
-        (r"operation embed 0", "operation embed 1", r"operation embed is number 1 with Embed in the library"),
-        (r"operation rotate 6 Rotate", "operation rotate 6 Norm", r"operation rotate is number 6 with Norm"),
+        (
+            r"(structure StepView) (\d+)",
+            r"\1 8",
+            r"structure StepView is 8 bytes in the library and \d+ bytes in the package",
+        ),
+        (r"operation embed 0", "operation embed 1", r"operation embed is number 1 with EmbedArgs in the library"),
+        (
+            r"operation rotate 6 RotateArgs",
+            "operation rotate 6 NormArgs",
+            r"operation rotate is number 6 with NormArgs",
+        ),
         (r"enumerator Limit slot \d+", "enumerator Limit slot 1", r"Limit slot is number 1 in the library"),
         (r"constant PANEL 64", "constant PANEL 32", r"constant PANEL is 32 in the library and 64 in the package"),
-        (r"$", "operation sort 99 Sort", r"operation sort is number 99 with Sort in the library and not declared"),
+        (
+            r"$",
+            "operation sort 99 SortArgs",
+            r"operation sort is number 99 with SortArgs in the library and not declared",
+        ),
     ],
 )
 def test_a_library_that_declares_another_thing_is_refused(line: str, replacement: str, message: str) -> None:
     declared = description()
     changed = declared + replacement if line == "$" else re.sub(line, replacement, declared, count=1)
     assert changed != declared
-    found = find_mismatch(changed)
-    assert found is not None and re.match(message, found), found
+    mismatch = find_mismatch(changed)
+    assert mismatch is not None and re.match(message, mismatch), mismatch
 
 
 def test_a_package_with_two_fields_in_another_order_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Softcap(ctypes.Structure):
-        _fields_ = (("out", program.Rows), ("cap", c_float), ("input", program.Rows))
+    class SoftcapArgs(ctypes.Structure):
+        _fields_ = (("out", program.StridedRows), ("cap", c_float), ("input", program.StridedRows))
 
-    monkeypatch.setattr(program, "Softcap", Softcap)
-    found = find_mismatch(description())
-    assert found is not None and found.startswith("field Softcap.cap is float of 4 bytes at byte 64 in the library and")
+    monkeypatch.setattr(program, "SoftcapArgs", SoftcapArgs)
+    mismatch = find_mismatch(description())
+    assert mismatch is not None and mismatch.startswith(
+        "field SoftcapArgs.cap is float of 4 bytes at byte 64 in the library and"
+    )

@@ -182,7 +182,9 @@ def test_spans_give_the_same_bits_walked_by_one_unit_or_by_many(
     cuts = [[length - 7, 3, *[1] * 4] for length in lengths]
     cache = Cache(KERNELS[0], dtype, threads=threads)
     found = in_steps(cache, whole, cuts, window)
-    assert not cache.ops._parts.arrived.any(), "the next step would put parts together before all are there"
+    assert not cache.ops._attention_workspace.num_done.any(), (
+        "the next step would put parts together before all are there"
+    )
     at_once = Cache(KERNELS[0], dtype).step(whole, window)
     for number in whole:
         assert torch.equal(found[number], at_once[number])

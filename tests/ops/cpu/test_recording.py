@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from archerfish.ops.cpu.native import NativeOps, make_step
+from archerfish.ops.cpu.arguments import step_view
+from archerfish.ops.cpu.native import NativeOps
 from archerfish.ops.cpu.program import Operation
-from archerfish.ops.cpu.recording import RECORDED_ROWS, Program, Recording
+from archerfish.ops.cpu.recording import RECORDED_ROWS, CpuProgram, CpuRecording
 from archerfish.ops.signatures import Chunks, LayerCache
 from tests.ops.cpu.native import every_kernel, native, needs_native
 
@@ -72,23 +73,23 @@ def whole(length: int) -> Chunks:
     )
 
 
-def recorded(layer: Layer, outputs: Callable[[tuple[Tensor, Tensor]], tuple[Tensor, ...]]) -> Program:
+def recorded(layer: Layer, outputs: Callable[[tuple[Tensor, Tensor]], tuple[Tensor, ...]]) -> CpuProgram:
     positions, chunks = torch.zeros(RECORDED_ROWS, dtype=torch.int64), whole(RECORDED_ROWS)
     qkv = torch.empty(RECORDED_ROWS, WIDTH)
-    recording = Recording(positions=positions, slots=chunks.slots)
+    recording = CpuRecording(positions=positions, slots=chunks.slots)
     with layer.ops.recording(recording):
         shown = outputs(layer.run(qkv, positions, chunks))
     return recording.finish(MOST_ROWS, inputs=(qkv,), outputs=shown)
 
 
-def replayed(layer: Layer, program: Program, qkv: Tensor) -> tuple[Tensor, ...]:
+def replayed(layer: Layer, program: CpuProgram, qkv: Tensor) -> tuple[Tensor, ...]:
     program.rows[0][: len(qkv)] = qkv
     positions, chunks = torch.arange(len(qkv)), whole(len(qkv))
-    layer.ops.team.run(program.instructions, make_step(len(qkv), None, positions, chunks))
+    layer.ops.team.run(program.instructions, step_view(len(qkv), None, positions, chunks))
     return tuple(rows[: len(qkv)] for rows in program.rows[1:])
 
 
-def operations(program: Program) -> list[Operation]:
+def operations(program: CpuProgram) -> list[Operation]:
     return [Operation(instruction.operation) for instruction in program.instructions]
 
 

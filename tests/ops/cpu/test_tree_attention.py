@@ -84,7 +84,7 @@ def test_contexts_of_several_spans(dtype: torch.dtype, window: int | None, start
     sequences = [USUAL.tokens(0, start, late), USUAL.tokens(1, start, bushy(9)), USUAL.tokens(2, 40, 1)]
     ops = native(KERNELS[0])
     check_lines(machine(dtype), sequences, same_bits, window)
-    assert not ops._parts.arrived.any(), "the next step would put parts together before all are there"
+    assert not ops._attention_workspace.num_done.any(), "the next step would put parts together before all are there"
 
 
 def test_heads_that_fill_a_unit_by_themselves() -> None:

@@ -1,20 +1,15 @@
 """Triton kernels that compute rows of rows: embeddings, sums, norms, rotation, activation, quantization."""
 
-from archerfish.ops.triton.elementwise.float_order import float_to_order, order_to_float
-from archerfish.ops.triton.elementwise.quantized_rows import (
-    ActivationFormat,
-    QuantizedRows,
-    quantize_into,
-    quantize_rows,
-)
+from archerfish.ops.triton.elementwise.float_order import number_of, order_of
+from archerfish.ops.triton.elementwise.quantized_rows import QuantizedRows, Rounding, quantize_into, quantize_rows
 from archerfish.ops.triton.elementwise.row_kernels import (
-    add_rounded,
-    inverse_rms,
+    added,
+    added_in_pairs,
+    eight_bits,
+    inverse_size,
     magnitude,
+    narrow,
     nonlinear,
-    pairwise_sum,
-    quantize_8bit,
-    round_to,
     scale_of,
 )
 from archerfish.ops.triton.elementwise.row_ops import (
@@ -32,28 +27,28 @@ from archerfish.ops.triton.elementwise.row_ops import (
 )
 
 __all__ = [
-    "ActivationFormat",
     "QuantizedRows",
+    "Rounding",
     "activate",
     "add",
     "add_rms_norm_into",
     "add_rms_norm_quantized_into",
-    "add_rounded",
+    "added",
+    "added_in_pairs",
+    "eight_bits",
     "embed",
-    "float_to_order",
-    "inverse_rms",
+    "inverse_size",
     "layer_norm",
     "magnitude",
+    "narrow",
     "nonlinear",
-    "order_to_float",
-    "pairwise_sum",
-    "quantize_8bit",
+    "number_of",
+    "order_of",
     "quantize_into",
     "quantize_rows",
     "rms_norm",
     "rms_norm_quantized_into",
     "rotate",
-    "round_to",
     "scale",
     "scale_of",
     "softcap",

@@ -1,18 +1,18 @@
-"""An order-preserving mapping from float32 to int32, for binary searches of thresholds."""
+"""Numbers as whole numbers that are ordered as they are. Knows nothing of what is looked for among them."""
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def float_to_order(x):
-    """Map float32 to int32. Both zeros map to the same number, NaN beyond either infinity."""
+def order_of(x):
+    """Of float32, as int32. Both zeros are one; what is no number has an order beyond either infinity."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
-def order_to_float(order):
-    """Map an order back to its float32."""
+def number_of(order):
+    """What has this order."""
     bits = order ^ ((order >> 31) & 0x7FFFFFFF)
     return bits.to(tl.float32, bitcast=True)
