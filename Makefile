@@ -29,9 +29,12 @@ soak: $(INSTALLED)
 check: $(INSTALLED)
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
 
-# The native kernels' tests, and engines of the smallest sizes, with AddressSanitizer and UndefinedBehaviorSanitizer, which
-# see what matrix tiles load only in software. Needs CMake and gcc.
+# The thread team under ThreadSanitizer; then the native kernels' tests, and engines of the smallest sizes, with
+# AddressSanitizer and UndefinedBehaviorSanitizer, which see only in software what matrix tiles load. Needs CMake and gcc.
 sanitize: $(INSTALLED)
+	cmake -S csrc -B build/thread-stress -DTHREAD_STRESS=ON -DWARNINGS_AS_ERRORS=ON
+	cmake --build build/thread-stress
+	build/thread-stress/team_stress
 	cmake -S csrc -B build/sanitize -DSANITIZE=ON -DTILES_IN_SOFTWARE=ON -DWARNINGS_AS_ERRORS=ON
 	cmake --build build/sanitize
 	NATIVE_ARCHERFISH=$(CURDIR)/build/sanitize/_kernels.so ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
