@@ -35,6 +35,7 @@ from archerfish.kvcache.layout import KVLayout, kv_layout
 from archerfish.kvcache.storage import KVStorage
 from archerfish.kvcache.tables import KVTables
 from archerfish.machine.memory import trim_heap
+from archerfish.metrics.state import EngineInfo
 from archerfish.ops import torch_dtype
 from archerfish.quant import KvFormat
 from archerfish.request import SamplingParams
@@ -72,6 +73,20 @@ class Assembly:
     """What embeddings can be cut to, as config.json says of models trained for it; None is any size."""
     forms: CompiledForms | None
     """Of answers, for whoever compiles them ahead; None without a tokenizer."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """Settings and sizes that decide how much a step reads."""
+        config = self.config
+        return EngineInfo(
+            device=config.device,
+            dtype=config.dtype,
+            quantization=config.quantization,
+            kv_cache_dtype=config.kv_cache_dtype,
+            speculation=config.speculation.method,
+            weight_bytes=self.memory.model_weights,
+            kv_bytes_per_token=self.memory.kv_bytes_per_token(config),
+        )
 
     @property
     def blueprint(self) -> "Blueprint":

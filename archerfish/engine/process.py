@@ -257,6 +257,7 @@ def _facts(start: Start, assembly: "Assembly") -> EngineFacts:
         hidden_size=assembly.arch.hidden_size,
         embedding_sizes=assembly.embedding_sizes,
         recommended=dict(assembly.recommended),
+        info=assembly.info,
     )
 
 

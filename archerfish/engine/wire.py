@@ -6,7 +6,7 @@ import msgspec
 
 from archerfish.config.settings import EngineConfig
 from archerfish.machine.peak import Peak
-from archerfish.metrics.state import EngineState
+from archerfish.metrics.state import EngineInfo, EngineState
 from archerfish.request import FinishReason, Request, TokenEvent
 
 
@@ -86,6 +86,7 @@ class EngineFacts(_Message, frozen=True):
     """What embeddings can be cut to, as the model was trained for; None is any size."""
     recommended: dict[str, Any]
     """Sampling parameters that the model's makers recommend, by name."""
+    info: EngineInfo | None = None
 
 
 class Ready(_Message, frozen=True):

@@ -124,6 +124,15 @@ class Memory:
             return self.measured.weights
         return int(weight_bytes(self.arch, self.bytes_per_weight or self.bytes_per_value)) + self.beside.weights
 
+    @property
+    def model_weights(self) -> int:
+        """Bytes of the model's own weights, without a drafter's."""
+        return self.weights - self.beside.weights
+
+    def kv_bytes_per_token(self, config: ResolvedConfig) -> float:
+        """Bytes of the KV cache that a token takes, with the drafter's share."""
+        return self.block_bytes(config) * len(self.layout.windows) / config.block_size
+
     def activations(self, config: ResolvedConfig) -> int:
         """Most memory a step's intermediate values take. Of steps of another size than was measured, by proportion."""
         if self.measured is None:

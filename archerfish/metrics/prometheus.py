@@ -10,11 +10,12 @@ from prometheus_client.registry import Collector
 from archerfish.metrics.engines import EngineMetrics
 from archerfish.metrics.histogram import Histogram
 from archerfish.metrics.requests import OTHERS, RequestMetrics, TenantUsage
-from archerfish.metrics.state import EngineState
+from archerfish.metrics.state import EngineInfo, EngineState
 from archerfish.metrics.utilization import Utilization
 from archerfish.request import FinishReason
 
 PREFIX = "archerfish:"
+INFO_LABELS = ("device", "dtype", "quantization", "kv_cache_dtype", "speculation")
 _MOST_TENANTS = 1000
 """Each is a time series in whatever scrapes us."""
 
@@ -183,6 +184,16 @@ def _add_state(to: Families, state: EngineState | None) -> None:
         "Blocks of the KV cache.",
         [({"state": "free"}, free), ({"state": "cached"}, cached), ({"state": "in_use"}, in_use)],
     )
+
+
+def add_info(to: Families, info: EngineInfo | None) -> None:
+    """Add the settings that decide what a step reads, as labels of a gauge that is 1; nothing before they are known."""
+    if info is None:
+        return
+    labels = {name: getattr(info, name) for name in INFO_LABELS}
+    to.gauge("engine_info", "Settings of the engine, in labels.", [(labels, 1)])
+    to.gauge("weight_bytes", "Bytes of the model's weights.", info.weight_bytes)
+    to.gauge("kv_cache_bytes_per_token", "Bytes of the KV cache that a token takes.", info.kv_bytes_per_token)
 
 
 def add_utilization(to: Families, utilization: Utilization | None) -> None:

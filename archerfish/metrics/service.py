@@ -16,7 +16,7 @@ from archerfish.machine.peak import Peak
 from archerfish.metrics import prometheus
 from archerfish.metrics.engines import EngineMetrics
 from archerfish.metrics.requests import OTHERS, RequestMetrics, TenantUsage, Usage, milliseconds
-from archerfish.metrics.state import EngineState, StepRecord
+from archerfish.metrics.state import EngineInfo, EngineState, StepRecord
 from archerfish.metrics.timing import RequestTiming
 from archerfish.metrics.windows import RecentValues
 from archerfish.request import FinishReason, Request, TokenEvent
@@ -61,6 +61,8 @@ class ServiceMetrics:
         """In a word, for the page."""
         self.peak: Peak | None = None
         """To be set once it is known; until then there is no utilization."""
+        self.engine_info: EngineInfo | None = None
+        """Settings of the engine, once it is ready."""
         self.num_open_answers = 0
         """Answers that count towards --max-queued-requests; set by the service whenever it changes."""
         self._clock = clock
@@ -193,6 +195,7 @@ class ServiceMetrics:
         prometheus.add_requests(families, self._requests, usage)
         families.gauge("num_open_answers", "Answers that count towards the queue's limit.", self.num_open_answers)
         prometheus.add_engine(families, self._engine, now)
+        prometheus.add_info(families, self.engine_info)
         prometheus.add_utilization(families, self._engine.utilization(self.peak, now))
         if self.peak is not None:
             families.gauge("peak_flops", "Operations per second that the device can do.", self.peak.flops)

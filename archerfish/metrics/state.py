@@ -31,6 +31,20 @@ class StepRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """The settings that decide how much a step reads, and the bytes that they come to."""
+
+    device: str
+    dtype: str
+    quantization: str
+    kv_cache_dtype: str
+    speculation: str
+    """The method."""
+    weight_bytes: int
+    kv_bytes_per_token: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineState:
     """How the engine is now, and its totals since it was built."""
 

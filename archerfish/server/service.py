@@ -156,6 +156,7 @@ class Service:
         self._model = model
         self._ready.set()
         self.metrics.model = self.model_name
+        self.metrics.engine_info = facts.info
         logger.info("%s is ready", self.model_name)
 
     async def wait_ready(self) -> None:

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from archerfish.machine.energy import EnergyMeter
 from archerfish.machine.peak import Peak
 from archerfish.metrics.service import EngineState, RequestTiming, ServiceMetrics, StepRecord, TenantUsage, Usage
+from archerfish.metrics.state import EngineInfo
 from archerfish.request import SLO, FinishReason, Request, SamplingParams, TokenEvent
 from tests.lanes import examples
 
@@ -340,6 +341,24 @@ def test_the_engines_state_is_told_as_it_is() -> None:
         assert found[name] == value, name
     assert line.metrics.last_state == line.state
     assert line.metrics.snapshot()["kv"] == {"num_blocks": 10, "free": 5, "cached": 3, "in_use": 2}
+
+
+def test_the_settings_of_the_engine_are_labels_once_they_are_known() -> None:
+    line = Timeline()
+    assert not [name for name in line.samples() if name.startswith(("engine_info", "weight_bytes", "kv_cache_bytes"))]
+    line.metrics.engine_info = EngineInfo(
+        device="cpu",
+        dtype="bfloat16",
+        quantization="int8",
+        kv_cache_dtype="bfloat16",
+        speculation="auto",
+        weight_bytes=100,
+        kv_bytes_per_token=8.5,
+    )
+    found = line.samples()
+    [info] = [name for name in found if name.startswith("engine_info")]
+    assert all(f"{name}={value}" in info for name, value in (("quantization", "int8"), ("speculation", "auto")))
+    assert (found[info], found["weight_bytes"], found["kv_cache_bytes_per_token"]) == (1, 100, 8.5)
 
 
 def test_a_step_that_is_told_twice_counts_once() -> None:

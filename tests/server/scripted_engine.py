@@ -50,6 +50,7 @@ def build(config: EngineConfig, _on_progress: Any) -> Any:
         arch=SimpleNamespace(
             family="llama", vocab_size=8192, hidden_size=64, can_extend_positions=False, max_positions=_LENGTH
         ),
+        info=None,
         embedding_sizes=(),
         config=SimpleNamespace(
             max_model_len=_LENGTH,

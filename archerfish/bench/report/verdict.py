@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from archerfish.bench.report.facts import Facts, Roof, read_facts
+from archerfish.bench.report.remedies import Advice, Remedies
 from archerfish.bench.serve.records import Run, Workload
 from archerfish.bench.serve.summary import Summary
 
@@ -36,15 +37,6 @@ class Evidence:
     value: str
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """A setting worth trying."""
-
-    setting: str
-    change: str
-    why: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     limit: Limit
@@ -65,7 +57,9 @@ def judge_run(run: Run, summary: Summary) -> Verdict:
             advice=_ADVICE_TO_LOOK,
         )
     limit, reason = _find(facts)
-    return Verdict(limit=limit, reason=reason, evidence=_evidence(facts), advice=_advice(limit, facts, run.workload))
+    usual = _advice(limit, facts, run.workload)
+    advice = _first_two(_format_advice(limit, Remedies.of(run)), usual, keeps_first=limit is Limit.CAPACITY)
+    return Verdict(limit=limit, reason=reason, evidence=_evidence(facts), advice=advice)
 
 
 # -- what it was ------------------------------------------------------------------------------------------------------
@@ -160,6 +154,25 @@ _LEAVE_A_CORE = "one fewer than the cores, so that the process that talks to cli
 _SHORTER_CHUNKS = "prompts hold up running answers less: a lower ITL tail for a later first token"
 _MORE_TOKENS = Advice("--max-num-batched-tokens", "raise it", "more of the waiting prompts enter each step")
 _SMALLER_NUMBERS = Advice("--dtype", "bfloat16", "lower precision, where the model is in float32: half the bytes")
+
+
+def _format_advice(limit: Limit, remedies: Remedies | None) -> list[Advice]:
+    """Return number formats and speculation that are worth trying, the better ones first."""
+    if remedies is None:
+        return []
+    if limit is Limit.BANDWIDTH:
+        return remedies.against_reading()
+    if limit is Limit.COMPUTE:
+        return remedies.against_computing()
+    if limit is Limit.CAPACITY:
+        return remedies.against_full_cache()
+    return remedies.against_overhead() if limit is Limit.OVERHEAD else []
+
+
+def _first_two(formats: list[Advice], usual: tuple[Advice, Advice], *, keeps_first: bool) -> tuple[Advice, Advice]:
+    """Choose two, formats first; where a lossless setting may do as well, it keeps the first line."""
+    ranked = [usual[0], *formats, usual[1]] if keeps_first else [*formats, *usual]
+    return ranked[0], ranked[1]
 
 
 def _advice(limit: Limit, facts: Facts, workload: Workload) -> tuple[Advice, Advice]:

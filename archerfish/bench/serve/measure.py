@@ -25,7 +25,7 @@ from archerfish.bench.serve.monitor import ClientMonitor
 from archerfish.bench.serve.options import LoadOptions
 from archerfish.bench.serve.own_server import own_server
 from archerfish.bench.serve.records import RequestRecord, Run, Target, Workload
-from archerfish.bench.serve.watch import ServerWatch, scrape
+from archerfish.bench.serve.watch import ServerWatch, scrape, scrape_settings
 from archerfish.errors import ConfigError
 from archerfish.tokenizer import Tokenizer
 from archerfish.weights.locate import locate
@@ -132,6 +132,7 @@ async def _measure(
         await _warm_up(client, options.num_warmups)
         if is_own:
             await _wait_for_peak(client)
+        settings = await scrape_settings(client) if target.is_archerfish else None
         # What was made for the load stays: looking for garbage in it would only stop the clock's readers.
         gc.collect()
         gc.freeze()
@@ -154,6 +155,7 @@ async def _measure(
         findings=(),
         requests=tuple(records),
         samples=() if watch is None else tuple(watch.samples),
+        server=settings,
     )
     return replace(run, findings=validity.find(run))
 

@@ -187,6 +187,19 @@ class ServerSample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """What our server says of its engine: the settings that decide how much a step reads."""
+
+    device: str
+    dtype: str
+    quantization: str
+    kv_cache_dtype: str
+    speculation: str
+    weight_bytes: float
+    kv_bytes_per_token: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """Something that makes the figures less than they seem."""
 
@@ -216,6 +229,8 @@ class Run:
     findings: tuple[Finding, ...]
     requests: tuple[RequestRecord, ...]
     samples: tuple[ServerSample, ...] = ()
+    server: ServerSettings | None = None
+    """None for other servers than ours."""
 
     @property
     def is_valid(self) -> bool:

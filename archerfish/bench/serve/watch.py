@@ -1,12 +1,14 @@
 """Reads what our server tells of itself while a load runs. Understands no other server's metrics."""
 
 import asyncio
+import re
 from itertools import count, takewhile
+from typing import Any
 
 from archerfish.bench.serve.client import BenchClient
 from archerfish.bench.serve.connections import ConnectionBroke
-from archerfish.bench.serve.records import ServerSample
-from archerfish.metrics.prometheus import PREFIX
+from archerfish.bench.serve.records import ServerSample, ServerSettings
+from archerfish.metrics.prometheus import INFO_LABELS, PREFIX
 
 _OK = 200
 _INTERVAL = 0.5
@@ -14,6 +16,8 @@ _INTERVAL = 0.5
 Readings = dict[str, float]
 """By name, with the value of its phase or position label behind it where it has one."""
 _LABELS = ("phase", "position")
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+_SIZES = {"weight_bytes": "weight_bytes", "kv_cache_bytes_per_token": "kv_bytes_per_token"}
 _ACCEPTED_PER_POSITION = "spec_decode_num_accepted_tokens_per_pos_total"
 
 
@@ -37,6 +41,19 @@ def read_metrics(text: str) -> Readings | None:
                     value_of_label = after.partition('"')[0]
                     found[f"{name}:{value_of_label}"] = float(value)
     return found or None
+
+
+def read_settings(text: str) -> ServerSettings | None:
+    """Return the settings in a scrape of our server's /metrics; None if it is another's, or has no engine yet."""
+    settings: dict[str, Any] = {}
+    for line in text.splitlines():
+        name, _, rest = line.removeprefix(PREFIX).partition("{")
+        if name == "engine_info":
+            labels = dict(_LABEL.findall(rest))
+            settings |= {label: labels[label] for label in INFO_LABELS if label in labels}
+        elif name in _SIZES:
+            settings[_SIZES[name]] = float(rest.rpartition("}")[2])
+    return ServerSettings(**settings) if len(settings) == len(INFO_LABELS) + len(_SIZES) else None
 
 
 def sample(readings: Readings, time: float) -> ServerSample:
@@ -115,9 +132,20 @@ class ServerWatch:
 
 
 async def scrape(client: BenchClient) -> Readings | None:
-    """None where the server is gone or not ours."""
+    """Read the metrics once; None where the server is gone or not ours."""
+    text = await _metrics_text(client)
+    return None if text is None else read_metrics(text)
+
+
+async def scrape_settings(client: BenchClient) -> ServerSettings | None:
+    """Read the settings of our server's engine."""
+    text = await _metrics_text(client)
+    return None if text is None else read_settings(text)
+
+
+async def _metrics_text(client: BenchClient) -> str | None:
     try:
         status, body = await client.get("/metrics")
     except ConnectionBroke:
         return None
-    return read_metrics(body.decode("utf-8", "replace")) if status == _OK else None
+    return body.decode("utf-8", "replace") if status == _OK else None

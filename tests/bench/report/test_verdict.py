@@ -7,7 +7,7 @@ import pytest
 
 from archerfish.bench.report.facts import Facts, read_facts
 from archerfish.bench.report.verdict import Limit, Verdict, judge_run
-from archerfish.bench.serve.records import Run, ServerTimes
+from archerfish.bench.serve.records import Run, ServerSettings, ServerTimes
 from archerfish.bench.serve.summary import summarize
 from tests.bench.runs import PEAK_BANDWIDTH, PEAK_FLOPS, WORKLOAD, make_request, make_run, make_sample, random_run
 
@@ -74,6 +74,56 @@ def test_bandwidth_bound_asks_for_more_sequences() -> None:
     assert [advice.setting for advice in found.advice] == ["--request-rate", "--dtype"]
     full = verdict(watched({**READING, "batch_occupancy": 0.95}))
     assert full.advice[0].setting == "--max-num-seqs"
+
+
+GIB = 2**30
+
+
+def settings(**more: Any) -> ServerSettings:
+    given: dict[str, Any] = {"device": "cpu", "dtype": "bfloat16", "quantization": "none", "kv_cache_dtype": "bfloat16"}
+    given |= {"speculation": "auto", "weight_bytes": 2.0 * GIB, "kv_bytes_per_token": 1000.0}
+    return ServerSettings(**(given | more))
+
+
+def test_smaller_formats_are_proposed_with_what_they_would_save() -> None:
+    """Of five seconds of reading at the peak, weights are as much as all steps read, and KV the rest."""
+    read = {**READING, "num_steps": 100}
+    weights = settings(weight_bytes=0.04 * PEAK_BANDWIDTH)  # Four of five seconds.
+    first, second = verdict(watched(read, server=weights)).advice
+    assert (first.setting, first.change) == ("--quantization", "int8 (lossy)")
+    assert "up to 22% less time in steps" in first.why  # Two of nine seconds.
+    assert (second.setting, second.change) == ("--kv-cache-dtype", "int8 (lossy)")
+    assert "50% fewer bytes" in second.why and "up to 6% less time" in second.why
+    small = settings(quantization="int4", kv_cache_dtype="int8")
+    assert [one.setting for one in verdict(watched(read, server=small)).advice] == ["--request-rate", "--dtype"]
+    gpu = settings(device="cuda", quantization="int8", speculation="suffix", weight_bytes=1.0)
+    assert verdict(watched(read, server=gpu)).advice[0].change == "fp8 (lossy)"
+
+
+def test_speculation_is_proposed_where_reading_leaves_time_for_it() -> None:
+    off = settings(speculation="off", quantization="int8", kv_cache_dtype="int8")
+    first, _ = verdict(watched({**READING, "num_steps": 100}, server=off)).advice
+    assert (first.setting, first.change) == ("--speculative-config", '{"method": "auto"}')
+    assert "a step of 90.0 ms" in first.why and "about 49 for each token" in first.why
+    slow = {"decode_bytes": 0.9 * PEAK_BANDWIDTH, "num_steps": 100, "num_computed_tokens": 200}
+    assert verdict(watched(slow, server=off)).advice[0].setting == "--speculative-config"
+    many = verdict(watched({**slow, "num_computed_tokens": 9000}, server=off))
+    assert many.limit is Limit.OVERHEAD and many.advice[0].setting == "--request-rate"
+
+
+def test_a_full_cache_can_hold_more_in_fewer_bits() -> None:
+    full = {"num_preemptions": 3}
+    first, second = verdict(watched(full, server=settings())).advice
+    assert first.setting == "--gpu-memory-utilization", "lossless settings come first"
+    assert (second.setting, second.why) == ("--kv-cache-dtype", "about 2.0 x as many tokens in the KV cache")
+    _, second = verdict(watched(full, server=settings(kv_cache_dtype="int8"))).advice
+    assert second.setting == "--quantization"
+    assert second.why == "1.00 GiB less weights: about 1,073,742 more tokens in the KV cache"
+
+
+def test_a_gpu_at_its_arithmetic_peak_can_compute_in_fewer_bits() -> None:
+    assert verdict(watched(COMPUTING, server=settings(device="cuda"))).advice[0].change == "fp8 (lossy)"
+    assert verdict(watched(COMPUTING, server=settings())).advice[0].setting == "--dtype"
 
 
 @pytest.mark.parametrize(

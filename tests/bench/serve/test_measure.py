@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from archerfish.bench.serve.records import load_run
-from archerfish.bench.serve.watch import read_metrics, sample
+from archerfish.bench.serve.watch import read_metrics, read_settings, sample
 from tests.checkpoints import write_checkpoint
 from tests.cli.running import archerfish, assert_refused
 from tests.server.running import RunningService, running_service
@@ -148,6 +148,14 @@ def test_metrics_of_our_server_are_understood(service: RunningService) -> None:
     guesses = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "seconds", "seconds_saved", "seconds_lost")
     assert {f"spec_decode_{name}_total" for name in guesses} <= readings.keys()
     assert read_metrics("vllm:num_requests_running 3\n") is None
+    settings = read_settings(scraped)
+    assert settings is not None and (settings.device, settings.dtype, settings.quantization) == (
+        "cpu",
+        "float32",
+        "none",
+    )
+    assert settings.weight_bytes > 0 and settings.kv_bytes_per_token > 0
+    assert read_settings(scraped.replace("engine_info", "other_info")) is None, "a server that still loads"
 
 
 def test_guesses_that_stood_are_read_by_their_place() -> None:
