@@ -11,6 +11,7 @@ import torch
 
 from archerfish.arch.arch import Arch
 from archerfish.arch.cost import step_cost
+from archerfish.config.compatibility import shown_value
 from archerfish.config.resolve import ResolvedConfig, resolve
 from archerfish.config.settings import EngineConfig
 from archerfish.console import logger
@@ -231,7 +232,9 @@ def _eos_token_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> tuple
     ):
         listed = [value] if isinstance(value, int) else value or []
         if not isinstance(listed, list) or not all(isinstance(token, int) for token in listed):
-            raise ModelError(f"{checkpoint.directory}: eos_token_id = {value!r} must be a token id or a list of them")
+            raise ModelError(
+                f"{checkpoint.directory}: eos_token_id = {shown_value(value)} must be a token id or a list of them"
+            )
         found.update(listed)
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         found.add(tokenizer.eos_token_id)

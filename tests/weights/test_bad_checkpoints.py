@@ -203,6 +203,14 @@ def test_tokenizers_that_are_none(model: Path) -> None:
     LLM(str(model), threads=1, max_num_seqs=2, skip_tokenizer_init=True)
 
 
+def test_an_end_token_that_is_none_is_shown_within_a_bound(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path)
+    change_config(tmp_path, eos_token_id="x" * 10_000)
+    with pytest.raises(ModelError, match="must be a token id or a list of them") as caught:
+        LLM(str(tmp_path), threads=1, max_num_seqs=2)
+    assert len(str(caught.value)) < 1_000
+
+
 def test_dummy_weights_need_only_a_config(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     first = LLM(str(tmp_path), load_format="dummy", threads=1, max_num_seqs=2).generate([5, 6, 7])

@@ -3,9 +3,11 @@
 import asyncio
 import contextlib
 import gc
+import logging
 import os
 import resource
 import shlex
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -35,6 +37,11 @@ _WARM_UP = Sample(
 )
 # Seconds that our server may take to measure its machine, and between two looks at whether it has.
 _LONGEST_PEAK, _BETWEEN_SCRAPES = 15.0, 0.1
+_LONGEST_LOADING = 600.0
+"""Seconds that a server may take to load its model before a load test gives up."""
+_NOT_READY = 503
+
+logger = logging.getLogger("archerfish")
 
 OnEnd = Callable[[RequestRecord], None]
 
@@ -165,6 +172,7 @@ async def _probe(origin: Origin, headers: dict[str, str], options: LoadOptions, 
     client = BenchClient(origin, headers, RequestOptions(model="", endpoint=options.path))
     try:
         is_archerfish = await scrape(client) is not None
+        await _wait_until_loaded(client, origin, "/health/ready" if is_archerfish else "/v1/models")
         # The name that a server of our own was started with is a directory as often as not: it knows what it serves.
         model = options.model if options.model is not None and not is_own else await _first_model(client, origin)
     finally:
@@ -172,11 +180,33 @@ async def _probe(origin: Origin, headers: dict[str, str], options: LoadOptions, 
     return Target(url=origin.url, endpoint=options.path, model=model, is_archerfish=is_archerfish, is_own=is_own)
 
 
+async def _wait_until_loaded(client: BenchClient, origin: Origin, path: str) -> None:
+    """Wait while the server answers that it is not ready (503), as it does until its model is loaded."""
+    deadline = time.monotonic() + _LONGEST_LOADING
+    is_waiting = False
+    while True:
+        try:
+            status, _ = await client.get(path)
+        except ConnectionBroke as error:
+            raise ConfigError(f"{error}; is --url right, and is the server running?") from error
+        if status != _NOT_READY:
+            return
+        if not is_waiting:
+            logger.info("waiting for %s to load its model", origin.url)
+            is_waiting = True
+        if time.monotonic() > deadline:
+            raise ConfigError(
+                f"{origin.url} is still not ready after {_LONGEST_LOADING:.0f} s ({path} answers {status}); "
+                "start again when its model is loaded"
+            )
+        await asyncio.sleep(_BETWEEN_SCRAPES)
+
+
 async def _first_model(client: BenchClient, origin: Origin) -> str:
     try:
         status, body = await client.get("/v1/models")
     except ConnectionBroke as error:
-        raise ConfigError(f"{error}; is --url right, and does the server run?") from error
+        raise ConfigError(f"{error}; is --url right, and is the server running?") from error
     try:
         listed: Any = msgspec.json.decode(body)
         return str(listed["data"][0]["id"])

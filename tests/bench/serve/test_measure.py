@@ -1,5 +1,6 @@
 """Whole load tests: against our server, one started for the run, and one of somebody else."""
 
+import asyncio
 import json
 import os
 import re
@@ -10,12 +11,17 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import httpx
 import pytest
 
+from archerfish.bench.serve import measure
+from archerfish.bench.serve.client import BenchClient
+from archerfish.bench.serve.connections import Origin
 from archerfish.bench.serve.records import load_run
 from archerfish.bench.serve.watch import read_metrics, read_settings, sample
+from archerfish.errors import ConfigError
 from tests.checkpoints import write_checkpoint
 from tests.cli.running import archerfish, assert_refused
 from tests.server.running import RunningService, running_service
@@ -129,6 +135,32 @@ def test_two_runs_against_one_server_have_prompts_of_their_own(service: RunningS
     assert [ran.exit_code for ran in results] == [0, 0], results[1].stderr
     seeds = {json.loads(ran.stdout)["workload"]["seed"] for ran in results}
     assert len(seeds) == 2
+
+
+class LoadingServer:
+    """Answers with these statuses, one after the other, and then with the last for ever."""
+
+    def __init__(self, *statuses: int) -> None:
+        self.statuses = list(statuses)
+        self.paths: list[str] = []
+
+    async def get(self, path: str) -> tuple[int, bytes]:
+        self.paths.append(path)
+        return (self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]), b"{}"
+
+
+def test_a_server_that_loads_its_model_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(measure, "_BETWEEN_SCRAPES", 0.0)
+    origin, server = Origin.parse("http://localhost:8000"), LoadingServer(503, 503, 200)
+    with caplog.at_level("INFO"):
+        asyncio.run(measure._wait_until_loaded(cast(BenchClient, server), origin, "/health/ready"))
+    assert server.paths == ["/health/ready"] * 3
+    assert caplog.messages.count("waiting for http://localhost:8000 to load its model") == 1
+    monkeypatch.setattr(measure, "_LONGEST_LOADING", 0.0)
+    with pytest.raises(ConfigError, match="still not ready after 0 s"):
+        asyncio.run(measure._wait_until_loaded(cast(BenchClient, LoadingServer(503)), origin, "/v1/models"))
 
 
 def test_metrics_of_our_server_are_understood(service: RunningService) -> None:
