@@ -42,9 +42,11 @@ sanitize: $(INSTALLED)
 	$(PYTEST) tests/ops/cpu tests/execution/backends/test_cpu_program_drafts.py \
 		tests/end_to_end/test_sizes.py
 
-# On a machine with a GPU, with whatever Python has torch there: kernels' tests compiled instead of interpreted, models
-# through graphs; and the table of speeds, also as JSON. Neither installs anything.
+# On a machine with a GPU, with any Python that has torch: kernels' tests compiled instead of interpreted, models through
+# graphs; and the table of speeds, also as JSON. Both run this checkout without installing anything.
 GPU_PYTHON ?= python3
+test-gpu bench-gpu: export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+
 test-gpu:
 	$(GPU_PYTHON) -m pytest --lane all tests/ops/triton tests/execution/backends/cuda/test_graphs.py tests/end_to_end/test_triton*.py
 
