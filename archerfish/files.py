@@ -1,4 +1,4 @@
-"""Reads the small text files of a model directory and says clearly what is wrong with them. Knows no file's meaning."""
+"""Reads the small text files of a model directory, with errors that name the file and what is wrong with it."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from archerfish.errors import ModelError
 
 _FETCH_AGAIN = "download or copy the file again"
 _MOST_BYTES = 1 << 30
-"""Of a text file: many times the largest vocabulary."""
+"""Most bytes of a text file: many times the largest vocabulary."""
 _KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a pipe",
@@ -21,15 +21,14 @@ _KINDS = {
 
 
 def check_regular(path: Path, failure: type[ModelError] = ModelError) -> int:
-    """Refuse what is no regular file, and return the size of one that is.
+    """Refuse anything but a regular file, and return the size of one.
 
-    Links are followed, as the hub's cache has them: where a file lies does not matter. But a pipe would be waited for,
-    and a device read without end.
+    Links are followed, as in the hub's cache. But a pipe would block, and a device could be read without end.
     """
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        raise  # Most files may be missing: what that means is for others to say.
+        raise  # Most files may be missing: callers decide what that means.
     except OSError as error:
         raise failure(f"{path} cannot be read ({error.strerror}): make it a file you may read") from error
     kind = _KINDS.get(stat.S_IFMT(status.st_mode))
@@ -39,12 +38,12 @@ def check_regular(path: Path, failure: type[ModelError] = ModelError) -> int:
 
 
 def read_text(path: Path, failure: type[ModelError] = ModelError) -> str | None:
-    """The text of a file, or None if there is no such file. What is wrong with it is raised as `failure`."""
+    """Return the text of a file, or None if there is no such file. Other problems are raised as `failure`."""
     try:
         size = check_regular(path, failure)
         if size > _MOST_BYTES:
             raise failure(f"{path} has {size} bytes, and no such file has more than {_MOST_BYTES}: {_FETCH_AGAIN}")
-        # What the kernel makes up as it is read (/proc) says that it has 0 bytes, and may not end.
+        # Files that the kernel generates (/proc) have a size of 0, and may not end.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
             return (file.read(size) or b"").decode("utf-8")
     except (FileNotFoundError, NotADirectoryError):
@@ -56,18 +55,18 @@ def read_text(path: Path, failure: type[ModelError] = ModelError) -> str | None:
 
 
 def parse_json(path: Path, text: str, failure: type[ModelError] = ModelError) -> Any:
-    """What the text of a file means as JSON."""
+    """Parse the text of a file as JSON."""
     try:
         return json.loads(text)
-    # Numbers of thousands of digits and very deep nesting fail in ways of their own.
+    # Numbers of thousands of digits and very deep nesting fail with other exceptions.
     except (ValueError, RecursionError) as error:
-        place = f"line {error.lineno}, column {error.colno}: " if isinstance(error, json.JSONDecodeError) else ""
+        where = f"line {error.lineno}, column {error.colno}: " if isinstance(error, json.JSONDecodeError) else ""
         reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-        raise failure(f"{path} is not valid JSON ({place}{reason}): {_FETCH_AGAIN}") from error
+        raise failure(f"{path} is not valid JSON ({where}{reason}): {_FETCH_AGAIN}") from error
 
 
 def read_json_object(path: Path, failure: type[ModelError] = ModelError) -> dict[str, Any] | None:
-    """The JSON object in a file, or None if there is no such file."""
+    """Return the JSON object in a file, or None if there is no such file."""
     text = read_text(path, failure)
     if text is None:
         return None

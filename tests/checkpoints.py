@@ -52,7 +52,7 @@ def tensors() -> dict[str, torch.Tensor]:
     random_weights(model, seed=0)
     parameters = dict(model.named_parameters())
     named = {}
-    for place in family.places(arch):
+    for place in family.placements(arch):
         value = parameters[place.target].detach()
         named[place.source] = (value if place.rows is None else value[place.rows]).clone()
     return named

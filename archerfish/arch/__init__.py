@@ -1,4 +1,4 @@
-"""What a model is, in numbers. Pure arithmetic: no torch, no files."""
+"""A model's shape and cost in numbers. Pure arithmetic: no torch, no files."""
 
 from archerfish.arch.arch import (
     Activation,

@@ -1,7 +1,7 @@
 """The shape of a decoder-only transformer: enough to build it, to load it and to count its cost.
 
 Multi-head, multi-query and grouped-query attention, local windows, keys and values shared between layers, experts and
-dense layers side by side are all values of these fields; none of them is a kind of model.
+dense layers in one model are all values of these fields; none of them is a kind of model.
 """
 
 from dataclasses import dataclass
@@ -28,19 +28,19 @@ class AttentionSpec:
     num_kv_heads: int
     head_dim: int
     scale: float
-    """What query-key products are multiplied with."""
+    """Factor of query-key products."""
     qkv_bias: bool = False
     output_bias: bool = False
     rope: RopeSpec | None = None
     """None where the layer does not rotate: learned positions, or no position at all."""
     window: int | None = None
-    """Keys a query sees, itself included; None sees all."""
+    """Keys that a query attends to, itself included; None for all."""
     softcap: float | None = None
     """Scores are squashed to +-softcap by tanh."""
     qk_norm: Literal["head", "width"] | None = None
     """Queries and keys are normalized, per head or over all heads at once."""
     kv_source: int | None = None
-    """Layer whose keys and values this one reads instead of making its own."""
+    """Layer whose keys and values this one reads instead of computing its own."""
 
     @property
     def q_width(self) -> int:
@@ -52,7 +52,7 @@ class AttentionSpec:
 
     @property
     def qkv_width(self) -> int:
-        """Outputs of the projection: queries, and keys and values unless another layer makes them."""
+        """Outputs of the projection: queries, and keys and values unless another layer computes them."""
         return self.q_width + (2 * self.kv_width if self.kv_source is None else 0)
 
 
@@ -67,7 +67,7 @@ class MlpSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsSpec:
-    """Gated feed-forward experts, of which a router picks a few for each token."""
+    """Gated feed-forward experts, of which a router chooses a few for each token."""
 
     num_experts: int
     num_experts_per_token: int

@@ -7,7 +7,7 @@ from archerfish.arch.arch import Arch, AttentionSpec, ExpertsSpec, LayerSpec, No
 
 
 def num_parameters(arch: Arch) -> int:
-    """Numbers stored in the checkpoint; a tied head counts once."""
+    """Return how many numbers the checkpoint stores; a tied head counts once."""
     embeddings = arch.vocab_size * arch.hidden_size
     positions = arch.max_positions * arch.hidden_size if arch.learned_positions else 0
     head = 0 if arch.tie_embeddings else embeddings
@@ -17,13 +17,14 @@ def num_parameters(arch: Arch) -> int:
 
 
 def num_active_parameters(arch: Arch) -> int:
-    """Numbers that take part in a matrix product for one token: chosen experts, and the head but no embedding rows."""
+    """Return how many numbers take part in a matrix product for one token: chosen experts, the head, no embedding
+    rows."""
     layers = sum(_matrix_parameters(arch, layer, active=True) for layer in arch.layers)
     return layers + arch.vocab_size * arch.hidden_size
 
 
 def num_router_parameters(arch: Arch) -> int:
-    """Numbers that choose experts."""
+    """Return how many numbers the routers have."""
     experts = (layer.feed_forward for layer in arch.layers if isinstance(layer.feed_forward, ExpertsSpec))
     return sum(arch.hidden_size * spec.num_experts for spec in experts)
 
@@ -33,31 +34,31 @@ def weight_bytes(arch: Arch, bytes_per_weight: float) -> float:
 
 
 def kv_bytes_per_token(arch: Arch, bytes_per_value: float) -> float:
-    """Keys and values of one token over all layers that store their own."""
+    """Return the bytes of one token's keys and values over all layers that store their own."""
     return sum(_kv_values(layer.attention) for layer in arch.layers) * bytes_per_value
 
 
 def kv_bytes(arch: Arch, length: int, bytes_per_value: float) -> float:
-    """Keys and values a sequence of this length must keep; layers with a window keep no more than it."""
+    """Return the bytes of keys and values that a sequence of this length stores; layers with a window store no more."""
     total = 0
     for layer in arch.layers:
-        kept = length if layer.attention.window is None else min(length, layer.attention.window)
-        total += kept * _kv_values(layer.attention)
+        stored_length = length if layer.attention.window is None else min(length, layer.attention.window)
+        total += stored_length * _kv_values(layer.attention)
     return total * bytes_per_value
 
 
 def matrix_flops_per_token(arch: Arch) -> float:
-    """Operations of the layers' matrix products for one token; neither attention nor the head."""
+    """Return the operations of the layers' matrix products for one token, without attention and the head."""
     return 2.0 * sum(_matrix_parameters(arch, layer, active=True) for layer in arch.layers)
 
 
 def logits_flops(arch: Arch) -> float:
-    """Operations of the head for one position whose next token is drawn."""
+    """Return the operations of the head for one position whose next token is drawn."""
     return 2.0 * arch.vocab_size * arch.hidden_size
 
 
 def attention_flops(arch: Arch, start: int, num_tokens: int) -> float:
-    """Operations of attention for `num_tokens` tokens that follow `start` earlier ones."""
+    """Return the operations of attention for `num_tokens` tokens that follow `start` earlier ones."""
     total = 0.0
     for layer in arch.layers:
         seen = keys_seen(start, num_tokens, layer.attention.window)
@@ -66,19 +67,22 @@ def attention_flops(arch: Arch, start: int, num_tokens: int) -> float:
 
 
 def flops_per_token(arch: Arch, context: int) -> float:
-    """Operations to compute one token that sees `context` tokens, itself included, and its logits."""
+    """Return the operations that compute one token that attends to `context` tokens, itself included, and its
+    logits."""
     return flops(arch, context - 1, 1)
 
 
 def flops(arch: Arch, start: int, num_tokens: int) -> float:
-    """Operations to compute `num_tokens` tokens that follow `start` earlier ones, and the logits of all of them."""
+    """Return the operations that compute `num_tokens` tokens after `start` earlier ones, and the logits of all of
+    them."""
     return 2.0 * num_active_parameters(arch) * num_tokens + attention_flops(arch, start, num_tokens)
 
 
 def kv_bytes_read(arch: Arch, start: int, num_tokens: int, bytes_per_value: float) -> float:
-    """Keys and values that attention of one chunk must read, each once however many of its tokens see it.
+    """Return the bytes of keys and values that attention of one chunk reads, each once however many tokens attend to
+    it.
 
-    A layer that shares another's keys and values has to read them again.
+    A layer that shares another's keys and values reads them again.
     """
     total = 0
     for layer in arch.layers:
@@ -87,19 +91,20 @@ def kv_bytes_read(arch: Arch, start: int, num_tokens: int, bytes_per_value: floa
 
 
 def weight_bytes_read(arch: Arch, num_tokens: int, num_logits: int, bytes_per_weight: float) -> float:
-    """Weights that a step must read, each once however many tokens it has: the head only where a token is drawn.
+    """Return the bytes of weights that a step reads, each once however many tokens it has: the head only where a token
+    is drawn.
 
-    Of the experts those that are chosen at least once, if each is as likely as the others. Embedding rows, one a token,
-    are left out.
+    Experts count if they are chosen at least once, all being equally likely. Embedding rows, one per token, are left
+    out.
     """
     return step_cost(arch, bytes_per_weight, 0.0).weight_bytes(num_tokens, num_logits)
 
 
 def keys_seen(start: int, num_tokens: int, window: int | None) -> int:
-    """Sum over a chunk's tokens of how many keys each sees."""
+    """Return the sum over a chunk's tokens of how many keys each attends to."""
 
     def triangle(length: int) -> int:
-        """1 + 2 + ... + length, each term capped at the window."""
+        """Return 1 + 2 + ... + length, each term capped at the window."""
         ramp = length if window is None else min(length, window)
         flat = 0 if window is None else max(0, length - window) * window
         return ramp * (ramp + 1) // 2 + flat
@@ -108,7 +113,7 @@ def keys_seen(start: int, num_tokens: int, window: int | None) -> int:
 
 
 def keys_read(start: int, num_tokens: int, window: int | None) -> int:
-    """How many different keys a chunk's tokens see."""
+    """Return how many different keys a chunk's tokens attend to."""
     if num_tokens == 0:
         return 0
     return num_tokens + (start if window is None else min(start, window - 1))
@@ -123,9 +128,9 @@ class Reach:
 
     window: int | None
     flops_per_key: float
-    """For each token and each key it sees."""
+    """Operations for each token and each key that it attends to."""
     bytes_per_key: float
-    """Of a key and its value."""
+    """Bytes of a key and its value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,28 +143,28 @@ class ExpertBytes:
     """Summed over the layers."""
 
     def read(self, num_tokens: int) -> float:
-        """Expected, if every expert is equally likely."""
+        """Return the expected bytes, if every expert is equally likely."""
         missed = (1 - self.num_per_token / self.num_experts) ** num_tokens
         return self.bytes_per_expert * self.num_experts * (1 - missed)
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What a model's steps cost, as rates: a step's operations and bytes are a few products of them."""
+    """The cost of a model's steps as rates: a step's operations and bytes are sums of a few products of them."""
 
     token_flops: float
-    """Matrix products of one token."""
+    """Operations of one token's matrix products."""
     logits_flops: float
-    """The head, for one token that is drawn."""
+    """Operations of the head for one token that is drawn."""
     layer_bytes: float
-    """Weights that every step reads."""
+    """Bytes of weights that every step reads."""
     logits_bytes: float
-    """The head's weights."""
+    """Bytes of the head's weights."""
     experts: tuple[ExpertBytes, ...]
     reaches: tuple[Reach, ...]
 
     def weight_bytes(self, num_tokens: int, num_logits: int) -> float:
-        """Read by a step of so many tokens, of which so many have their logits made."""
+        """Return the bytes of weights that a step reads."""
         if not num_tokens:
             return 0.0
         experts = sum(experts.read(num_tokens) for experts in self.experts)
@@ -167,7 +172,7 @@ class StepCost:
 
 
 def step_cost(arch: Arch, bytes_per_weight: float, bytes_per_value: float) -> StepCost:
-    """Rates for a model whose weights, and keys and values, take so many bytes each."""
+    """Return the rates of a model whose weights, and keys and values, take so many bytes each."""
     layers, experts = 0, Counter[tuple[int, int]]()
     reaches: dict[int | None, tuple[int, int]] = {}
     for layer in arch.layers:
@@ -218,7 +223,7 @@ def _matrix_parameters(arch: Arch, layer: LayerSpec, *, active: bool) -> int:
 
 
 def _vector_parameters(arch: Arch, layer: LayerSpec) -> int:
-    """Biases, and the norms of queries and keys."""
+    """Return the numbers of biases, and of the norms of queries and keys."""
     attention, feed_forward = layer.attention, layer.feed_forward
     total = attention.qkv_width * attention.qkv_bias + arch.hidden_size * attention.output_bias
     if attention.qk_norm is not None:

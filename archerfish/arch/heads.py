@@ -1,4 +1,4 @@
-"""The shape of small networks that guess what a model will write, from its own inner states. No torch, no files."""
+"""The shape of draft heads, which propose a model's next tokens from its hidden states. No torch, no files."""
 
 from dataclasses import dataclass
 
@@ -7,19 +7,19 @@ from archerfish.arch.arch import Arch, LayerSpec, MlpSpec, NormSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EagleSpec:
-    """EAGLE-3: one layer that reads the target's stream at several depths, and then what it gave itself."""
+    """EAGLE-3: one layer that reads the target's hidden states of several layers, and then its own output."""
 
     hidden_size: int
     target_hidden_size: int
     target_layers: tuple[int, ...]
-    """Where the target's stream is tapped: as these layers take it; their number itself is what the last one gives."""
+    """Layers of the target whose input is read; the number of layers stands for the last one's output."""
     layer: LayerSpec
     norm: NormSpec
     vocab_size: int
-    """Tokens it can guess."""
+    """Size of the draft vocabulary."""
     target_vocab_size: int
     has_embedding: bool
-    """A table of its own; else the target's, as it is stored."""
+    """Whether the head has a table of its own; else it uses the target's, as it is stored."""
     norm_before_residual: bool
     """The layer's sum begins with the normalized state, not with the state."""
     max_positions: int
@@ -34,7 +34,7 @@ class EagleSpec:
 
     @property
     def arch(self) -> Arch:
-        """Its layer as a model of its own: what a cache for its keys and values is laid out by."""
+        """The head's layer as a model of its own, which defines the layout of its KV cache."""
         return Arch(
             family="eagle3",
             vocab_size=self.vocab_size,
@@ -47,18 +47,18 @@ class EagleSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MedusaSpec:
-    """Medusa: heads beside the target's own, each for a token further on."""
+    """Medusa: heads next to the target's own, each for a token further ahead."""
 
     num_heads: int
     num_layers: int
-    """Of each head, before the product that gives its logits."""
+    """Layers of each head, before the matrix that computes its logits."""
     hidden_size: int
-    """The target's."""
+    """Hidden size of the target."""
     vocab_size: int
-    """Tokens it can guess."""
+    """Size of the draft vocabulary."""
     target_vocab_size: int
     has_own_head: bool
-    """Every head ends in a matrix of its own; else the target's serves all of them, or its rows of these tokens."""
+    """Every head has an output matrix of its own; else all share the target's, or its rows of the draft vocabulary."""
 
     def __post_init__(self) -> None:
         assert self.num_heads > 0 and self.num_layers > 0, "something must guess"

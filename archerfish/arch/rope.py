@@ -11,16 +11,16 @@ class Rotation(NamedTuple):
     frequencies: list[float]
     """Radians per position, one for each pair of dimensions."""
     magnitude: float
-    """Sines and cosines are multiplied with it."""
+    """Factor of sines and cosines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeSpec:
-    """Fields that a kind does not use keep their defaults."""
+    """The parameters of a rotation. Fields that a kind does not use have their defaults."""
 
     theta: float
     dim: int
-    """Dimensions of a head that turn; the rest stays as it is."""
+    """Dimensions of a head that are rotated; the rest is unchanged."""
     kind: RopeKind = "default"
     factor: float = 1.0
     original_max_positions: int = 0
@@ -37,10 +37,10 @@ class RopeSpec:
     long_factor: tuple[float, ...] = ()
 
     def rotation(self, max_model_len: int) -> Rotation:
-        """The rotation for an engine that serves contexts up to max_model_len.
+        """Return the rotation for an engine that serves contexts up to max_model_len.
 
-        Dynamic and longrope depend on the length. It is the engine's, not the current sequence's: keys already in the
-        cache could not be turned again, and a request must not change with its neighbours.
+        Dynamic and longrope depend on the length. It is the engine's, not the current sequence's: cached keys could not
+        be rotated again, and a request must not change with its neighbours.
         """
         plain = [self.theta ** (-2 * i / self.dim) for i in range(self.dim // 2)]
         if self.kind == "linear":
@@ -62,7 +62,7 @@ class RopeSpec:
         return [float(theta ** (-2 * i / self.dim)) for i in range(self.dim // 2)]
 
     def _llama3(self, frequency: float) -> float:
-        """Long waves are stretched by the factor, short ones kept, those between blended."""
+        """Long waves are stretched by the factor, short ones are unchanged, those between are blended."""
         turns = self.original_max_positions * frequency / (2 * math.pi)
         if turns > self.high_freq_factor:
             return frequency
@@ -73,7 +73,7 @@ class RopeSpec:
 
     def _yarn(self, plain: list[float]) -> list[float]:
         def dimension(num_turns: float) -> float:
-            """Where a pair turns num_turns times over the original context."""
+            """Return where a pair completes num_turns turns over the original context."""
             length = self.original_max_positions / (num_turns * 2 * math.pi)
             return self.dim * math.log(length) / (2 * math.log(self.theta))
 

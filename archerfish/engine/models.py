@@ -22,7 +22,7 @@ from archerfish.ops import choose_ops, torch_dtype
 from archerfish.quant import WeightFormat
 from archerfish.weights.calibration import CalibratedPacker
 from archerfish.weights.device_packing import DevicePacker
-from archerfish.weights.load import Keep, load_weights, random_weights
+from archerfish.weights.load import StoreParameter, load_weights, random_weights
 from archerfish.weights.locate import locate, locate_config, read_config, read_json
 from archerfish.weights.packing import ROUTER_BYTES, Packer
 
@@ -119,7 +119,7 @@ def build_model(
         model = Decoder(checkpoint.arch, kernels.ops, config.max_model_len)
     model.requires_grad_(False).eval()
     (model.rotations if packed else model).to(config.device)
-    keep: Keep | None = None
+    keep: StoreParameter | None = None
     if packed:
         packer = DevicePacker if is_rounded else Packer
         keep = packer(model, weight_format(config))

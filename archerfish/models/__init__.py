@@ -1,4 +1,4 @@
-"""One textbook decoder (decoder.py) driven by an Arch; families/ reads checkpoints' configs and names into it.
+"""One textbook decoder (decoder.py) driven by an Arch; families/ reads checkpoints' configs and tensor names into it.
 
-Imports nothing here: a config can be read without torch.
+Imports nothing here, so that a config can be read without torch.
 """

@@ -1,4 +1,4 @@
-"""Attention over keys and values that lie in one piece: for whoever runs a decoder without a paged cache."""
+"""Attention over contiguous keys and values, for decoders that run without a paged cache."""
 
 import torch
 import torch.nn.functional as F
@@ -8,19 +8,19 @@ from archerfish.arch.arch import AttentionSpec
 
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-    """Causal attention of the last tokens q [T, H, D] over all k and v [S, G, D] -> [T, H, D]."""
+    """Attend causally with the last tokens q [T, H, D] to all k and v [S, G, D] -> [T, H, D]."""
     return batched_attention(q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), spec)[0]
 
 
 def batched_attention(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-    """The same within each of several rows of equal length: q [rows, T, H, D], k and v [rows, S, G, D]."""
+    """Attend within each of several rows of equal length: q [rows, T, H, D], k and v [rows, S, G, D]."""
     num_queries, num_keys = q.shape[1], k.shape[1]
     if num_queries == 1 and spec.window is not None:
         k, v = k[:, -spec.window :], v[:, -spec.window :]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [rows, heads, tokens, D]
     mask = None if num_queries == 1 else _visible(num_queries, num_keys, spec.window, q.device)
     if spec.softcap is None:
-        # Said in its own words, plain causality has a faster kernel than a mask.
+        # Expressed by is_causal, plain causality has a faster kernel than a mask.
         causal = mask is not None and spec.window is None and num_queries == num_keys
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=None if causal else mask, is_causal=causal, scale=spec.scale, enable_gqa=True
@@ -35,8 +35,8 @@ def batched_attention(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> T
 
 
 def _visible(num_queries: int, num_keys: int, window: int | None, device: torch.device) -> Tensor:
-    """[T, S] which keys each query may look at."""
-    places = torch.arange(num_keys, device=device)
-    queries = places[-num_queries:, None]
-    seen = places <= queries
-    return seen if window is None else seen & (places > queries - window)
+    """Return [T, S] which keys each query may attend to."""
+    positions = torch.arange(num_keys, device=device)
+    queries = positions[-num_queries:, None]
+    seen = positions <= queries
+    return seen if window is None else seen & (positions > queries - window)

@@ -1,7 +1,7 @@
-"""A decoder-only transformer, as an Arch describes it. Knows nothing of caches, batches, requests or number formats.
+"""A decoder-only transformer, as an Arch describes it.
 
-`model(tokens, positions, attend)`: what a token may look at is the caller's business. `attend(layer, q, k, v)` is
-given, so the same decoder serves paged inference, plain training and calibration.
+`model(tokens, positions, attend)`: what a token may attend to is the caller's business. `attend(layer, q, k, v)` is
+passed in, so the same decoder serves paged inference, plain training and calibration.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,8 @@ from archerfish.models.layers import Embedding, Linear, Norm
 from archerfish.ops.signatures import AttendFunction, Ops
 
 TapFunction = Callable[[int, Tensor], None]
-"""Hears the stream [T, hidden] as each layer takes it, by its number; as many as there are: what the last one gives."""
+"""Called with each layer's number and input [T, hidden], and last with the number of layers and the last one's
+output."""
 
 Angles = Tensor
 """Cosines and then sines of a step's positions, [T, R]."""
@@ -27,7 +28,7 @@ class Decoder(nn.Module):
         self.arch = arch
         self.add, self.scale, self.softcap = ops.add, ops.scale, ops.softcap
         self.embedding = Embedding(arch.vocab_size, arch.hidden_size, ops)
-        # Rounded to the working format, as the models were trained.
+        # Rounded to the working dtype, as the models were trained.
         multiplier = torch.tensor(arch.embedding_multiplier, dtype=self.embedding.weight.dtype, device="cpu")
         self.embedding_multiplier = float(multiplier)
         self.positions = Embedding(arch.max_positions, arch.hidden_size, ops) if arch.learned_positions else None
@@ -41,7 +42,7 @@ class Decoder(nn.Module):
     def forward(
         self, tokens: Tensor, positions: Tensor, attend: AttendFunction, tap: TapFunction = lambda layer, x: None
     ) -> Tensor:
-        """[T], [T] -> hidden states [T, hidden], normalized and ready for `logits`."""
+        """Compute [T], [T] -> hidden states [T, hidden], normalized and ready for `logits`."""
         x = self.embedded(tokens, positions)
         angles = self.rotations(positions)
         for number, layer in enumerate(self.layers):
@@ -53,11 +54,11 @@ class Decoder(nn.Module):
 
     @property
     def vocabulary(self) -> tuple[nn.Module, ...]:
-        """What has a row for each token."""
+        """Modules with a row for each token."""
         return (self.embedding, self.head)
 
     def embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """[T], [T] -> [T, hidden], as the first layer takes it."""
+        """Embed [T], [T] -> [T, hidden], the input of the first layer."""
         x: Tensor = self.embedding(tokens)
         if self.embedding_multiplier != 1.0:
             x = self.scale(x, self.embedding_multiplier)
@@ -66,11 +67,11 @@ class Decoder(nn.Module):
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden] -> [rows, vocabulary], in float32."""
+        """Compute [rows, hidden] -> [rows, vocabulary], in float32."""
         return self.scored(self.head(hidden).float())
 
     def scored(self, logits: Tensor) -> Tensor:
-        """What the head gave, in float32, as the model means it."""
+        """Scale and cap the output of the head, in float32, as the model defines it."""
         if self.arch.logit_multiplier != 1.0:
             logits = self.scale(logits, self.arch.logit_multiplier)
         if self.arch.logit_softcap is not None:
@@ -129,7 +130,7 @@ class Attention(nn.Module):
         return self.attended(self.qkv(x), angles, attend)
 
     def attended(self, qkv: Tensor, angles: dict[RopeSpec, Angles], attend: AttendFunction) -> Tensor:
-        """Queries, keys and values side by side, however they were made -> [T, hidden]."""
+        """Attend with queries, keys and values in one tensor -> [T, hidden]."""
         spec = self.spec
         q = self._positioned(qkv[:, : spec.q_width], self.q_norm, spec.num_heads, angles)
         k = v = None
@@ -140,7 +141,7 @@ class Attention(nn.Module):
         return out
 
     def _positioned(self, x: Tensor, norm: nn.Module, num_heads: int, angles: dict[RopeSpec, Angles]) -> Tensor:
-        """[T, width] -> [T, heads, D], normalized and turned to its position."""
+        """Normalize and rotate [T, width] -> [T, heads, D]."""
         if self.spec.qk_norm == "width":
             x = norm(x)
         x = x.view(-1, num_heads, self.spec.head_dim)
@@ -179,7 +180,7 @@ class Experts(nn.Module):
 
 
 class Rotations(nn.Module):
-    """Cosines and sines of every position, one table for each rotation the layers use."""
+    """Cosines and sines of every position, one table for each rotation that the layers use."""
 
     def __init__(self, arch: Arch, max_model_len: int, ops: Ops) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""EAGLE-3: a head that guesses token after token from the target's stream. Knows nothing of caches or verification.
+"""EAGLE-3: a draft head that proposes token after token from the target's hidden states.
 
-A row is a pair: the target's state at a position, and the token that came after it. The row has that position, and its
-logits are about the token after that one. Where the target has not been yet, what the head gave for the row before
-takes the place of the target's state.
+A row is a pair: the target's state at a position, and the token that followed it. The row has that position, and its
+logits are those of the token after. Where the target has not computed a position yet, the head's own output for the row
+before replaces the target's state.
 """
 
 import torch
@@ -31,34 +31,35 @@ class Eagle(nn.Module):
         self.norm = Norm(spec.norm, hidden, ops)
         self.head = Linear(hidden, spec.vocab_size, False, ops)
         self.target_ids: Tensor | None
-        """[tokens it can guess] the target's id of each; None where they have the same."""
-        # On the host whatever the rest is made on: a head whose weights come later has its tokens all the same.
+        """[draft vocabulary] the target's id of each token; None where both have the same ids."""
+        # Always on the host: a head whose weights are loaded later has its tokens all the same.
         ids = torch.arange(spec.vocab_size, device="cpu") if spec.vocab_size < spec.target_vocab_size else None
         self.register_buffer("target_ids", ids)
 
     @property
     def vocabulary(self) -> tuple[nn.Module, ...]:
-        """What has a row for each token."""
+        """Modules with a row for each token."""
         return (self.head,) if self.embedding is None else (self.embedding, self.head)
 
     def joined(self, taps: Tensor) -> Tensor:
-        """The target's stream at each depth, side by side, [T, depths * target's hidden] -> states [T, hidden]."""
+        """Combine the target's states of several layers [T, layers * target's hidden] -> states [T, hidden]."""
         out: Tensor = self.joining(taps)
         return out
 
     def forward(self, tokens: Tensor, positions: Tensor, states: Tensor, attend: AttendFunction) -> Tensor:
-        """[T], [T], [T, hidden] -> [T, hidden], not normalized: the states of a pass that goes on from here."""
+        """Compute [T], [T], [T, hidden] -> [T, hidden], not normalized: the states of the pass that continues from
+        here."""
         out: Tensor = self.layer(self._table(tokens), states, self.rotations(positions), attend)
         return out
 
     def logits(self, states: Tensor) -> Tensor:
-        """[rows, hidden] -> [rows, tokens it can guess], in float32."""
+        """Compute [rows, hidden] -> [rows, draft vocabulary], in float32."""
         logits: Tensor = self.head(self.norm(states))
         return logits.float()
 
 
 class EagleLayer(nn.Module):
-    """Queries, keys and values are made of the token and the state side by side: as two products, added."""
+    """Computes queries, keys and values from the token and the state: two projections, added."""
 
     def __init__(self, spec: EagleSpec, ops: Ops) -> None:
         super().__init__()
@@ -67,7 +68,7 @@ class EagleLayer(nn.Module):
         self.token_norm = Norm(spec.norm, spec.hidden_size, ops)
         self.state_norm = Norm(spec.norm, spec.hidden_size, ops)
         self.attention = Attention(spec.arch, 0, ops)
-        """Its projection is of tokens."""
+        """Its projection is that of the token."""
         self.state_qkv = Linear(spec.hidden_size, spec.layer.attention.qkv_width, False, ops)
         self.mlp_norm = Norm(spec.norm, spec.hidden_size, ops)
         self.mlp = feed_forward(spec.arch, spec.layer, ops)

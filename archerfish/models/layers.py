@@ -1,4 +1,4 @@
-"""The parts with weights that a decoder is made of. Each holds parameters and calls one operation."""
+"""The modules with weights that a decoder is made of. Each holds parameters and calls one operation."""
 
 import torch
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""Medusa: heads that guess tokens further on from the target's last state alone. Knows nothing of verification."""
+"""Medusa: draft heads that propose tokens further ahead from the target's last state alone."""
 
 from collections.abc import Callable
 
@@ -12,15 +12,15 @@ from archerfish.ops.signatures import Ops
 
 class Medusa(nn.Module):
     def __init__(self, spec: MedusaSpec, head: Linear | None, ops: Ops) -> None:
-        """The head is the target's, where these have none of their own."""
+        """The output head is the target's, where these have none of their own."""
         super().__init__()
         assert (head is None) == spec.has_own_head, "heads end in matrices of their own or in the target's"
         self.spec = spec
         self.heads = nn.ModuleList(MedusaHead(spec, ops) for _ in range(spec.num_heads))
         self.outputs = nn.ModuleList()
-        """One for each head, where they have their own."""
+        """One per head, where they have their own."""
         self.rows: TargetRows | None = None
-        """One for all of them, where the target's serves and not all of its tokens can be guessed."""
+        """One for all heads, where they share the target's output head but not all of its tokens."""
         is_restricted = spec.vocab_size < spec.target_vocab_size
         if head is None:
             self.outputs.extend(Linear(spec.hidden_size, spec.vocab_size, False, ops) for _ in self.heads)
@@ -29,30 +29,30 @@ class Medusa(nn.Module):
         shared = head if self.rows is None else self.rows
         self._shared = None if shared is None else SharedModule(shared)
         self.target_ids: Tensor | None
-        """[tokens it can guess] the target's id of each; None where they have the same."""
-        # On the host whatever the rest is made on: heads whose weights come later have their tokens all the same.
+        """[draft vocabulary] the target's id of each token; None where both have the same ids."""
+        # Always on the host: heads whose weights are loaded later have their tokens all the same.
         self.register_buffer("target_ids", torch.arange(spec.vocab_size, device="cpu") if is_restricted else None)
 
     @property
     def vocabulary(self) -> tuple[nn.Module, ...]:
-        """What has a row for each token."""
+        """Modules with a row for each token."""
         return tuple(self.outputs) if self.rows is None else (self.rows.linear,)
 
     def forward(self, states: Tensor) -> list[Tensor]:
-        """The target's states, normalized, [T, hidden] -> for each head [T, hidden].
+        """Compute the target's normalized states [T, hidden] -> [T, hidden] for each head.
 
-        Head i guesses the token i + 2 places after the state's own: the one at + 1 the target draws itself.
+        Head i proposes the token i + 2 positions after the state's own: the target draws the one at + 1 itself.
         """
         return [head(states) for head in self.heads]
 
     def logits(self, number: int, states: Tensor) -> Tensor:
-        """Of one head's states: [rows, tokens it can guess], in float32."""
+        """Compute the logits of one head's states: [rows, draft vocabulary], in float32."""
         output: Callable[[Tensor], Tensor] = self._shared or self.outputs[number]
         return output(states).float()
 
 
 class TargetRows(nn.Module):
-    """Rows of the target's head: those of the tokens that can be guessed."""
+    """The rows of the target's output head for the draft vocabulary."""
 
     def __init__(self, head: Linear, num_rows: int, ops: Ops) -> None:
         super().__init__()
@@ -65,16 +65,16 @@ class TargetRows(nn.Module):
         out: Tensor = self.linear(x)
         return out
 
-    def of(self, target_ids: Tensor) -> dict[str, Tensor]:
-        """What `linear` holds for these tokens, by its parameters' names. Changes nothing.
+    def parameters_of(self, target_ids: Tensor) -> dict[str, Tensor]:
+        """Return the parameters of `linear` for these tokens, by name.
 
         The target's head may be packed already: its rows are looked up like those of any table.
         """
         head = self._head.module
-        found = {"weight": self.embed(target_ids, head.weight)}
+        parameters = {"weight": self.embed(target_ids, head.weight)}
         if isinstance(head.bias, Tensor):
-            found["bias"] = head.bias[target_ids]
-        return found
+            parameters["bias"] = head.bias[target_ids]
+        return parameters
 
 
 class MedusaHead(nn.Module):

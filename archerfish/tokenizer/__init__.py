@@ -1,4 +1,4 @@
-"""Text to tokens and back: tokenizer.json, chat templates and incremental detokenizing. Knows nothing of the engine."""
+"""Text to tokens and back: tokenizer.json, chat templates and incremental detokenizing."""
 
 from archerfish.tokenizer.detokenizer import Detokenizer, Piece
 from archerfish.tokenizer.tokenizer import Tokenizer

@@ -1,4 +1,4 @@
-"""Owns the model's chat template: messages to the text of a prompt. Knows no token ids and no engine."""
+"""Owns the model's chat template, which turns messages into the text of a prompt."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -19,12 +19,12 @@ Message = Mapping[str, Any]
 
 _PROBE = "Archerfish"
 
-# The space at its end tells whether the template trimmed the message.
+# The space at its end shows whether the template trimmed the message.
 _CONTINUE_HERE = "ARCHERFISH_CONTINUES_HERE "
 
 
-class ContentForms(NamedTuple):
-    """In which forms a template understands the content of a message."""
+class ContentFormats(NamedTuple):
+    """The formats of message content that a template accepts."""
 
     text: bool
     parts: bool
@@ -32,10 +32,10 @@ class ContentForms(NamedTuple):
 
 
 class ChatTemplate:
-    """A model's chat templates; usually one, sometimes another for tools. Nothing changes after loading.
+    """A model's chat templates; usually one, sometimes another for tools. Immutable after loading.
 
-    Templates come with models from anywhere, so they run in a sandbox. They are compiled when first used: a broken one
-    does not keep anybody from completing plain text.
+    Templates come from untrusted models, so they run in a sandbox. They are compiled when first used, so that a broken
+    one does not affect completions of plain text.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class ChatTemplate:
         origin: str = "the model",
         clock: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """`sources` by name; "default" serves unless "tool_use" is there and tools are given."""
+        """`sources` are templates by name; "default" is used unless tools are passed and there is "tool_use"."""
         self._sources = dict(sources)
         self._special_tokens = dict(special_tokens)
         self._origin = origin
         self._environment = _environment(clock)
         self._compiled: dict[str, jinja2.Template] = {}
-        self._content_forms: dict[str, ContentForms] = {}
+        self._content_formats: dict[str, ContentFormats] = {}
 
     @classmethod
     def load(
@@ -62,15 +62,16 @@ class ChatTemplate:
         *,
         clock: Callable[[], datetime] = datetime.now,
     ) -> "ChatTemplate":
-        """From chat_template.jinja, else tokenizer_config.json, else chat_template.json; empty if there is none."""
+        """Load from chat_template.jinja, else tokenizer_config.json, else chat_template.json; empty if there is
+        none."""
         return cls(_read_sources(directory), special_tokens, origin=str(directory), clock=clock)
 
     @classmethod
     def given(cls, template: str, special_tokens: Mapping[str, str]) -> "ChatTemplate":
-        """From a setting: the name of a file, or the template itself. Raises what is wrong with it, in one line."""
-        made = cls({"default": _read_given(template)}, special_tokens, origin="--chat-template")
-        made._compile("default")
-        return made
+        """Create from a setting: a file name, or the template itself. Raises an error in one line if it is broken."""
+        chat_template = cls({"default": _read_given(template)}, special_tokens, origin="--chat-template")
+        chat_template._compile("default")
+        return chat_template
 
     @property
     def is_present(self) -> bool:
@@ -78,7 +79,7 @@ class ChatTemplate:
 
     @property
     def text(self) -> str | None:
-        """As it was written, the one for tools if there is one; None if there is none."""
+        """The template's source, the one for tools if there is one; None if there is none."""
         return self._sources.get("tool_use", self._sources.get("default"))
 
     def render(
@@ -91,10 +92,10 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
-        """The prompt as text; encode it without adding special tokens, for the template wrote them.
+        """Return the prompt as text; encode it without adding special tokens, which the template has written.
 
-        `continue_final_message` leaves the last message open for the model to write on, which rules out a generation
-        prompt. `variables` are what the template knows beside: `enable_thinking`, `documents`, ...
+        `continue_final_message` leaves the last message open for the model to continue, which excludes a generation
+        prompt. `variables` are further variables of the template: `enable_thinking`, `documents`, ...
         """
         name = self._choose(tools)
         template = self._compile(name)
@@ -102,7 +103,7 @@ class ChatTemplate:
         _check_tools(tools)
         if "messages" in variables:
             raise InvalidParameter("messages", "a template variable", "give the messages as messages")
-        prepared = _in_form(messages, self._forms(name))
+        prepared = _in_format(messages, self._formats(name))
         if continue_final_message:
             prepared, final_text = _open_ended(prepared)
         context = {
@@ -139,21 +140,21 @@ class ChatTemplate:
                 ) from error
         return self._compiled[name]
 
-    def _forms(self, name: str) -> ContentForms:
-        if name not in self._content_forms:
-            self._content_forms[name] = _content_forms(self._compile(name), self._special_tokens)
-        return self._content_forms[name]
+    def _formats(self, name: str) -> ContentFormats:
+        if name not in self._content_formats:
+            self._content_formats[name] = _content_formats(self._compile(name), self._special_tokens)
+        return self._content_formats[name]
 
 
 def checked_template(given: str) -> str:
-    """The text of a template that was given as it is, or by the name of its file; or what is wrong with it."""
+    """Return the source of a template, passed as it is or by file name, after compiling it."""
     template = ChatTemplate.given(given, {}).text
     assert template is not None
     return template
 
 
 def _read_given(given: str) -> str:
-    """The text of a template that is given as it is, or by the name of its file."""
+    """Return the source of a template that is passed as it is or by file name."""
     if "{" in given or "\n" in given:
         return given
     path = Path(given)
@@ -169,7 +170,7 @@ def _read_given(given: str) -> str:
 
 
 def _read_sources(directory: Path) -> dict[str, str]:
-    """Templates by name, from the first place that has any."""
+    """Return templates by name, from the first file that has any."""
     source = read_text(directory / "chat_template.jinja")
     extra = sorted((directory / "additional_chat_templates").glob("*.jinja"))
     if source is not None or extra:
@@ -190,7 +191,7 @@ def _sources_from_json(path: Path, value: object) -> dict[str, str]:
         value = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
     if isinstance(value, dict) and value and all(isinstance(text, str) for pair in value.items() for text in pair):
         return value
-    raise TokenizerError(f"chat_template in {path} must be a text or a list of objects with name and template")
+    raise TokenizerError(f"chat_template in {path} must be a string or a list of objects with name and template")
 
 
 def _check_messages(messages: object) -> None:
@@ -203,7 +204,7 @@ def _check_messages(messages: object) -> None:
             raise InvalidParameter(f"messages[{index}]", message, "each message must be an object with a role")
         role = message.get("role")
         if not isinstance(role, str) or not role:
-            raise InvalidParameter(f"messages[{index}].role", role, "it must be a text such as user or assistant")
+            raise InvalidParameter(f"messages[{index}].role", role, "it must be a string such as user or assistant")
         _check_content(f"messages[{index}].content", message.get("content"))
 
 
@@ -211,12 +212,12 @@ def _check_content(name: str, content: object) -> None:
     if content is None or isinstance(content, str):
         return
     if not isinstance(content, (list, tuple)):
-        raise InvalidParameter(name, content, "it must be a text or a list of parts")
+        raise InvalidParameter(name, content, "it must be a string or a list of parts")
     for index, part in enumerate(content):
         if not isinstance(part, Mapping):
             raise InvalidParameter(f"{name}[{index}]", part, "each part must be an object with a type")
         if part.get("type") == "text" and not isinstance(part.get("text"), str):
-            raise InvalidParameter(f"{name}[{index}].text", part.get("text"), "it must be a text")
+            raise InvalidParameter(f"{name}[{index}].text", part.get("text"), "it must be a string")
 
 
 def _check_tools(tools: object) -> None:
@@ -226,8 +227,8 @@ def _check_tools(tools: object) -> None:
         raise InvalidParameter("tools", tools, "it must be a list of objects, each the JSON schema of a function")
 
 
-def _content_forms(template: jinja2.Template, special_tokens: Mapping[str, str]) -> ContentForms:
-    """Find out by trying: a template that prints the parts like the text understands both."""
+def _content_formats(template: jinja2.Template, special_tokens: Mapping[str, str]) -> ContentFormats:
+    """Probe the formats: a template that prints parts like the plain text accepts both."""
 
     def probe(content: object) -> str:
         context = {
@@ -244,22 +245,22 @@ def _content_forms(template: jinja2.Template, special_tokens: Mapping[str, str])
 
     from_text, from_parts = probe(_PROBE), probe([{"type": "text", "text": _PROBE}])
     if _PROBE in from_text:
-        return ContentForms(text=True, parts=from_parts == from_text)
+        return ContentFormats(text=True, parts=from_parts == from_text)
     if _PROBE in from_parts:
-        return ContentForms(text=False, parts=True)
-    # Neither was printed, so the probe says nothing; text is what most templates take.
-    return ContentForms(text=True, parts=False)
+        return ContentFormats(text=False, parts=True)
+    # Neither was printed, so the probe is inconclusive; most templates take text.
+    return ContentFormats(text=True, parts=False)
 
 
-def _in_form(messages: Sequence[Message], forms: ContentForms) -> list[dict[str, Any]]:
-    """Copies of the messages, with their content as the template understands it."""
+def _in_format(messages: Sequence[Message], formats: ContentFormats) -> list[dict[str, Any]]:
+    """Return copies of the messages, with their content in a format that the template accepts."""
     prepared = []
     for message in messages:
         copy = dict(message)
         content = copy.get("content")
-        if isinstance(content, str) and not forms.text:
+        if isinstance(content, str) and not formats.text:
             copy["content"] = [{"type": "text", "text": content}]
-        elif isinstance(content, (list, tuple)) and not forms.parts and _only_text(content):
+        elif isinstance(content, (list, tuple)) and not formats.parts and _only_text(content):
             copy["content"] = "".join(part["text"] for part in content)
         prepared.append(copy)
     return prepared
@@ -270,7 +271,7 @@ def _only_text(parts: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _open_ended(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """Mark where the last message ends, so that what the template writes behind it can be cut off."""
+    """Mark the end of the last message, so that what the template writes after it can be cut off."""
     *earlier, final = messages
     content: Any = final.get("content")
     if isinstance(content, str):
@@ -288,27 +289,27 @@ def _cut_open(rendered: str, final_text: str) -> str:
     end = rendered.rfind(_CONTINUE_HERE.strip())
     if end < 0 or final_text.strip() not in rendered:
         raise RequestError("the chat template does not print the final message as it is, so it cannot be continued")
-    kept = rendered[:end]
-    return kept if rendered.startswith(_CONTINUE_HERE, end) else kept.rstrip()
+    text = rendered[:end]
+    return text if rendered.startswith(_CONTINUE_HERE, end) else text.rstrip()
 
 
 def _run(template: jinja2.Template, context: Mapping[str, Any]) -> str:
     try:
         return template.render(context)
-    # A template is a program: on messages it was not made for, it can fail in any way.
+    # A template is a program: on unexpected messages it can fail with any exception.
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise RequestError(f"the chat template refused the messages: {reason}") from error
 
 
 def _environment(clock: Callable[[], datetime]) -> jinja2.Environment:
-    """As transformers sets it up, for templates are written against that."""
+    """Return the environment that transformers sets up, which templates are written for."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: clock().strftime(form)
+    environment.globals["strftime_now"] = lambda pattern: clock().strftime(pattern)
     return environment
 
 
@@ -335,5 +336,5 @@ class _GenerationBlock(Extension):
     def parse(self, parser: Parser) -> list[nodes.Node]:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # A scope of its own, as where the block is used for training: what is set inside stays inside.
+        # A scope of its own, as in training: variables set inside stay inside.
         return [nodes.Scope(body).set_lineno(line)]

@@ -1,4 +1,4 @@
-"""Owns the text of an answer while its tokens arrive: whole characters only, up to a stop string. Knows no engine."""
+"""Owns the text of an answer while its tokens arrive: whole characters only, up to a stop string."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,13 +7,13 @@ from archerfish.tokenizer.stop_strings import StopStrings
 from archerfish.tokenizer.tokenizer import Tokenizer
 
 _REPLACEMENT = "\ufffd"
-"""What decoders write for bytes that are not a character, be they wrong or not complete yet."""
+"""What decoders write for bytes that are not a character, whether invalid or incomplete."""
 
 _MOST_UNFINISHED = 3
 """A UTF-8 character has at most four bytes, so at most three tokens wait for its last one."""
 
 _NUM_PROMPT_TOKENS = 8
-"""So many tokens at the end of the prompt are read: enough to find the start of a character."""
+"""Tokens at the end of the prompt that are read: enough to find the start of a character."""
 
 
 class Piece(NamedTuple):
@@ -24,7 +24,7 @@ class Piece(NamedTuple):
     stopped: str | None
     """The stop string that ended the answer, if one did."""
     num_tokens: int
-    """How many of the tokens belong to the answer: those behind the one that completed the stop string do not."""
+    """How many of the tokens belong to the answer; those after the one that completed the stop string do not."""
 
 
 class Detokenizer:
@@ -65,12 +65,12 @@ class Detokenizer:
 
     @property
     def text(self) -> str:
-        """All text given out so far."""
+        """All text returned so far."""
         self._shown = ["".join(self._shown)]
         return self._shown[0]
 
     def add(self, token_ids: Sequence[int]) -> Piece:
-        """Take in the next tokens. After a stop string, further tokens change nothing."""
+        """Add the next tokens. After a stop string, further tokens change nothing."""
         assert not self._is_finished or self._stopped is not None, "tokens came after finish"
         texts: list[str] = []
         num_tokens = 0
@@ -82,7 +82,8 @@ class Detokenizer:
         return Piece(self._show("".join(texts)), self._stopped, num_tokens)
 
     def finish(self) -> str:
-        """The text held back, when the sequence ended without a stop string. An incomplete character is U+FFFD."""
+        """Return the text held back when the sequence ended without a stop string. An incomplete character is
+        U+FFFD."""
         if self._is_finished:
             return ""
         self._is_finished = True
@@ -113,8 +114,8 @@ class TokenText:
     """The text of a growing sequence, in whole characters, at a constant cost per token.
 
     A token's text depends on its neighbours: bytes become a character together, and decoders drop the space before the
-    very first token. So a few tokens are decoded again each time: `context`, whose text is out already, and `pending`,
-    of which the first `num_shown` characters are.
+    very first token. So a few tokens are decoded again each time: `context`, whose text was returned already, and
+    `pending`, of which the first `num_shown` characters were.
     """
 
     def __init__(
@@ -139,8 +140,8 @@ class TokenText:
         self._read_prompt(self._visible(prompt_token_ids[-4 * _NUM_PROMPT_TOKENS :])[-_NUM_PROMPT_TOKENS:])
 
     def add(self, token_id: int) -> str:
-        """Take in one token; the text that is now certain."""
-        # A token without text must not become the context: a space is only kept behind other text.
+        """Add one token and return the text that is now final."""
+        # A token without text must not become the context: a space is only preserved after other text.
         if not self._visible((token_id,)):
             return ""
         if token_id in self._added_texts and not self._pending and self._follows_added():
@@ -163,11 +164,11 @@ class TokenText:
         return bool(self._context) and self._context[-1] in self._added_texts
 
     def finish(self) -> str:
-        """The rest of the text, with U+FFFD for a character that stays incomplete."""
+        """Return the rest of the text, with U+FFFD for a character that stays incomplete."""
         return self._of_answer(self._complete(self._pending_text(self._pending)))
 
     def _read_prompt(self, token_ids: list[int]) -> None:
-        """Make the end of the prompt the context. A character that it leaves incomplete is written with the answer."""
+        """Make the end of the prompt the context. A character that it leaves incomplete is returned with the answer."""
         text = self._decode(token_ids)
         if _REPLACEMENT not in text:
             self._context, self._context_text = token_ids, text
@@ -177,7 +178,7 @@ class TokenText:
         self._num_unfinished_in_prompt = len(self._pending_text(self._pending)) - self._num_shown
 
     def _of_answer(self, text: str) -> str:
-        """Without what the prompt left incomplete and the answer did not complete: that is the prompt's."""
+        """Remove what the prompt left incomplete and the answer did not complete: it belongs to the prompt."""
         while text.startswith(_REPLACEMENT) and self._num_unfinished_in_prompt:
             text = text[1:]
             self._num_unfinished_in_prompt -= 1
@@ -186,45 +187,45 @@ class TokenText:
         return text
 
     def _pass_over(self) -> str:
-        """The pending token has no text. It may still matter to the next: it can be the space that decoders drop."""
+        """Skip a pending token without text. It may still affect the next one, as the space that decoders drop."""
         if len(self._context) < _NUM_PROMPT_TOKENS:
             self._context = self._context + self._pending
         self._pending = []
         return ""
 
     def _complete(self, text: str) -> str:
-        """All pending text is certain, so it becomes the context."""
+        """Make all pending tokens the context: their text is final."""
         text = text[self._num_shown :]
         self._context, self._pending, self._num_shown = self._pending, [], 0
         self._context_text = self._decode(self._context)
         return text
 
     def _let_go(self, text: str) -> str:
-        """Give out what no later token can change, and forget its tokens: only the last few can be unfinished."""
-        for num_kept in range(_MOST_UNFINISHED, 0, -1):
-            kept = self._pending[-num_kept:]
-            kept_text = self._pending_text(kept)
-            if not _num_unfinished(kept_text):
-                # Byte fallback takes a whole run of byte tokens for wrong, with one U+FFFD for each, if any of them is.
-                # Without the wrong ones before them, the last tokens are a character.
-                wrong = text[self._num_shown : len(text) - num_kept]
-                self._pending, self._num_shown = kept, 0
-                return wrong + self._complete(kept_text)
-        kept = self._pending[-_MOST_UNFINISHED:]
-        kept_text = self._pending_text(kept)
+        """Return what no later token can change, and drop its tokens: only the last few can be incomplete."""
+        for num_recent in range(_MOST_UNFINISHED, 0, -1):
+            recent = self._pending[-num_recent:]
+            recent_text = self._pending_text(recent)
+            if not _num_unfinished(recent_text):
+                # Byte fallback decodes a whole run of byte tokens as invalid, with one U+FFFD for each, if any of them
+                # is. Without the invalid ones before them, the last tokens are a character.
+                wrong = text[self._num_shown : len(text) - num_recent]
+                self._pending, self._num_shown = recent, 0
+                return wrong + self._complete(recent_text)
+        recent = self._pending[-_MOST_UNFINISHED:]
+        recent_text = self._pending_text(recent)
         num_not_shown = len(text) - self._num_shown
-        num_unfinished = min(_num_unfinished(text), _num_unfinished(kept_text), num_not_shown)
+        num_unfinished = min(_num_unfinished(text), _num_unfinished(recent_text), num_not_shown)
         certain = text[self._num_shown : len(text) - num_unfinished]
-        self._pending, self._num_shown = kept, len(kept_text) - num_unfinished
+        self._pending, self._num_shown = recent, len(recent_text) - num_unfinished
         return certain
 
     def _pending_text(self, token_ids: list[int]) -> str:
-        """The text of tokens that follow the context."""
+        """Return the text of tokens that follow the context."""
         both = self._decode(self._context + token_ids)
         if not self._context:
             return both
         # Bytes at the end of the context and bytes that follow it are decoded as one run: if that is not valid (yet),
-        # the context's own characters are gone, too. Of a context that is but a dropped space, there were none.
+        # the context's own characters are lost, too. A context that is only a dropped space had none.
         has_changed = not both.startswith(self._context_text) if self._context_text else both.startswith(_REPLACEMENT)
         return self._decode(token_ids) if has_changed else both[len(self._context_text) :]
 
@@ -236,6 +237,6 @@ class TokenText:
 
 
 def _num_unfinished(text: str) -> int:
-    """How many characters at the end of the text may be bytes of a character that is not complete."""
+    """Return how many characters at the end of the text may be bytes of an incomplete character."""
     num_trailing = len(text) - len(text.rstrip(_REPLACEMENT))
     return min(num_trailing, _MOST_UNFINISHED)

@@ -1,4 +1,4 @@
-"""The files of a tokenizer directory: what is wrong with one is a TokenizerError, and most may be missing."""
+"""Reads the files of a tokenizer directory: a problem with one is a TokenizerError, and most may be missing."""
 
 from pathlib import Path
 from typing import Any
@@ -8,15 +8,15 @@ from archerfish.errors import TokenizerError
 
 
 def read_text(path: Path) -> str | None:
-    """The text of a file, or None if there is no such file."""
+    """Return the text of a file, or None if there is no such file."""
     return files.read_text(path, TokenizerError)
 
 
 def parse_json(path: Path, text: str) -> Any:
-    """What the text of a file means as JSON."""
+    """Parse the text of a file as JSON."""
     return files.parse_json(path, text, TokenizerError)
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty if there is no such file."""
+    """Return the JSON object in a file; empty if there is no such file."""
     return files.read_json_object(path, TokenizerError) or {}

@@ -1,4 +1,4 @@
-"""The tokenizer as users of vLLM and transformers call it: the same methods, the same defaults. Makes no padding."""
+"""The tokenizer with the methods and defaults of vLLM and transformers, without padding."""
 
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Literal
@@ -20,9 +20,8 @@ class Encoding(dict[str, Any]):
 
 
 class PublicTokenizer:
-    """What LLM.get_tokenizer returns. Unlike the engine's own tokenizer, it shows special tokens where text is made of
-    token ids, unless it is asked to skip them: transformers does so.
-    """
+    """What LLM.get_tokenizer returns. As in transformers, and unlike the engine's own tokenizer, decoding shows special
+    tokens by default."""
 
     def __init__(self, tokenizer: Tokenizer, name_or_path: str) -> None:
         self._tokenizer = tokenizer
@@ -30,7 +29,7 @@ class PublicTokenizer:
         self._pad_token = tokenizer.special_tokens.get("pad_token")
 
     def __await__(self) -> Generator[None, None, "PublicTokenizer"]:
-        """The tokenizer itself: AsyncLLM.get_tokenizer may be awaited, as in earlier releases of vLLM."""
+        """Return the tokenizer itself: AsyncLLM.get_tokenizer may be awaited, as in earlier releases of vLLM."""
         yield from ()
         return self
 
@@ -39,7 +38,7 @@ class PublicTokenizer:
     def encode(
         self, text: str, *, add_special_tokens: bool = True, truncation: bool = False, max_length: int | None = None
     ) -> list[int]:
-        """Token ids of a text; with `truncation` at most `max_length` of them, from the start."""
+        """Return the token ids of a text; with `truncation` the first `max_length` of them."""
         token_ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         if truncation and max_length is None:
             raise InvalidParameter("max_length", None, "truncation needs it")
@@ -48,31 +47,31 @@ class PublicTokenizer:
     def __call__(
         self, text: str | Sequence[str], *, return_tensors: Tensors | None = None, **options: Any
     ) -> "Encoding":
-        """input_ids and attention_mask of a text, or lists of both for several. Texts are never padded."""
+        """Return input_ids and attention_mask of a text, or lists of both for several. Texts are never padded."""
         if options.pop("padding", False):
             raise InvalidParameter("padding", True, "the engine needs none; leave it out")
         if isinstance(text, str):
             token_ids: Any = self.encode(text, **options)
             mask: Any = [1] * len(token_ids)
         else:
-            token_ids = [self.encode(one, **options) for one in text]
-            mask = [[1] * len(one) for one in token_ids]
+            token_ids = [self.encode(part, **options) for part in text]
+            mask = [[1] * len(ids) for ids in token_ids]
         return Encoding(input_ids=_as_array(token_ids, return_tensors), attention_mask=_as_array(mask, return_tensors))
 
     def tokenize(self, text: str) -> list[str]:
-        """The tokens of a text as the vocabulary writes them."""
+        """Return the tokens of a text as the vocabulary spells them."""
         return [self._token(token_id) for token_id in self.encode(text, add_special_tokens=False)]
 
     # -- token ids to text ----------------------------------------------------------------------------------------
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False) -> str:
-        """The text of token ids: a list, an array, or a single one."""
+        """Return the text of token ids: a list, an array, or a single one."""
         listed = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
         listed = [listed] if isinstance(listed, int) else list(listed)
         return self._tokenizer.decode(listed, skip_special_tokens=skip_special_tokens)
 
     def batch_decode(self, sequences: Any, skip_special_tokens: bool = False) -> list[str]:
-        """The text of each of several lists of token ids."""
+        """Return the text of each of several lists of token ids."""
         return [self.decode(sequence, skip_special_tokens) for sequence in sequences]
 
     # -- chats ----------------------------------------------------------------------------------------------------
@@ -90,7 +89,7 @@ class PublicTokenizer:
         return_dict: bool = False,
         **variables: Any,
     ) -> Any:
-        """A conversation, or each of several, laid out by the model's template: token ids, or text without `tokenize`.
+        """Render a conversation, or each of several, by the model's template: token ids, or text without `tokenize`.
 
         `variables` are for the template, such as enable_thinking.
         """
@@ -103,8 +102,8 @@ class PublicTokenizer:
         is_one = bool(conversation) and isinstance(conversation[0], Mapping)
         options = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
         texts = [
-            template.render(one, tools=tools, **options, **variables)  # type: ignore[arg-type]
-            for one in ([conversation] if is_one else conversation)
+            template.render(messages, tools=tools, **options, **variables)  # type: ignore[arg-type]
+            for messages in ([conversation] if is_one else conversation)
         ]
         if not tokenize:
             return texts[0] if is_one else texts
@@ -113,7 +112,7 @@ class PublicTokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """The template's text; None where the model has none."""
+        """The template's source; None where the model has none."""
         return self._tokenizer.chat_template.text
 
     # -- the vocabulary -------------------------------------------------------------------------------------------
@@ -131,17 +130,17 @@ class PublicTokenizer:
         return self._tokenizer.vocab_size - 1
 
     def get_vocab(self) -> dict[str, int]:
-        """The id of each token."""
+        """Return the id of each token."""
         return self._tokenizer.vocabulary()
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
-        """The id of a token, or of each of several; None for those that the vocabulary does not have."""
+        """Return the id of a token, or of each of several; None for tokens that are not in the vocabulary."""
         if isinstance(tokens, str):
             return self._tokenizer.token_id(tokens)
         return [self._tokenizer.token_id(token) for token in tokens]
 
     def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> Any:
-        """A token as the vocabulary writes it, or each of several."""
+        """Return a token as the vocabulary spells it, or each of several."""
         return self._token(ids) if isinstance(ids, int) else [self._token(token_id) for token_id in ids]
 
     def _token(self, token_id: int) -> Any:
@@ -210,7 +209,7 @@ class PublicTokenizer:
 
 
 def _as_array(values: list[Any], kind: Tensors | None) -> Any:
-    """Lists as they are, or a tensor or array with a row for each text."""
+    """Return lists unchanged, or as a tensor or array with a row for each text."""
     if kind is None:
         return values
     rows = values if values and isinstance(values[0], list) else [values]
@@ -224,6 +223,6 @@ def _as_array(values: list[Any], kind: Tensors | None) -> Any:
     if kind == "pt":
         from importlib import import_module
 
-        # By name: a tokenizer needs no torch, and nothing that imports this does so for it.
+        # Imported by name: a tokenizer does not need torch.
         return import_module("torch").tensor(rows)
     raise InvalidParameter("return_tensors", kind, 'it must be "pt" or "np"')

@@ -1,11 +1,11 @@
-"""Finds stop strings in text that comes in pieces. Knows characters only, no tokens."""
+"""Finds stop strings in text that arrives in pieces."""
 
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 
-class Match(NamedTuple):
+class StopMatch(NamedTuple):
     """A stop string found in a piece of text."""
 
     stop: str
@@ -14,10 +14,10 @@ class Match(NamedTuple):
 
 
 class StopStrings:
-    """Reads text character by character and remembers how much of each stop string stands at its end.
+    """Reads text character by character and tracks how much of each stop string is at its end.
 
-    This is Knuth, Morris and Pratt's search, so a character costs the same however long the stop strings are, and what
-    is found does not depend on how the text was cut into pieces.
+    This is the search of Knuth, Morris and Pratt, so a character costs the same however long the stop strings are, and
+    the result does not depend on how the text is divided into pieces.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -32,8 +32,8 @@ class StopStrings:
         """How many characters at the end of the text may still become a stop string."""
         return max(self._num_matched, default=0)
 
-    def find(self, piece: str, *, may_stop: bool = True) -> Match | None:
-        """Read on; the stop string that is complete first, if any. What follows it is not read.
+    def find(self, piece: str, *, may_stop: bool = True) -> StopMatch | None:
+        """Read a piece and return the stop string that is complete first, if any. What follows it is not read.
 
         Without `may_stop` the text is read all the same: a stop string may begin here and end in a later piece.
         """
@@ -42,11 +42,11 @@ class StopStrings:
         for position, character in enumerate(piece):
             for index, stop in enumerate(self._stops):
                 if self._advance(index, stop, character) and may_stop:
-                    return Match(stop, position + 1)
+                    return StopMatch(stop, position + 1)
         return None
 
     def _advance(self, index: int, stop: str, character: str) -> bool:
-        """Whether the stop string is complete with this character."""
+        """Return whether the stop string is complete with this character."""
         fallbacks, matched = self._fallbacks[index], self._num_matched[index]
         while matched and stop[matched] != character:
             matched = fallbacks[matched - 1]
@@ -61,7 +61,7 @@ class StopStrings:
 def _fallbacks(stop: str) -> list[int]:
     """Return for each prefix of the stop string the length of its longest proper suffix that is also a prefix.
 
-    The lists are shared by all answers with the same stop strings, so nothing may change them.
+    The lists are shared by all answers with the same stop strings and must not be changed.
     """
     fallbacks = [0]
     length = 0

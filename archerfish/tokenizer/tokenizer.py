@@ -1,4 +1,4 @@
-"""Owns the vocabulary: text to token ids and back. Knows nothing of streaming, of the engine or of the model."""
+"""Owns the vocabulary: text to token ids and back."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -25,9 +25,9 @@ _TOKEN_OPTIONS = ("lstrip", "rstrip", "normalized", "single_word", "special")
 
 
 class Tokenizer:
-    """A model's tokenizer. Nothing changes after loading, so threads may share one.
+    """A model's tokenizer. Immutable after loading, so threads may share it.
 
-    Decoding gives the text as the vocabulary has it: `clean_up_tokenization_spaces` of older configurations, which
+    Decoding returns the text as the vocabulary has it: `clean_up_tokenization_spaces` of older configurations, which
     drops spaces before punctuation, is not applied, since it would change what the model wrote.
     """
 
@@ -38,7 +38,7 @@ class Tokenizer:
         self._vocabulary = vocabulary
         self._special_tokens = dict(special_tokens)
         self._chat_template = chat_template
-        # The largest id counts, not how many there are: vocabularies can have holes.
+        # The largest id counts, not the number of tokens: vocabularies can have holes.
         self._vocab_size = 1 + max(vocabulary.get_vocab(with_added_tokens=True).values())
         self._special_token_ids = frozenset(
             token_id for token_id, token in vocabulary.get_added_tokens_decoder().items() if token.special
@@ -47,13 +47,13 @@ class Tokenizer:
         self._eos_token_id = _named_token_id(vocabulary, special_tokens, "eos_token")
         self._ordinary_token_id = _ordinary_token_id(vocabulary)
         self._texts: dict[int, str] = {}
-        """Of single tokens, as far as they were asked for: log-probabilities tell several for each token."""
+        """Cached texts of single tokens: log-probabilities list several per token."""
 
     @classmethod
     def load(cls, directory: Path, chat_template: str | None = None) -> "Tokenizer":
-        """From tokenizer.json and, where present, tokenizer_config.json and special_tokens_map.json beside it.
+        """Load tokenizer.json and, where present, tokenizer_config.json and special_tokens_map.json next to it.
 
-        `chat_template` takes the place of the directory's: a file, or the template itself.
+        `chat_template` replaces the directory's: a file, or the template itself.
         """
         vocabulary = _load_vocabulary(directory)
         config_path = directory / "tokenizer_config.json"
@@ -63,7 +63,7 @@ class Tokenizer:
         if config.get("split_special_tokens") is True:
             vocabulary.encode_special_tokens = True
         _frame(vocabulary, config, special_tokens)
-        # It brings jinja2, which takes a good part of a start; engines without a tokenizer do without.
+        # It imports jinja2, which takes a good part of a start; engines without a tokenizer do not need it.
         from archerfish.tokenizer.chat import ChatTemplate
 
         if chat_template is not None:
@@ -85,7 +85,7 @@ class Tokenizer:
 
     @property
     def special_token_ids(self) -> frozenset[int]:
-        """Tokens that steer the model and are no text, such as the end of an answer."""
+        """Tokens that control the model and are not text, such as the end of an answer."""
         return self._special_token_ids
 
     @property
@@ -99,17 +99,17 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> "ChatTemplate":
-        """Turns messages into a prompt. Rendering raises TokenizerError if the model has no template."""
+        """The template that turns messages into a prompt. Rendering raises TokenizerError if the model has none."""
         return self._chat_template
 
     def other_template(self, text: str) -> "ChatTemplate":
-        """A chat template of the caller's own, which writes this model's special tokens."""
+        """Return a chat template of the caller's own, which writes this model's special tokens."""
         from archerfish.tokenizer.chat import ChatTemplate
 
         return ChatTemplate({"default": text}, self._special_tokens, origin="the request")
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, with the tokens the model expects around it unless told otherwise.
+        """Return the token ids of a text, by default with the tokens that the model expects around it.
 
         A rendered chat template already has those: encode it with `add_special_tokens=False`.
         """
@@ -117,51 +117,51 @@ class Tokenizer:
             raise RequestError(f"only text can be tokenized, but this is a {type(text).__name__}")
         try:
             if len(text) > _LONG:
-                # Only this one lets other threads of the interpreter go on meanwhile.
+                # Only encode_batch releases the GIL.
                 [encoded] = self._vocabulary.encode_batch([text], add_special_tokens=add_special_tokens)
                 return encoded.ids
             return self._vocabulary.encode(text, add_special_tokens=add_special_tokens).ids
-        # The library raises plain exceptions: this text has characters that the vocabulary does not know, or
-        # half of a surrogate pair.
+        # The library raises plain exceptions: this text has characters that the vocabulary does not know, or half of a
+        # surrogate pair.
         except Exception as error:
             raise RequestError(_why_not_encoded(text, error)) from error
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of token ids. Ids that the vocabulary does not have give no text."""
+        """Return the text of token ids. Ids that are not in the vocabulary have no text."""
         return self._vocabulary.decode(self.visible(token_ids, skip_special_tokens), skip_special_tokens=False)
 
     def visible(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> list[int]:
-        """Those of the tokens that `decode` turns into text."""
+        """Return those of the tokens that `decode` turns into text."""
         hidden = self._special_token_ids if skip_special_tokens else frozenset()
         return [token_id for token_id in token_ids if 0 <= token_id < self._vocab_size and token_id not in hidden]
 
     def to_json(self) -> str:
-        """As a tokenizer.json holds it, with what the configuration adds."""
+        """Return a tokenizer.json, including what the configuration adds."""
         return self._vocabulary.to_str()
 
     @property
     def added_tokens(self) -> Mapping[str, int]:
-        """Tokens that stand for a whole text wherever it occurs, special or not, by that text."""
+        """Tokens that match a whole text wherever it occurs, special or not, by that text."""
         return {token.content: token_id for token_id, token in self._vocabulary.get_added_tokens_decoder().items()}
 
     def vocabulary(self) -> dict[str, int]:
-        """The id of each token, by how the vocabulary writes it."""
+        """The id of each token, by its spelling in the vocabulary."""
         return self._vocabulary.get_vocab(with_added_tokens=True)
 
     def num_tokens(self, *, with_added: bool) -> int:
-        """How many there are, with or without those that were added to the vocabulary."""
+        """Return the number of tokens, with or without those that were added to the vocabulary."""
         return self._vocabulary.get_vocab_size(with_added_tokens=with_added)
 
     def token(self, token_id: int) -> str | None:
-        """A token as the vocabulary writes it; None if there is none of this id."""
+        """Return a token as the vocabulary spells it; None if there is none with this id."""
         return self._vocabulary.id_to_token(token_id)
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token as the vocabulary writes it; None if there is none."""
+        """Return the id of a token as the vocabulary spells it; None if there is none."""
         return self._vocabulary.token_to_id(token)
 
     def token_text(self, token_id: int) -> str:
-        """What one token looks like within a text: with its leading space, special tokens by name.
+        """Return the text of one token within other text: with its leading space, special tokens by name.
 
         A token with only part of a character shows U+FFFD for it.
         """
@@ -176,7 +176,7 @@ class Tokenizer:
         alone = self.decode([token_id], skip_special_tokens=False)
         if token_id in self._special_token_ids or self._ordinary_token_id is None:
             return alone
-        # Decoders drop the space before the first token of a text, so look at the token behind another one.
+        # Decoders drop the space before the first token of a text, so decode the token after another one.
         before = self.decode([self._ordinary_token_id], skip_special_tokens=False)
         both = self.decode([self._ordinary_token_id, token_id], skip_special_tokens=False)
         return both[len(before) :] if both.startswith(before) else alone
@@ -189,7 +189,7 @@ def _load_vocabulary(directory: Path) -> tokenizers.Tokenizer:
         raise TokenizerError(_why_missing(directory))
     try:
         vocabulary = tokenizers.Tokenizer.from_str(text)
-    # The library raises plain exceptions for whatever it does not like.
+    # The library raises plain exceptions for any problem.
     except Exception as error:
         if not isinstance(parse_json(path, text), dict):
             raise TokenizerError(f"{path} does not hold a JSON object: save the tokenizer again") from None
@@ -197,7 +197,7 @@ def _load_vocabulary(directory: Path) -> tokenizers.Tokenizer:
         raise TokenizerError(f"{message}: upgrade tokenizers, or save the tokenizer again") from error
     if vocabulary.get_vocab_size(with_added_tokens=True) == 0:
         raise TokenizerError(f"{path} has an empty vocabulary: save the tokenizer again")
-    # Files remember how the tokenizer was last called; a prompt must never be cut or filled up silently.
+    # Files store how the tokenizer was last called; a prompt must never be truncated or padded silently.
     vocabulary.no_truncation()
     vocabulary.no_padding()
     return vocabulary
@@ -224,7 +224,8 @@ def _why_not_encoded(text: str, error: Exception) -> str:
 
 
 def _named_special_tokens(config: Mapping[str, Any], legacy_map: Mapping[str, Any]) -> dict[str, str]:
-    """Name to text. special_tokens_map.json is the older place: it rules only over configurations as old as itself."""
+    """Return texts by name. special_tokens_map.json is the older file: it only overrides configurations as old as
+    itself."""
     merged = {**legacy_map, **config} if "added_tokens_decoder" in config else {**config, **legacy_map}
     named = {name: value for name, value in merged.items() if name.endswith("_token")}
     extra = merged.get("extra_special_tokens")
@@ -238,7 +239,7 @@ def _named_token_id(vocabulary: tokenizers.Tokenizer, special_tokens: Mapping[st
 
 
 def _token_content(value: object) -> str | None:
-    """A token's text, which configurations write as a string or as an object with its properties."""
+    """Return a token's text, which configurations write as a string or as an object with its properties."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) and value else None
@@ -247,7 +248,7 @@ def _token_content(value: object) -> str | None:
 def _declare_tokens(
     vocabulary: tokenizers.Tokenizer, config: Mapping[str, Any], special_tokens: Mapping[str, str], config_path: Path
 ) -> None:
-    """Tell the vocabulary what the configuration knows of its tokens: some it lacks, and which are special."""
+    """Add what the configuration says about tokens: some that the vocabulary lacks, and which are special."""
     special = list(special_tokens.values())
     try:
         declared = config.get("added_tokens_decoder", {})
@@ -269,16 +270,16 @@ def _declare_tokens(
             special.extend(text for value in values if (text := _token_content(value)) is not None)
     known = vocabulary.get_added_tokens_decoder()
     for text in dict.fromkeys(special):
-        found = vocabulary.token_to_id(text)
-        if found is None:
+        known_id = vocabulary.token_to_id(text)
+        if known_id is None:
             continue
-        added = known.get(found) or tokenizers.AddedToken(text, normalized=False)
+        added = known.get(known_id) or tokenizers.AddedToken(text, normalized=False)
         added.special = True
         vocabulary.add_special_tokens([added])
 
 
 def _frame(vocabulary: tokenizers.Tokenizer, config: Mapping[str, Any], special_tokens: Mapping[str, str]) -> None:
-    """Put BOS before and EOS after every text, or take them away, where the configuration says so expressly."""
+    """Put BOS before and EOS after every text, or remove them, where the configuration says so explicitly."""
     before, after = framing = _framing(vocabulary)
     bos_token_id = _named_token_id(vocabulary, special_tokens, "bos_token")
     eos_token_id = _named_token_id(vocabulary, special_tokens, "eos_token")
@@ -303,7 +304,7 @@ def _frame(vocabulary: tokenizers.Tokenizer, config: Mapping[str, Any], special_
 
 
 def _framing(vocabulary: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
-    """Tokens that the vocabulary itself puts before and after every text."""
+    """Return the tokens that the vocabulary itself puts before and after every text."""
     for text in _ORDINARY_TEXTS:
         encoding = _try_encode(vocabulary, text)
         if encoding is not None and 0 in encoding.special_tokens_mask:
@@ -314,7 +315,7 @@ def _framing(vocabulary: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
 
 
 def _ordinary_token_id(vocabulary: tokenizers.Tokenizer) -> int | None:
-    """A token that is plain text, to be put before others."""
+    """Return a token of plain text, to be put before others."""
     for text in _ORDINARY_TEXTS:
         encoding = _try_encode(vocabulary, text)
         for token_id in encoding.ids if encoding is not None else ():

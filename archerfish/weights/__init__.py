@@ -1,2 +1,2 @@
-"""Weights: where a model lies (locate.py), what its files hold (checkpoint.py), what that makes it
-(describe.py), filling a decoder (load.py), heads that guess (heads.py)."""
+"""Weights: where a model is (locate.py), what its files hold (checkpoint.py), a summary of it (describe.py), filling a
+decoder (load.py), draft heads (heads.py)."""

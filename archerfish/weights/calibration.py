@@ -1,6 +1,6 @@
-"""Packs a model while it reads a text: each layer runs once in full, to see what the inputs of its matrices do.
+"""Packs a model while it reads a text: each layer runs once in full, to measure the inputs of its matrices.
 
-Knows no caches and no requests: the text is token ids, all of one length, and attention is plain.
+The text is token ids, all of one length, and attention is plain.
 """
 
 from functools import partial
@@ -19,13 +19,13 @@ _LAYERS = "layers."
 
 
 class CalibratedPacker:
-    """Takes each parameter once it is filled; of the layers' no more than one layer is there in full.
+    """Takes each parameter once it is filled; no more than one layer is in memory in full.
 
-    Whatever comes before the layers must come first, and the layers in their order.
+    Parameters before the layers must come first, and the layers in their order.
     """
 
     def __init__(self, model: Decoder, weight_format: WeightFormat, texts: Tensor) -> None:
-        """Texts are token ids [texts, length]."""
+        """`texts` are token ids [texts, length]."""
         self._model = model
         self._pack = Packer(model, weight_format)
         self._put_in_full = Packer(model, WeightFormat(name="none"))
@@ -37,7 +37,7 @@ class CalibratedPacker:
         """[tokens, hidden] after the layers so far."""
         self._shared = {layer.attention.kv_source for layer in model.arch.layers}
         self._keys_values: dict[int, tuple[Tensor, Tensor]] = {}
-        """By the layer that made them, where another reads them."""
+        """By the layer that computed them, where another reads them."""
         self._num_left = {
             f"{_LAYERS}{index}.": len(list(layer.parameters())) for index, layer in enumerate(model.layers)
         }
@@ -53,7 +53,7 @@ class CalibratedPacker:
             self._finish(layer)
 
     def _finish(self, layer: str) -> None:
-        """Run it in float32, which is the same on every kind of kernel, then pack it for good."""
+        """Run the layer in float32, which is the same on every kind of kernel, then pack it."""
         for name, tensor in self._waiting.items():
             self._put_in_full(name, tensor.float())
         seen = self._run(layer)
@@ -63,7 +63,7 @@ class CalibratedPacker:
 
     @torch.inference_mode()
     def _run(self, prefix: str) -> dict[str, InputStatistics]:
-        """What the inputs of the layer's matrices did, by the matrices' names."""
+        """Return statistics of the inputs of the layer's matrices, by the matrices' names."""
         if self._states is None:
             self._states = self._model.embedded(self._texts.flatten(), self._positions)
         layer = self._model.get_submodule(prefix[:-1])

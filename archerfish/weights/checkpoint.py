@@ -1,4 +1,4 @@
-"""A checkpoint's safetensors files, memory-mapped: names, shapes and formats first, contents only when asked for."""
+"""A checkpoint's safetensors files, memory-mapped: names, shapes and dtypes first, contents only on demand."""
 
 import re
 from collections.abc import Iterator
@@ -26,12 +26,12 @@ class Stored(NamedTuple):
 
     file: Path
     name: str
-    """As spelled in the file."""
+    """Name as spelled in the file."""
     shape: tuple[int, ...]
     dtype: str
 
 
-class Checkpoint:
+class SafetensorsCheckpoint:
     """Open files of one checkpoint. Use as a context manager."""
 
     def __init__(self, directory: Path, renames: tuple[tuple[str, str], ...] = ()) -> None:
@@ -46,7 +46,7 @@ class Checkpoint:
             self.close()
             raise
 
-    def __enter__(self) -> "Checkpoint":
+    def __enter__(self) -> "SafetensorsCheckpoint":
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
@@ -58,7 +58,7 @@ class Checkpoint:
         self._open.clear()
 
     def read(self, name: str) -> "Tensor":
-        """A view of the file's pages: nothing is copied until it is used."""
+        """Return a view of the file's pages: nothing is copied until it is used."""
         stored = self.tensors[name]
         tensor: Tensor = self._open[stored.file].get_tensor(stored.name)
         return tensor
@@ -77,14 +77,14 @@ class Checkpoint:
 
 
 def read_headers(directory: Path) -> list[Stored]:
-    """What the files say of their tensors. Needs no torch."""
-    found: list[Stored] = []
+    """Return the descriptions of all tensors. Needs no torch."""
+    headers: list[Stored] = []
     for file in _files(directory):
         with _naming(file):
             check_regular(file, CheckpointError)
             with safe_open(file, framework="np") as handle:
-                found += _header(file, handle)
-    return found
+                headers += _header(file, handle)
+    return headers
 
 
 def is_float(stored: Stored) -> bool:
@@ -99,7 +99,7 @@ def _header(file: Path, handle: Any) -> Iterator[Stored]:
 
 @contextmanager
 def _naming(file: Path) -> Iterator[None]:
-    """Say which file it is that cannot be read."""
+    """Raise errors that name the file which cannot be read."""
     try:
         yield
     except (SafetensorError, OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Tells what a model directory holds from config.json and the headers of its weights. Loads neither them nor torch."""
+"""Describes a model directory from config.json and the headers of its weights, without loading them or torch."""
 
 import math
 from collections import Counter
@@ -13,27 +13,27 @@ from archerfish.models.families import Fields, find_family
 from archerfish.weights.checkpoint import Stored, read_headers
 from archerfish.weights.locate import read_config
 
-# Others, such as F8_E4M3, have no name in settings and keep their own.
+# Others, such as F8_E4M3, have no name in settings and stay as they are.
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """None is what could not be told."""
+    """Facts about a model; None for unknown ones."""
 
     family: str | None = None
     """The model_type of config.json."""
     num_parameters: int | None = None
     """Numbers in the weight files."""
     dtype: str | None = None
-    """Format that most of them are stored in."""
+    """Dtype of most of them."""
     context_length: int | None = None
     problem: str | None = None
-    """Why it could not be loaded."""
+    """The reason why it cannot be loaded."""
 
 
 def describe(directory: Path) -> Description:
-    """What can be told of a model without loading it. What is wrong with it is told too, never raised."""
+    """Describe a model without loading it. Problems are returned, never raised."""
     family: object = None
     arch: Arch | None = None
     stored: list[Stored] = []

@@ -1,4 +1,4 @@
-"""Puts weights into a model as a GPU's kernels want them: matrices in their run-time format, the rest as it is."""
+"""Puts weights into a model for Triton's kernels: matrices in their run-time format, the rest unchanged."""
 
 from torch import Tensor, nn
 
@@ -10,7 +10,7 @@ from archerfish.weights.packing import Network, ParameterOwners
 
 
 class DevicePacker:
-    """Takes each parameter once it is filled, on its device, so that no more than one of them is there in full."""
+    """Takes each parameter once it is filled, on its device, so that no more than one of them is in memory in full."""
 
     def __init__(self, model: Network, weight_format: WeightFormat) -> None:
         assert weight_format.is_lossy
@@ -26,7 +26,7 @@ class DevicePacker:
             return
         is_vocabulary = any(module in self._vocabulary for module in modules)
         is_matrix = tensor.dim() > 1 and (is_vocabulary or any(isinstance(module, Linear) for module in modules))
-        # Positions are few, and looked up by rows that no kernel here unpacks. A rounded choice is another choice.
+        # Position tables are small, and no kernel here looks up packed rows. A rounded router chooses other experts.
         if not is_matrix or any(module in self._routers for module in modules):
             self._owners.replace(name, nn.Parameter(tensor, requires_grad=False))
             return

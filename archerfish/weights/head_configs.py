@@ -1,7 +1,7 @@
-"""config.json of heads that guess, in the layouts they are published in, to their specs and back. Reads no weights.
+"""config.json of draft heads, in the layouts that they are published in, to their specs and back.
 
-EAGLE-3 as its authors publish it: the config of a Llama of one layer, with fields of its own beside. As speculators
-publish it: that config within another. Medusa: a few fields; what they leave out is the target's.
+EAGLE-3 as its authors publish it: the config of a Llama of one layer, with additional fields. As speculators publish
+it: that config within another. Medusa: a few fields; those left out are the target's.
 """
 
 from collections.abc import Mapping
@@ -14,16 +14,16 @@ from archerfish.errors import UnsupportedModel
 from archerfish.models.families import Fields, find_family
 
 _OURS = ("base_model_name_or_path", "about")
-"""Where a head comes from: said in every config we write, for people."""
+"""Fields in every config that we write, for people: where a head comes from."""
 
 _OF_EAGLE = frozenset(
     "draft_vocab_size target_hidden_size norm_before_residual eagle_aux_hidden_state_layer_ids eagle_config "
     "norm_before_fc fc_norm norm_output use_sliding_window sliding_window target_model_type "
     "base_model_name_or_path about".split()
 )
-"""Beside those of a layer, where its config is not kept apart."""
+"""Fields next to those of the layer, where the layer's config is not separate."""
 
-# What transformers leaves out when it writes the config of a Llama: speculators' layers are written by it.
+# Fields that transformers leaves out when it writes the config of a Llama, as it does for speculators' layers.
 _LLAMA = {
     "model_type": "llama",
     "vocab_size": 32000,
@@ -54,7 +54,7 @@ _ROPE_FIELDS: dict[RopeKind, tuple[str, ...]] = {
 
 
 def read_eagle(config: Mapping[str, Any], num_target_layers: int, *, has_embedding: bool) -> EagleSpec:
-    """Whether there is a table of its own is said by the tensors, not by the config."""
+    """Read an EAGLE-3 config. The tensors, not the config, decide whether the head has an embedding of its own."""
     if "speculators_model_type" in config:
         fields, layer = _split_speculators(config)
     else:
@@ -105,7 +105,7 @@ def read_medusa(config: Mapping[str, Any], target: Arch) -> MedusaSpec:
 
 
 def _split_speculators(config: Mapping[str, Any]) -> tuple[Fields, dict[str, Any]]:
-    """The head's fields, and those of its layer."""
+    """Return the head's fields, and those of its layer."""
     fields = Fields(config, can_override=False)
     kind = fields.get("speculators_model_type")
     if kind != "eagle3":
@@ -114,10 +114,10 @@ def _split_speculators(config: Mapping[str, Any]) -> tuple[Fields, dict[str, Any
         )
     how = Fields(fields.group("speculators_config"), can_override=False)
     how.only("algorithm", "eagle3")
-    # How many tokens to guess is decided step by step, from what they cost and how often they stand.
+    # The number of draft tokens is decided step by step, from their cost and acceptance.
     how.skip("proposal_methods", "default_proposal_method", "verifier")
     how.finish()
-    # Readers of this layout differ in what leaving it out would mean.
+    # Required: readers of this layout differ in its default.
     fields.get("norm_before_residual")
     # How it was trained, and what transformers writes with every model.
     fields.skip("speculators_version", "embed_requires_grad", "enable_sp_ulysses", "has_no_defaults_at_init")
@@ -126,7 +126,7 @@ def _split_speculators(config: Mapping[str, Any]) -> tuple[Fields, dict[str, Any
 
 
 def _layer(config: Mapping[str, Any]) -> Arch:
-    """The one layer, as a Llama."""
+    """Return the one layer, as a Llama."""
     if config.get("model_type") != "llama":
         raise UnsupportedModel(f"its layer is of type {config.get('model_type')!r}; EAGLE-3's is one of a llama")
     arch = find_family(config).read(Fields(config, can_override=False))
@@ -141,17 +141,17 @@ def _target_layers(fields: Fields, num_target_layers: int) -> tuple[int, ...]:
     name = "eagle_aux_hidden_state_layer_ids"
     inner = Fields(fields.group("eagle_config"), can_override=False)
     inner.only("use_aux_hidden_state", True)
-    found, counted_from = fields.get(name, None), 0
-    if found is None:
-        # There it is said which layers give it, not which take it.
-        found, counted_from = inner.get(name, None), 1
+    layer_ids, counted_from = fields.get(name, None), 0
+    if layer_ids is None:
+        # In that field, ids are those of the layers that compute the states, not of those that read them.
+        layer_ids, counted_from = inner.get(name, None), 1
     inner.skip(name)
     inner.finish()
-    if found is None:
-        found, counted_from = [2, num_target_layers // 2, num_target_layers - 3], 0
-    if not isinstance(found, list) or not found or not all(type(layer) is int for layer in found):
-        raise UnsupportedModel(f"config.json: {name} = {found!r} is not supported; it must be a list of layers")
-    layers = tuple(layer + counted_from for layer in found)
+    if layer_ids is None:
+        layer_ids, counted_from = [2, num_target_layers // 2, num_target_layers - 3], 0
+    if not isinstance(layer_ids, list) or not layer_ids or not all(type(layer) is int for layer in layer_ids):
+        raise UnsupportedModel(f"config.json: {name} = {layer_ids!r} is not supported; it must be a list of layers")
+    layers = tuple(layer + counted_from for layer in layer_ids)
     if not all(0 <= layer <= num_target_layers for layer in layers):
         raise UnsupportedModel(
             f"it reads the target's layers {', '.join(map(str, layers))}, but the target has {num_target_layers}; "
@@ -171,7 +171,7 @@ def _num_tokens(fields: Fields, name: str, target_vocab_size: int) -> int:
 
 
 def eagle_config(spec: EagleSpec) -> dict[str, Any]:
-    """As EAGLE-3's authors publish it; the depths it reads are said where vLLM looks for them."""
+    """Write the layout of EAGLE-3's authors, with the target's layers where vLLM reads them."""
     attention, mlp = spec.layer.attention, spec.layer.feed_forward
     assert isinstance(mlp, MlpSpec) and attention.rope is not None
     config = {
@@ -203,7 +203,7 @@ def eagle_config(spec: EagleSpec) -> dict[str, Any]:
 
 
 def medusa_config(spec: MedusaSpec) -> dict[str, Any]:
-    """With what vLLM calls fewer tokens and the target's own head, for which the authors have no words."""
+    """Write the authors' layout, with vLLM's fields for a smaller vocabulary and a shared output head."""
     return {
         "architectures": ["MedusaModel"],
         "model_type": "medusa",

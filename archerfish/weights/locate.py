@@ -1,4 +1,4 @@
-"""Finds a model's files: a local directory, a model in the box, a hub name through huggingface_hub and its cache."""
+"""Finds a model's files: a local directory, a bundled model, a hub name through huggingface_hub and its cache."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,16 +13,16 @@ UNREAD_WEIGHTS = "consolidated*.safetensors"
 """Mistral's own layout of the same weights, which its repositories hold a second time."""
 
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
-# The hub's * matches slashes too: without these, weights of other formats in subfolders would come along.
+# The hub's * matches slashes too: without these, weights of other formats in subfolders would be downloaded.
 _UNWANTED = [UNREAD_WEIGHTS, "*/*.safetensors", "*/*.json"]
 _ONLY_TOKENIZER = ["*.json", "*.jinja", "tokenizer.model"]
 _ONLY_CONFIG = ["config.json"]
 
 
 def locate(model: str | None, revision: str | None = None, *, weights: bool = True) -> Path:
-    """The directory that holds the model's files: a local one, else one in the box, else the hub's.
+    """Return the directory that holds the model's files: a local one, else a bundled one, else the hub's.
 
-    None is the box's default. A hub model is downloaded, or only its small files if weights is False; HF_HOME,
+    None is the default model. A hub model is downloaded, or only its small files if weights is False; HF_HOME,
     HF_HUB_OFFLINE and HF_TOKEN have their usual meaning.
     """
     return _locate(model, revision, _WANTED if weights else _ONLY_TOKENIZER)
@@ -30,12 +30,12 @@ def locate(model: str | None, revision: str | None = None, *, weights: bool = Tr
 
 def _locate(model: str | None, revision: str | None, patterns: list[str]) -> Path:
     if model is None:
-        # Not by its name: a local directory that happens to have it was not asked for.
+        # Not by name: a local directory may have the same one.
         return _from_box(DEFAULT_MODEL, revision)
     try:
         directory = Path(model).expanduser()
         is_directory, is_file = directory.is_dir(), directory.is_file()
-    except (OSError, RuntimeError) as error:  # No permission, a name too long, the ~ of somebody who is not known.
+    except (OSError, RuntimeError) as error:  # No permission, a name too long, the ~ of an unknown user.
         raise ModelNotFound(f"{model} cannot be looked at: {error}") from error
     if is_directory:
         if revision is not None:
@@ -58,12 +58,12 @@ def _locate(model: str | None, revision: str | None, patterns: list[str]) -> Pat
 
 
 def locate_config(model: str | None, revision: str | None = None, *, alone: bool = False) -> Path:
-    """Like locate, where nothing but config.json is needed: a JSON file of any name will do, too.
+    """Return what `locate` returns, where nothing but config.json is needed: a JSON file of any name will do, too.
 
-    If it is wanted alone, nothing else is downloaded.
+    With `alone`, nothing else is downloaded.
     """
     if model is not None and model.endswith(".json") and revision is None:
-        with suppress(OSError, RuntimeError):  # Locating it says what is wrong.
+        with suppress(OSError, RuntimeError):  # `locate` reports what is wrong.
             file = Path(model).expanduser()
             if file.is_file():
                 return file
@@ -71,7 +71,7 @@ def locate_config(model: str | None, revision: str | None = None, *, alone: bool
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, or a ModelError that names the file and what is wrong with it."""
+    """Return the JSON object in a file, or raise a ModelError that names the file and what is wrong with it."""
     value = read_json_object(path)
     if value is None:
         instead = " (its GGUF files are not read)" if any(path.parent.glob("*.gguf")) else ""
@@ -81,12 +81,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def read_config(place: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """config.json of a directory, or a config file itself, with a user's overrides laid over it.
+def read_config(path: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json of a directory, or a config file itself, with a user's overrides applied.
 
     An override of None is a null in config.json.
     """
-    return {**read_json(place if place.is_file() else place / "config.json"), **overrides}
+    return {**read_json(path if path.is_file() else path / "config.json"), **overrides}
 
 
 def _from_box(name: str, revision: str | None) -> Path:
@@ -104,7 +104,7 @@ def _from_box(name: str, revision: str | None) -> Path:
 
 
 def _box_offer() -> str:
-    """What a name that was not found could be replaced with, to end a message."""
+    """Return the alternatives to an unknown name, to end a message."""
     names = ", ".join(models_in_box())
     return f"; the box has {names}" if names else ""
 
@@ -126,15 +126,15 @@ def _download(name: str, revision: str | None, patterns: list[str]) -> Path:
     )
 
     try:
-        found = snapshot_download(
+        snapshot = snapshot_download(
             name,
             revision=revision,
             allow_patterns=patterns,
             ignore_patterns=_UNWANTED,
-            # Said outright: some releases ask the hub all the same for a commit that is in the cache.
+            # Passed explicitly: some releases otherwise ask the hub for a commit that is in the cache.
             local_files_only=constants.HF_HUB_OFFLINE,
         )
-        return Path(found)
+        return Path(snapshot)
     except GatedRepoError as error:
         raise ModelNotFound(f"{name} is gated: accept its terms on the hub and set HF_TOKEN") from error
     except RevisionNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Puts weights into a model as native kernels want them: matrices packed in their run-time format, the rest float32."""
+"""Puts weights into a model for native kernels: matrices packed in their run-time format, the rest float32."""
 
 from collections import defaultdict
 from typing import Any
@@ -14,11 +14,11 @@ from archerfish.quant import InputStatistics, WeightFormat
 from archerfish.weights.weight_arena import WeightArena
 
 ROUTER_BYTES = 4
-"""Of a number that chooses experts, where other matrices are rounded: it stays float32."""
+"""Bytes of a router's number where other matrices are rounded: it stays float32."""
 
 
 Network = Decoder | Eagle | Medusa
-"""A model, or what guesses for one. What the latter borrows of the former is not among its own parameters."""
+"""A model, or a drafter. Modules that a drafter shares with the model are not among its own parameters."""
 
 
 class ParameterOwners:
@@ -42,7 +42,7 @@ class ParameterOwners:
 
 
 class Packer:
-    """Takes each parameter once it is filled, so that no more than one of them is there in full."""
+    """Takes each parameter once it is filled, so that no more than one of them is in memory in full."""
 
     def __init__(self, model: Network, weight_format: WeightFormat) -> None:
         self._vocabulary = model.vocabulary
@@ -52,7 +52,7 @@ class Packer:
         self._routers = [module.router for module in model.modules() if isinstance(module, Experts)]
 
     def __call__(self, name: str, tensor: Tensor, inputs: InputStatistics | None = None) -> None:
-        """What a matrix's inputs did matters where its format is calibrated."""
+        """Pack a parameter. Statistics of a matrix's inputs matter where its format is calibrated."""
         packed = self._packed(self._owners.modules(name), tensor, inputs)
         if not isinstance(packed, nn.Parameter):
             packed = packed.moved(self._arena.copy_in(packed.data))
@@ -64,12 +64,12 @@ class Packer:
         if any(isinstance(module, Experts) for module in modules):
             return pack_experts(tensor, self._format.pack)
         if any(module in self._routers for module in modules):
-            # Small, and a rounded choice is another choice. float32 products have the same bits on every CPU.
+            # Small, and a rounded router chooses other experts. float32 products have the same bits on every CPU.
             return pack_floats(tensor.float() if self._format.is_lossy else tensor)
         is_matrix = any(isinstance(module, Linear) for module in modules) and tensor.dim() > 1
         is_table = any(isinstance(module, Embedding) for module in modules)
         is_vocabulary = any(module in self._vocabulary for module in modules)
-        # Rows of a plain table are read one at a time: packing would only scatter them. Positions are few.
+        # Rows of a plain table are read one at a time: packing would only scatter them. Position tables are small.
         if is_matrix or (is_table and self._format.is_lossy and is_vocabulary):
             return (self._format.of_vocabulary if is_vocabulary else self._format).pack(tensor, inputs)
         return nn.Parameter(tensor if is_table else tensor.float(), requires_grad=False)

@@ -48,7 +48,7 @@ def test_of_fewer_tokens_it_has_the_targets_rows() -> None:
     head = medusa(target, vocab_size=4)
     ids = torch.tensor([60, 3, 17, 4])
     assert head.rows is not None and head.target_ids is not None
-    for name, numbers in head.rows.of(ids).items():
+    for name, numbers in head.rows.parameters_of(ids).items():
         head.rows.linear.get_parameter(name).copy_(numbers)
     x = states()
     wanted = F.linear(x, target.weight, target.bias)[:, ids]

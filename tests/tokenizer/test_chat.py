@@ -331,7 +331,7 @@ def test_no_default_template(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [7, [], [7], [{"name": "default"}], {"default": 7}, {}])
 def test_template_of_a_wrong_type(tmp_path: Path, value: Any) -> None:
     write(tmp_path, "tokenizer_config.json", {"chat_template": value})
-    with pytest.raises(TokenizerError, match=r"chat_template in .*tokenizer_config\.json must be a text or a list"):
+    with pytest.raises(TokenizerError, match=r"chat_template in .*tokenizer_config\.json must be a string or a list"):
         render(tmp_path)
 
 

@@ -3,19 +3,19 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archerfish.tokenizer.stop_strings import Match, StopStrings
+from archerfish.tokenizer.stop_strings import StopMatch, StopStrings
 from tests.lanes import examples
 
 texts = st.text(alphabet="ab", max_size=12)
 stops = st.lists(st.text(alphabet="ab", min_size=1, max_size=4), max_size=3)
 
 
-def expected_match(text: str, stops: list[str], first_end: int = 1) -> Match | None:
+def expected_match(text: str, stops: list[str], first_end: int = 1) -> StopMatch | None:
     """The plain way: the first end at which any stop string stands, and the longest that does."""
     for end in range(first_end, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:
-            return Match(max(found, key=len), end)
+            return StopMatch(max(found, key=len), end)
     return None
 
 
@@ -34,7 +34,7 @@ def test_finds_what_is_complete_first(pieces: list[str], stops: list[str]) -> No
         if expected is None:
             assert match is None
         else:
-            assert match == Match(expected.stop, expected.end - len(read))
+            assert match == StopMatch(expected.stop, expected.end - len(read))
             return
         read += piece
         assert search.num_open == expected_open(read, stops)
@@ -48,14 +48,14 @@ def test_reads_on_where_it_may_not_stop(before: str, after: str, stops: list[str
     assert search.num_open == expected_open(before, stops)
     expected = expected_match(before + after, stops, first_end=len(before) + 1)
     match = search.find(after)
-    assert match == (None if expected is None else Match(expected.stop, expected.end - len(before)))
+    assert match == (None if expected is None else StopMatch(expected.stop, expected.end - len(before)))
 
 
 def test_characters_beyond_the_first_plane() -> None:
     search = StopStrings(["🇳🇴", "好"])
     assert search.find("🇯🇳🇳") is None
     assert search.num_open == 1
-    assert search.find("🇴好") == Match("🇳🇴", 1)
+    assert search.find("🇴好") == StopMatch("🇳🇴", 1)
 
 
 def test_long_stop_string_does_not_slow_a_character_down() -> None:

@@ -51,7 +51,7 @@ class DraftModel:
     def save(self, directory: Path, about: Mapping[str, Any]) -> None:
         parameters = dict(self.module.named_parameters())
         tensors = {}
-        for place in find_family(self._config).places(self.module.arch):
+        for place in find_family(self._config).placements(self.module.arch):
             tensor = parameters[place.target].detach()
             tensor = tensor if place.rows is None else tensor[place.rows]
             tensors[place.source] = tensor.to("cpu", torch.bfloat16).contiguous().clone()
@@ -92,7 +92,7 @@ def _check_start(decoder: Decoder, made: Mapping[str, Any], blueprint: Blueprint
         raise ConfigError(
             f"--start {start} has {found} tokens, and the model to guess {wanted}: give one of the same vocabulary"
         )
-    places = find_family(made).places(decoder.arch)
+    places = find_family(made).placements(decoder.arch)
     if any(place.transform is not None or place.expert is not None for place in places):
         raise ConfigError(f"--start {start} is a {decoder.arch.family}, which cannot be written again: give a Llama")
 

@@ -23,12 +23,12 @@ _FAMILIES: dict[str, Family] = {
 
 
 def supported() -> list[str]:
-    """The model types this build can run."""
+    """Return the supported model types."""
     return sorted(_FAMILIES)
 
 
 def find_family(config: Mapping[str, Any]) -> Family:
-    """The family that config.json names, or an UnsupportedModel that lists the known ones."""
+    """Return the family that config.json names, or raise an UnsupportedModel that lists the supported ones."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise UnsupportedModel("config.json has no model_type; is it a Hugging Face model config?")

@@ -1,4 +1,4 @@
-"""Falcon: attention and feed-forward side by side, one key-value head (7B) or few (40B), projections fused by group."""
+"""Falcon: attention and feed-forward in parallel, one key-value head (7B) or few (40B), projections fused by group."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -57,13 +57,13 @@ def _read_falcon(fields: Fields) -> Arch:
 
 def _num_kv_heads(fields: Fields, *, grouped: bool) -> int:
     multi_query = fields.flag("multi_query", True)
-    stored = fields.num_kv_heads("num_kv_heads")  # Says all heads on multi-query checkpoints, where it is not used.
+    stored = fields.num_kv_heads("num_kv_heads")  # Set to all heads in multi-query checkpoints, which ignore it.
     return stored if grouped or not multi_query else 1
 
 
 def _ungroup(weight: "Tensor", spec: AttentionSpec) -> "Tensor":
-    """Stored as each key-value head's queries, key, value in turn; ours is all queries, all keys, all values."""
-    import torch  # Here, because reading a config can do without.
+    """Reorder each key-value head's queries, key, value in turn into all queries, all keys, all values."""
+    import torch  # Imported here, because reading a config does not need it.
 
     repeat = spec.num_heads // spec.num_kv_heads
     groups = weight.reshape(spec.num_kv_heads, repeat + 2, spec.head_dim, *weight.shape[1:])
@@ -82,12 +82,12 @@ _NAMES = Names(
 _TWO_NORM_NAMES = replace(_NAMES, attention_norm="ln_attn", mlp_norm="ln_mlp")
 
 
-def _places(arch: Arch) -> Iterator[Placement]:
+def _placements(arch: Arch) -> Iterator[Placement]:
     layer = arch.layers[0]
     names = _TWO_NORM_NAMES if layer.parallel and not layer.shared_input_norm else _NAMES
-    for place in names.places(arch):
-        fused = ".attention.qkv." in place.target
-        yield replace(place, transform=partial(_ungroup, spec=layer.attention)) if fused else place
+    for placement in names.placements(arch):
+        fused = ".attention.qkv." in placement.target
+        yield replace(placement, transform=partial(_ungroup, spec=layer.attention)) if fused else placement
 
 
-FAMILIES = {"falcon": Family(read=_read_falcon, places=_places)}
+FAMILIES = {"falcon": Family(read=_read_falcon, placements=_placements)}

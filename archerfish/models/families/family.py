@@ -1,4 +1,4 @@
-"""What a family must say: how to read its config, and where each of its tensors goes."""
+"""What a family defines: how its config is read, and which parameter each of its tensors fills."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,35 +16,35 @@ Transform = Callable[["Tensor"], "Tensor"]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One tensor of a checkpoint and its place in our decoder."""
+    """A tensor of a checkpoint and the parameter of our decoder that it fills."""
 
     source: str
     """Name in the checkpoint."""
     target: str
     """Name of our parameter."""
     rows: slice | None = None
-    """The part of our parameter it fills, where several tensors share one."""
+    """The part of our parameter that it fills, where several tensors share one."""
     expert: int | None = None
-    """The expert it belongs to, where experts share one parameter."""
+    """The expert that it belongs to, where experts share one parameter."""
     transform: Transform | None = None
 
 
-Places = Callable[[Arch], Iterator[Placement]]
+PlacementFunction = Callable[[Arch], Iterator[Placement]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     read: Callable[[Fields], Arch]
-    places: Places
+    placements: PlacementFunction
     renames: tuple[tuple[str, str], ...] = ()
-    """(pattern, replacement) that bring the spellings seen in checkpoints to the one `places` uses."""
+    """(pattern, replacement) that turn the spellings seen in checkpoints into the one that `placements` uses."""
     ignored: tuple[str, ...] = ()
-    """Regular expressions of tensors that carry nothing we need."""
+    """Regular expressions of tensors that are not needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """Where the usual parts of a decoder stand in a checkpoint; `{i}` is the layer, `{e}` the expert."""
+    """Names of the usual parts of a decoder in a checkpoint; `{i}` is the layer, `{e}` the expert."""
 
     embedding: str = "model.embed_tokens"
     norm: str = "model.norm"
@@ -66,7 +66,7 @@ class Names:
     linear_transform: Transform | None = None
     """Applied to every matrix of a layer: GPT-2 stores them transposed."""
 
-    def places(self, arch: Arch) -> Iterator[Placement]:
+    def placements(self, arch: Arch) -> Iterator[Placement]:
         yield Placement(f"{self.embedding}.weight", "embedding.weight")
         yield from self._norm(arch, self.norm, "norm")
         if not arch.tie_embeddings:

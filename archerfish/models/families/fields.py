@@ -1,4 +1,4 @@
-"""Reads config.json field by field and knows which were never read: what is not understood is refused by name."""
+"""Reads config.json field by field and records which fields were read: unknown fields are refused by name."""
 
 import json
 import math
@@ -27,16 +27,16 @@ _WITHOUT_EFFECT = frozenset(
     "max_sequence_length is_llama_config transformers.js_config is_matryoshka matryoshka_dimensions".split()
 )
 
-# Each says that the weights are packed, whatever else the config says. The last is what MLX writes.
+# Each means that the weights are packed, whatever else the config contains. The last is what MLX writes.
 _PACKED = ("quantization_config", "compression_config", "quantization")
 
 _MOST_LAYERS = 10_000
-"""Far more than any model has; a number beyond it is a mistake, and describing so many would take all memory."""
+"""Far more than any model has: a larger number is a mistake, and describing so many layers would take all memory."""
 
 _LARGEST_INTEGER = 2**31 - 1
 """Kernels count in 32 bits."""
 _SMALLEST_NUMBER, _LARGEST_NUMBER = 1e-15, 1e15
-"""Beyond them no field means anything; within, float32 can square and divide by them."""
+"""Fields beyond these are meaningless; within, float32 can square and divide by them."""
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -52,22 +52,22 @@ _missing: Any = object()
 
 
 class Fields:
-    """A config.json being read."""
+    """The fields of a config.json."""
 
     def __init__(self, values: Mapping[str, Any], *, can_override: bool = True) -> None:
-        """Of a config that no flag lays anything over, the advice is another."""
+        """`can_override` selects the advice of error messages: whether --hf-overrides applies to this config."""
         self._can_override = can_override
-        # A null reads like a field that is left out; only `assume` tells the two apart.
+        # A null reads like a field that is left out; only `assume` distinguishes them.
         self._values = {name: value for name, value in values.items() if value is not None}
         self._nulls = set(values) - set(self._values)
         self._read: set[str] = set()
 
     def assume(self, **defaults: Any) -> None:
-        """What the family means by leaving a field out. A null stays: it says that there is none of it."""
+        """Set the family's defaults of fields that are left out. A null stays: it means that there is none of it."""
         self._values = {**{n: v for n, v in defaults.items() if n not in self._nulls}, **self._values}
 
     def get(self, name: str, default: Any = _missing) -> Any:
-        """The value, whatever its type. Without a default the field is required."""
+        """Return a value of any type. Without a default the field is required."""
         self._read.add(name)
         if name in self._values:
             return self._values[name]
@@ -85,7 +85,7 @@ class Fields:
         return value
 
     def group(self, name: str, *, required: bool = False) -> Mapping[str, Any]:
-        """Fields within a field; none where it is left out."""
+        """Return the fields within a field; none where it is left out."""
         value = self.get(name, _missing if required else {})
         if not isinstance(value, Mapping):
             raise self._bad(name, value, "an object with fields of its own")
@@ -94,7 +94,7 @@ class Fields:
     def number(
         self, name: str, default: float | None = None, *, most: float = _LARGEST_NUMBER, may_be_zero: bool = False
     ) -> float:
-        """A positive number. Json reads infinity and not-a-number, too: these are refused."""
+        """Return a positive number. JSON parsers accept infinity and NaN, too: these are refused."""
         value = self.get(name, _missing if default is None else default)
         least = 0.0 if may_be_zero else _SMALLEST_NUMBER
         if not _is_number(value, least, most):
@@ -105,7 +105,7 @@ class Fields:
         return self.number(name, may_be_zero=may_be_zero) if self.has(name) else None
 
     def eps(self, name: str, default: float) -> float:
-        """What a norm adds to the mean of squares."""
+        """Return what a norm adds to the mean of squares."""
         return self.number(name, default, most=1.0, may_be_zero=True)
 
     def flag(self, name: str, default: bool) -> bool:
@@ -116,7 +116,7 @@ class Fields:
 
     def integers(self, name: str, default: list[int]) -> list[int]:
         value = self.get(name, default)
-        if not isinstance(value, list) or not all(type(one) is int for one in value):
+        if not isinstance(value, list) or not all(type(item) is int for item in value):
             raise self._bad(name, value, "a list of whole numbers")
         return value
 
@@ -127,17 +127,17 @@ class Fields:
         return _ACTIVATIONS[value]
 
     def only(self, name: str, value: Any) -> None:
-        """Accept the field only with this value: another would mean arithmetic we do not do."""
-        found = self.get(name, value)
-        if found != value:
-            raise self._bad(name, found, json.dumps(value))
+        """Accept the field only with this value: another would mean arithmetic that is not implemented."""
+        actual = self.get(name, value)
+        if actual != value:
+            raise self._bad(name, actual, json.dumps(value))
 
     def skip(self, *names: str) -> None:
-        """Fields that this family may carry and that have no effect on it."""
+        """Accept fields that this family may have and that have no effect on it."""
         self._read.update(names)
 
     def finish(self) -> None:
-        """Refuse what nobody read."""
+        """Refuse fields that were not read."""
         for name in _PACKED:
             if self.has(name):
                 raise UnsupportedModel(
@@ -146,10 +146,10 @@ class Fields:
         unknown = sorted(set(self._values) - self._read - _WITHOUT_EFFECT)
         if unknown:
             override = json.dumps(dict.fromkeys(unknown))
-            way_out = f"pass --hf-overrides '{override}'" if self._can_override else "take them out of the file"
+            fix = f"pass --hf-overrides '{override}'" if self._can_override else "take them out of the file"
             raise UnsupportedModel(
                 f"config.json has fields that are not understood for this model type: {', '.join(unknown)}; "
-                f"if they do not change the model's arithmetic, {way_out}"
+                f"if they do not change the model's arithmetic, {fix}"
             )
 
     def _bad(self, name: str, value: object, wanted: str) -> UnsupportedModel:
@@ -181,7 +181,8 @@ class Fields:
         return self.integer("sliding_window") if self.has("sliding_window") else None
 
     def windows(self, num_layers: int, window: int | None, default_types: list[str] | None = None) -> list[int | None]:
-        """Each layer's window: on the layers that layer_types or else the default names; without either, on all."""
+        """Return each layer's window: on the layers that layer_types or else the default names; without either, on
+        all."""
         types = self.get("layer_types", default_types)
         if types is None:
             return [window] * num_layers
@@ -199,7 +200,7 @@ class Fields:
         return [window if kind == "sliding_attention" else None for kind in types]
 
     def rope(self, dim: int, default_theta: float = 10000.0, layer_type: str | None = None) -> RopeSpec:
-        """The rotation, in today's layout (rope_parameters) or the older one (rope_theta, rope_scaling)."""
+        """Return the rotation, in today's layout (rope_parameters) or the older one (rope_theta, rope_scaling)."""
         values = self.group("rope_parameters") or self.group("rope_scaling")
         inner = Fields(values if layer_type is None or layer_type not in values else Fields(values).group(layer_type))
         theta = inner.number("rope_theta", self.number("rope_theta", default_theta))
@@ -209,16 +210,16 @@ class Fields:
             raise UnsupportedModel(
                 f"rope type {kind!r} is not supported; supported are {', '.join(get_args(RopeKind))}"
             )
-        turning = int(dim * partial)
-        if turning < 2 or turning % 2:
+        rotated_dims = int(dim * partial)
+        if rotated_dims < 2 or rotated_dims % 2:
             raise self._bad("partial_rotary_factor", partial, f"such that an even number of the {dim} dimensions turns")
-        spec = self._scaled_rope(inner, kind, theta, turning)
+        spec = self._scaled_rope(inner, kind, theta, rotated_dims)
         inner.finish()
         self._check_rotation(spec)
         return spec
 
     def _check_rotation(self, spec: RopeSpec) -> None:
-        """Fields that are sound alone may be none together."""
+        """Refuse fields that are valid alone but not together."""
         try:
             rotation = spec.rotation(self.max_positions())
             is_sound = all(map(math.isfinite, (*rotation.frequencies, rotation.magnitude)))
@@ -279,5 +280,5 @@ class Fields:
 
 
 def _is_number(value: object, least: float, most: float) -> bool:
-    """Compared before it is converted: whole numbers may have any number of digits."""
+    """Check the range before conversion: integers may have any number of digits."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most

@@ -8,7 +8,7 @@ from archerfish.models.families.family import Family, Names
 from archerfish.models.families.fields import Fields
 from archerfish.models.families.llama import arch, attention, gated_mlp
 
-# What published multimodal Gemma 3 configs leave out of their text part.
+# Fields that published multimodal Gemma 3 configs leave out of their text part.
 _GEMMA3_DEFAULTS = {
     "vocab_size": 262208,
     "num_attention_heads": 8,
@@ -26,7 +26,7 @@ def _read_gemma2(fields: Fields) -> Arch:
     alternating = ["full_attention" if index % 2 else "sliding_attention" for index in range(num_layers)]
     rope = fields.rope(fields.head_dim())
     window = fields.window()
-    fields.only("sliding_window_size", window)  # The same number once more, in gemma-2-9b.
+    fields.only("sliding_window_size", window)  # Repeats the number in gemma-2-9b.
     windows = fields.windows(num_layers, window, alternating)
     return _gemma(fields, [_attention(fields, rope, window, None) for window in windows])
 
@@ -43,7 +43,7 @@ def _read_gemma3_text(fields: Fields) -> Arch:
 
 
 def _read_gemma3(fields: Fields) -> Arch:
-    """The language model inside a multimodal checkpoint."""
+    """Read the language model inside a multimodal checkpoint."""
     text = fields.group("text_config", required=True)
     fields.skip("vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index")
     fields.skip("tie_word_embeddings")
@@ -52,7 +52,7 @@ def _read_gemma3(fields: Fields) -> Arch:
 
 
 def _near_rope(fields: Fields) -> RopeSpec:
-    """The rotation of layers with a window, which scaling does not stretch."""
+    """Return the rotation of layers with a window, which scaling does not stretch."""
     theta = fields.number("rope_local_base_freq", 10_000.0)
     if "sliding_attention" in fields.group("rope_parameters"):
         return fields.rope(fields.head_dim(), theta, "sliding_attention")
@@ -74,7 +74,7 @@ def _attention(fields: Fields, rope: RopeSpec, window: int | None, qk_norm: str 
 
 
 def _gemma(fields: Fields, attentions: list[AttentionSpec]) -> Arch:
-    fields.skip("hidden_act")  # Present beside hidden_activation in older configs, which is the one that counts.
+    fields.skip("hidden_act")  # Older configs have it next to hidden_activation, which is the one that counts.
     mlp = gated_mlp(fields, activation_field="hidden_activation", default_activation="gelu_pytorch_tanh")
     return arch(
         fields,
@@ -90,11 +90,11 @@ _NAMES = Names(mlp_norm="pre_feedforward_layernorm")
 _NOT_TEXT = (re.escape("vision_tower.") + ".*", re.escape("multi_modal_projector.") + ".*")
 
 FAMILIES = {
-    "gemma2": Family(read=_read_gemma2, places=_NAMES.places),
-    "gemma3_text": Family(read=_read_gemma3_text, places=_NAMES.places),
+    "gemma2": Family(read=_read_gemma2, placements=_NAMES.placements),
+    "gemma3_text": Family(read=_read_gemma3_text, placements=_NAMES.placements),
     "gemma3": Family(
         read=_read_gemma3,
-        places=_NAMES.places,
+        placements=_NAMES.placements,
         renames=(
             (r"^model\.language_model\.", "model."),
             (r"^language_model\.", ""),

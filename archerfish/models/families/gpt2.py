@@ -64,15 +64,15 @@ _NAMES = Names(
 )
 
 
-def _places(arch: Arch) -> Iterator[Placement]:
+def _placements(arch: Arch) -> Iterator[Placement]:
     yield Placement("wpe.weight", "positions.weight")
-    yield from _NAMES.places(arch)
+    yield from _NAMES.placements(arch)
 
 
 FAMILIES = {
     "gpt2": Family(
         read=_read_gpt2,
-        places=_places,
+        placements=_placements,
         renames=((r"^transformer\.", ""),),
         ignored=(r"h\.\d+\.attn\.(masked_)?bias",),
     )

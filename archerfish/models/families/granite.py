@@ -1,4 +1,4 @@
-"""Granite: Llama with a multiplier at every joint: embeddings, attention scores, residuals, logits."""
+"""Granite: Llama with multipliers on embeddings, attention scores, residuals and logits."""
 
 from archerfish.arch.arch import Arch, LayerSpec
 from archerfish.models.families.family import Family, Names
@@ -24,4 +24,4 @@ def _read_granite(fields: Fields) -> Arch:
     )
 
 
-FAMILIES = {"granite": Family(read=_read_granite, places=Names().places, ignored=IGNORED)}
+FAMILIES = {"granite": Family(read=_read_granite, placements=Names().placements, ignored=IGNORED)}

@@ -10,7 +10,7 @@ from archerfish.models.families.fields import Fields
 
 
 def attention(fields: Fields, rope: RopeSpec | None, window: int | None, **more: Any) -> AttentionSpec:
-    """The attention most families start from; `more` are the fields in which one differs."""
+    """Return the attention that most families start from; `more` are the fields in which one differs."""
     head_dim = fields.head_dim()
     usual: dict[str, Any] = {
         "num_heads": fields.integer("num_attention_heads"),
@@ -31,7 +31,7 @@ def gated_mlp(
 
 
 def arch(fields: Fields, layers: list[LayerSpec], **more: Any) -> Arch:
-    """The Arch most families end in. Refuses fields that nobody has read."""
+    """Return the Arch that most families end in. Refuses fields that were not read."""
     usual: dict[str, Any] = {
         "family": fields.get("model_type"),
         "vocab_size": fields.integer("vocab_size"),
@@ -91,7 +91,7 @@ _MIXTRAL_NAMES = Names(
 IGNORED = (r".*rotary_emb\.inv_freq",)
 
 FAMILIES = {
-    "llama": Family(read=_read_llama, places=Names().places, ignored=IGNORED),
-    "mistral": Family(read=_read_mistral, places=Names().places, ignored=IGNORED),
-    "mixtral": Family(read=_read_mixtral, places=_MIXTRAL_NAMES.places, ignored=IGNORED),
+    "llama": Family(read=_read_llama, placements=Names().placements, ignored=IGNORED),
+    "mistral": Family(read=_read_mistral, placements=Names().placements, ignored=IGNORED),
+    "mixtral": Family(read=_read_mixtral, placements=_MIXTRAL_NAMES.placements, ignored=IGNORED),
 }

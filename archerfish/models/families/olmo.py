@@ -20,4 +20,4 @@ def _read_olmo2(fields: Fields) -> Arch:
     return arch(fields, [layer] * fields.num_layers(), norm=norm)
 
 
-FAMILIES = {"olmo2": Family(read=_read_olmo2, places=Names().places, ignored=IGNORED)}
+FAMILIES = {"olmo2": Family(read=_read_olmo2, placements=Names().placements, ignored=IGNORED)}

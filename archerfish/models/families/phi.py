@@ -1,4 +1,4 @@
-"""Phi-3 and Phi-4: Llama with fused projections; only a part of each head may turn; long contexts by longrope."""
+"""Phi-3 and Phi-4: Llama with fused projections, partial rotation of heads, and long contexts by longrope."""
 
 from archerfish.arch.arch import Arch, LayerSpec
 from archerfish.models.families.family import Family, Names
@@ -20,4 +20,4 @@ def _read_phi3(fields: Fields) -> Arch:
 
 _NAMES = Names(qkv="self_attn.qkv_proj", up="mlp.gate_up_proj")
 
-FAMILIES = {"phi3": Family(read=_read_phi3, places=_NAMES.places, ignored=IGNORED)}
+FAMILIES = {"phi3": Family(read=_read_phi3, placements=_NAMES.placements, ignored=IGNORED)}

@@ -62,13 +62,13 @@ def _assume(fields: Fields, **more: int) -> None:
 
 
 def _window(fields: Fields) -> int | None:
-    """Qwen configs carry a window that is off unless use_sliding_window says otherwise."""
+    """Return the window, which Qwen configs turn off unless use_sliding_window is set."""
     fields.skip("sliding_window")
     return fields.window() if fields.flag("use_sliding_window", False) else None
 
 
 def _windows(fields: Fields) -> list[int | None]:
-    """The window starts at a later layer, except where there are experts."""
+    """Return each layer's window, which starts at a later layer, except where there are experts."""
     num_layers, window = fields.num_layers(), _window(fields)
     first = num_layers if window is None else fields.integer("max_window_layers", 28, least=0)
     default = ["full_attention" if index < first else "sliding_attention" for index in range(num_layers)]
@@ -76,7 +76,7 @@ def _windows(fields: Fields) -> list[int | None]:
 
 
 FAMILIES = {
-    "qwen2": Family(read=_read_qwen2, places=Names().places, ignored=IGNORED),
-    "qwen3": Family(read=_read_qwen3, places=Names().places, ignored=IGNORED),
-    "qwen3_moe": Family(read=_read_qwen3_moe, places=Names().places, ignored=IGNORED),
+    "qwen2": Family(read=_read_qwen2, placements=Names().placements, ignored=IGNORED),
+    "qwen3": Family(read=_read_qwen3, placements=Names().placements, ignored=IGNORED),
+    "qwen3_moe": Family(read=_read_qwen3_moe, placements=Names().placements, ignored=IGNORED),
 }

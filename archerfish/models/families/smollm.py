@@ -30,4 +30,4 @@ def _read_smollm3(fields: Fields) -> Arch:
     return arch(fields, layers, tie_embeddings=fields.flag("tie_word_embeddings", True))
 
 
-FAMILIES = {"smollm3": Family(read=_read_smollm3, places=Names().places, ignored=IGNORED)}
+FAMILIES = {"smollm3": Family(read=_read_smollm3, placements=Names().placements, ignored=IGNORED)}

@@ -32,4 +32,4 @@ def _read_starcoder2(fields: Fields) -> Arch:
 
 _NAMES = Names(up="mlp.c_fc", down="mlp.c_proj")
 
-FAMILIES = {"starcoder2": Family(read=_read_starcoder2, places=_NAMES.places, ignored=IGNORED)}
+FAMILIES = {"starcoder2": Family(read=_read_starcoder2, placements=_NAMES.placements, ignored=IGNORED)}
