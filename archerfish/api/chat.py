@@ -1,4 +1,4 @@
-"""Chat completions: what a body asks, and how answers are told, at once or chunk by chunk. Knows no HTTP."""
+"""The chat completions endpoint: its inputs for the engine, its replies and its chunks."""
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -8,7 +8,7 @@ from archerfish.api.bodies.chat import ChatBody, ToolChoice
 from archerfish.api.bodies.tokens import TokenizeBody
 from archerfish.api.conversation import Conversation, ThinkingWish
 from archerfish.api.deltas import Answer, CallArguments, CallStart, Content, Delta, InvalidCall, Reasoning, as_field
-from archerfish.api.inputs import EngineInputs
+from archerfish.api.endpoint_call import Chunk, EndpointCall
 from archerfish.api.model import ServedModel
 from archerfish.api.reading import AnswerReader
 from archerfish.api.replies import (
@@ -26,11 +26,9 @@ from archerfish.errors import InvalidParameter
 
 _FIELDS_OF_THEIR_OWN = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
 
-Chunk = dict[str, Any]
 
-
-class Chat:
-    """One conversation: the prompt it comes to, and how the answer is told."""
+class ChatCall(EndpointCall):
+    """One conversation and the answers to it."""
 
     def __init__(self, model: ServedModel, body: ChatBody) -> None:
         self._model = model
@@ -52,14 +50,11 @@ class Chat:
             max_tokens=body.max_completion_tokens or body.max_tokens,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         )
-        self.inputs = EngineInputs(
-            prompts=[self._conversation.prompt],
-            params=params,
-            body=self._body,
-            add_special_tokens=body.add_special_tokens,
-        )
-        self._num_written = [0] * params.n
-        """Tokens of each answer so far."""
+        self.inputs = self._conversation.inputs(body, params, add_special_tokens=body.add_special_tokens)
+        self.is_streamed = bool(body.stream)
+        self._num_generated = [0] * params.n
+        """Number of tokens in each answer so far."""
+        self._outputs: Sequence[OutputStream] = ()
         self._id = new_id("chatcmpl")
         self._created = seconds_now()
 
@@ -68,51 +63,50 @@ class Chat:
         """For each answer one, made when the first of it is read."""
         return [self._conversation.reader(self._body) for _ in range(self.inputs.params.n)]
 
-    @property
-    def is_streamed(self) -> bool:
-        return bool(self._body.stream)
-
-    def reply(self, written: Sequence[OutputStream]) -> dict[str, Any]:
-        [one] = written
+    def reply(self, outputs: Sequence[OutputStream]) -> dict[str, Any]:
+        [output] = outputs
         return {
             **self._head("chat.completion"),
-            "choices": [self._choice(answer) for answer in one.result.outputs],
-            "usage": usage(written, self._conversation.measure(one)),
-            **prompt_logprobs(one.result, self._body.prompt_logprobs),
-            **({"metrics": request_metrics(one)} if self._body.metrics else {}),
+            "choices": [self._choice(answer) for answer in output.result.outputs],
+            "usage": usage(outputs, self._conversation.measure(output)),
+            **prompt_logprobs(output.result, self._body.prompt_logprobs),
+            **({"metrics": request_metrics(output)} if self._body.metrics else {}),
         }
 
     # -- chunk by chunk -------------------------------------------------------------------------------------------
 
-    def begin(self) -> Iterator[Chunk]:
+    def begin(self, outputs: Sequence[OutputStream]) -> Iterator[Chunk]:
+        self._outputs = outputs
         for index in range(self.inputs.params.n):
             delta = {"role": "assistant", "content": ""}
             yield self._chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})
 
-    def add(self, piece: StreamOutput) -> Iterator[Chunk]:
-        """What one step added: text, pieces of tool calls, and at last why it ended."""
+    def add(self, prompt_index: int, piece: StreamOutput) -> Iterator[Chunk]:
+        """Yield text, parts of tool calls, and at last the finish reason."""
         reader = self._readers[piece.index]
-        self._num_written[piece.index] += len(piece.token_ids)
+        self._num_generated[piece.index] += len(piece.token_ids)
         read = reader.feed(piece.text)
         if piece.finish_reason is not None:
             read += reader.finish()
         deltas = [_delta(one) for one in read if self._is_shown(one)]
         logprobs = self._logprobs(piece.token_ids, piece.logprobs)
-        for place, delta in enumerate(deltas or ([{}] if logprobs else [])):
-            told = logprobs if not place else None
-            yield self._chunk({"index": piece.index, "delta": delta, "logprobs": told, "finish_reason": None})
+        for number, delta in enumerate(deltas or ([{}] if logprobs else [])):
+            # All log-probabilities of a piece come with its first delta.
+            choice = {"index": piece.index, "delta": delta, "logprobs": None if number else logprobs}
+            yield self._chunk({**choice, "finish_reason": None})
         if piece.finish_reason is not None:
             reason = self._finish_reason(piece.finish_reason, reader)
             end = {"index": piece.index, "delta": {}, "logprobs": None, "finish_reason": reason}
             yield self._chunk({**end, "stop_reason": _stop_reason(piece.stop_reason, reader)})
 
-    def end(self, written: OutputStream) -> Iterator[Chunk]:
-        """What is told after the last token, if that was asked for."""
-        num_reasoning = self._conversation.measure(written)
+    def end(self) -> Iterator[Chunk]:
+        """Yield usage and metrics, if the body wants them."""
+        [output] = self._outputs
+        num_reasoning = self._conversation.measure(output)
         with_usage = self._body.wants_usage
         if with_usage or self._body.metrics:
-            more = {"metrics": request_metrics(written)} if self._body.metrics else {}
-            counts = usage([written], num_reasoning) if with_usage else None
+            more = {"metrics": request_metrics(output)} if self._body.metrics else {}
+            counts = usage([output], num_reasoning) if with_usage else None
             yield {**self._head("chat.completion.chunk"), "choices": [], "usage": counts, **more}
 
     def _chunk(self, choice: dict[str, Any]) -> Chunk:
@@ -123,7 +117,7 @@ class Chat:
         """The counts of one answer while it is being written, if the client wants them with each chunk."""
         if not self._body.wants_continuous_usage:
             return None
-        return usage_so_far(self.inputs.prompt_length(), self._num_written[index])
+        return usage_so_far(self.inputs.prompt_length(), self._num_generated[index])
 
     # -- both -----------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Completions: what a body asks, and how continuations are told, at once or chunk by chunk. Knows no HTTP."""
+"""The completions endpoint: its inputs for the engine, its replies and its chunks."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -6,7 +6,7 @@ from typing import Any
 
 from archerfish.api.bodies.common import each_prompt
 from archerfish.api.bodies.completions import CompletionBody
-from archerfish.api.inputs import EngineInputs
+from archerfish.api.endpoint_call import Chunk, EndpointCall
 from archerfish.api.model import ServedModel
 from archerfish.api.replies import (
     finite,
@@ -23,8 +23,8 @@ from archerfish.errors import InvalidParameter
 from archerfish.request import SamplingParams
 
 
-class Completion:
-    """Prompts and how their continuations are told. A choice's index counts through all prompts' answers."""
+class CompletionsCall(EndpointCall):
+    """Prompts and their continuations. The index of a choice counts through the answers to all prompts."""
 
     def __init__(self, model: ServedModel, body: CompletionBody) -> None:
         self._model = model
@@ -36,63 +36,64 @@ class Completion:
         self._shows_answer = body.max_tokens != 0
         if not self._shows_answer and not body.echo:
             raise InvalidParameter("max_tokens", 0, "with nothing to write there must be an echo")
-        self.inputs = EngineInputs(
-            prompts=each_prompt(body.prompt),
-            params=self._params(body),
-            body=self._body,
+        self.inputs = model.processor.inputs(
+            each_prompt(body.prompt),
+            self._params(body),
             add_special_tokens=body.add_special_tokens,
             repeats_prompt=body.echo,
+            **body.request_fields,
         )
+        self.is_streamed = bool(body.stream)
         self._offsets = [[0] * self.inputs.params.n for _ in self.inputs.prompts]
-        """How far into each answer log-probabilities were told."""
-        self._num_written = [[0] * self.inputs.params.n for _ in self.inputs.prompts]
-        """Tokens of each answer so far."""
+        """For each answer, the text offset behind its last log-probability."""
+        self._num_generated = [[0] * self.inputs.params.n for _ in self.inputs.prompts]
+        """Number of tokens in each answer so far."""
+        self._outputs: Sequence[OutputStream] = ()
         self._id = new_id("cmpl")
         self._created = seconds_now()
 
-    @property
-    def is_streamed(self) -> bool:
-        return bool(self._body.stream)
-
-    def reply(self, written: Sequence[OutputStream]) -> dict[str, Any]:
-        answers = [(one.result, answer) for one in written for answer in one.result.outputs]
+    def reply(self, outputs: Sequence[OutputStream]) -> dict[str, Any]:
+        answers = [(output.result, answer) for output in outputs for answer in output.result.outputs]
         choices = [self._choice(index, output, answer) for index, (output, answer) in enumerate(answers)]
-        counted = usage(written)
+        counted = usage(outputs)
         if not self._shows_answer:
             counted |= {"completion_tokens": 0, "total_tokens": counted["prompt_tokens"]}
-        more = {"metrics": request_metrics(written[0])} if self._body.metrics else {}
+        more = {"metrics": request_metrics(outputs[0])} if self._body.metrics else {}
         return {**self._head(), "choices": choices, "usage": counted, **more}
 
-    def add(self, place: int, piece: StreamOutput) -> dict[str, Any]:
-        """The chunk that tells what a step added to an answer of the prompt at this place."""
+    def begin(self, outputs: Sequence[OutputStream]) -> Iterator[Chunk]:
+        self._outputs = outputs
+        return iter(())
+
+    def add(self, prompt_index: int, piece: StreamOutput) -> Iterator[Chunk]:
         logprobs = None
         if piece.logprobs is not None:
-            told = _Told(self._text_of, self._body.logprobs or 0, self._offsets[place][piece.index])
-            told.add(piece.token_ids, piece.logprobs)
-            self._offsets[place][piece.index] = told.offset
-            logprobs = told.value
+            lists = _LogprobLists(self._text_of, self._body.logprobs or 0, self._offsets[prompt_index][piece.index])
+            lists.add(piece.token_ids, piece.logprobs)
+            self._offsets[prompt_index][piece.index] = lists.offset
+            logprobs = lists.value
         choice = {
-            "index": place * self.inputs.params.n + piece.index,
+            "index": prompt_index * self.inputs.params.n + piece.index,
             "text": piece.text,
             "logprobs": logprobs,
             "finish_reason": piece.finish_reason,
             "stop_reason": piece.stop_reason,
         }
-        self._num_written[place][piece.index] += len(piece.token_ids)
-        counts = {"usage": self._usage_so_far(place, piece.index)} if self._body.wants_usage else {}
-        return {**self._head(), "choices": [choice], **counts}
+        self._num_generated[prompt_index][piece.index] += len(piece.token_ids)
+        counts = {"usage": self._usage_so_far(prompt_index, piece.index)} if self._body.wants_usage else {}
+        yield {**self._head(), "choices": [choice], **counts}
 
-    def _usage_so_far(self, place: int, index: int) -> dict[str, Any] | None:
+    def _usage_so_far(self, prompt_index: int, index: int) -> dict[str, Any] | None:
         """The counts of one answer while it is being written, if the client wants them with each chunk."""
         if not self._body.wants_continuous_usage:
             return None
-        return usage_so_far(self.inputs.prompt_length(place), self._num_written[place][index])
+        return usage_so_far(self.inputs.prompt_length(prompt_index), self._num_generated[prompt_index][index])
 
-    def end(self, written: Sequence[OutputStream]) -> Iterator[dict[str, Any]]:
-        """What is told after the last token, if that was asked for."""
+    def end(self) -> Iterator[Chunk]:
+        """Yield usage and metrics, if the body wants them."""
         if self._body.wants_usage or self._body.metrics:
-            more = {"metrics": request_metrics(written[0])} if self._body.metrics else {}
-            counts = usage(written) if self._body.wants_usage else None
+            more = {"metrics": request_metrics(self._outputs[0])} if self._body.metrics else {}
+            counts = usage(self._outputs) if self._body.wants_usage else None
             yield {**self._head(), "choices": [], "usage": counts, **more}
 
     def _params(self, body: CompletionBody) -> SamplingParams:
@@ -112,12 +113,12 @@ class Completion:
         if self._body.echo:
             prompt = self._decoded(output.prompt_token_ids) if output.prompt is None else output.prompt
         if self._body.logprobs is not None:
-            told = _Told(self._text_of, self._body.logprobs)
+            lists = _LogprobLists(self._text_of, self._body.logprobs)
             if self._body.echo:
-                told.add(output.prompt_token_ids, output.prompt_logprobs or [], self._lengths_in(output, prompt))
+                lists.add(output.prompt_token_ids, output.prompt_logprobs or [], self._lengths_in(output, prompt))
             if self._shows_answer:
-                told.add(one.token_ids, one.logprobs or [])
-            logprobs = told.value
+                lists.add(one.token_ids, one.logprobs or [])
+            logprobs = lists.value
         return {
             "index": index,
             "text": prompt + text,
@@ -155,7 +156,7 @@ class Completion:
         return {"id": self._id, "object": "text_completion", "created": self._created, "model": self._model.name}
 
 
-class _Told:
+class _LogprobLists:
     """Log-probabilities in the four lists of this endpoint."""
 
     def __init__(self, text_of: Callable[[int], str], num_top: int, offset: int = 0) -> None:

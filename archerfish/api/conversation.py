@@ -14,6 +14,7 @@ from archerfish.api.reasoning import Thinking
 from archerfish.api.reasoning.thinking import tag_ids
 from archerfish.api.tool_use import ToolUse
 from archerfish.api.tools import template_messages
+from archerfish.engine.input_processor import EngineInputs
 from archerfish.engine.outputs import OutputStream
 from archerfish.errors import InvalidParameter
 from archerfish.request import SamplingParams, Structured
@@ -84,6 +85,12 @@ class Conversation:
             **more,
         )
 
+    def inputs(self, body: GenerationBody, params: SamplingParams, *, add_special_tokens: bool = False) -> EngineInputs:
+        """Return everything that the engine needs to answer. Rendered templates have their special tokens already."""
+        return self._model.processor.inputs(
+            [self.prompt], params, add_special_tokens=add_special_tokens, **body.request_fields
+        )
+
     def reader(self, body: GenerationBody) -> AnswerReader:
         """For one answer."""
         reader = self._tools.new_reader()
@@ -94,14 +101,17 @@ class Conversation:
             reader = ReaderWithoutSpecialTexts(reader, SpecialTexts.of(self._tokenizer))
         return reader
 
-    def measure(self, written: OutputStream) -> int | None:
-        """Tokens of reasoning in all answers; their end is noted in the request's times. None where none is read."""
+    def measure(self, output: OutputStream) -> int | None:
+        """Return the number of reasoning tokens in all answers; None if the model shows no reasoning.
+
+        The end of the reasoning is recorded in the request's times.
+        """
         if self._thinking is None:
             return None
-        outputs = written.result.outputs
-        counts = [self._thinking.num_tokens(one.token_ids, self._tokenizer) for one in outputs]
-        times = [written.time_after(index, count) for index, count in enumerate(counts)]
-        written.result.metrics.first_visible_time = min((time for time in times if time is not None), default=None)
+        answers = output.result.outputs
+        counts = [self._thinking.num_tokens(one.token_ids, self._tokenizer) for one in answers]
+        times = [output.time_after(index, count) for index, count in enumerate(counts)]
+        output.result.metrics.first_visible_time = min((time for time in times if time is not None), default=None)
         return sum(counts)
 
     @property

@@ -2,8 +2,9 @@
 
 import pickle
 
-from archerfish.api.inputs import EndpointCall, EngineInputs, TokenizedPrompt
+from archerfish.api.endpoint_call import EndpointCall
 from archerfish.api.model import ServedModel
+from archerfish.engine.input_processor import EngineInputs
 from archerfish.errors import RequestError
 
 _LARGEST_PARAMS = 8 << 20
@@ -44,18 +45,18 @@ def _check_logprobs(inputs: EngineInputs, max_model_len: int, max_items: int) ->
 
     An answer without max_tokens is counted where it is one of several: a single one is bounded by the context.
     """
-    params, num_items = inputs.params, 0
-    num_answers = params.best_of or params.n
+    params, best, num_items = inputs.params, inputs.best, 0
+    shows_logprobs = best is None or best.shows_logprobs
     for prompt in inputs.prompts:
-        assert isinstance(prompt, TokenizedPrompt)
         length = len(prompt.token_ids)
-        if params.logprobs is not None:
+        if params.logprobs is not None and shows_logprobs:
             limit = params.max_tokens
             if limit is None:
-                limit = max_model_len if num_answers * len(inputs.prompts) > 1 else 0
-            num_items += num_answers * min(limit, max_model_len - length) * (params.logprobs + 1)
+                limit = max_model_len if inputs.num_sequences > 1 else 0
+            num_items += params.n * min(limit, max_model_len - length) * (params.logprobs + 1)
         if params.prompt_logprobs is not None:
-            num_items += params.n * length * (params.prompt_logprobs + 1)
+            num_choices = params.n if best is None else best.num_answers
+            num_items += num_choices * length * (params.prompt_logprobs + 1)
     if num_items > max_items:
         raise RequestError(
             f"the reply could hold {num_items:,} log-probabilities, and {max_items:,} are allowed (--max-body-items); "

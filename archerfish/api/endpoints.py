@@ -1,6 +1,6 @@
-"""Every endpoint that takes a JSON body: how the body is read, and what it comes to. Knows no HTTP.
+"""All endpoints that take a JSON body, and how a body is read.
 
-The service's routes, its batches and the offline batches all read bodies here, so that one body means one thing.
+The service's routes, its batches and offline batches all read bodies here, so that a body means the same everywhere.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,14 +17,14 @@ from archerfish.api.bodies.embeddings import EmbeddingBody
 from archerfish.api.bodies.messages import CountTokensBody, MessagesBody
 from archerfish.api.bodies.responses import ResponsesBody
 from archerfish.api.bodies.tokens import DetokenizeBody, TokenizeBody
-from archerfish.api.chat import Chat
-from archerfish.api.completions import Completion
+from archerfish.api.chat import ChatCall
+from archerfish.api.completions import CompletionsCall
 from archerfish.api.costs import check_costs
-from archerfish.api.embeddings import Embedding
+from archerfish.api.embeddings import EmbeddingsCall
+from archerfish.api.endpoint_call import EndpointCall
 from archerfish.api.errors import ErrorReply, error_reply
-from archerfish.api.inputs import EndpointCall
 from archerfish.api.json_limits import JsonLimits
-from archerfish.api.messages import Message, count_tokens
+from archerfish.api.messages import MessagesCall, count_tokens
 from archerfish.api.model import ServedModel
 from archerfish.api.responses import ResponsesCall
 from archerfish.api.tokens import detokenize, tokenize
@@ -34,52 +34,54 @@ _NOT_IN_A_BATCH = {
     "stream": "a line of a batch is answered as a whole; leave it out",
     "background": "a batch is answered in the background anyway; leave it out",
 }
-_KEEPS_NOTHING = {
-    "store": "nothing is kept here, so it can only be false; leave it out",
-    "previous_response_id": "nothing is kept here; send the conversation itself",
+_WITHOUT_STORE = {
+    "store": "responses are not stored here, so it can only be false; leave it out",
+    "previous_response_id": "responses are not stored here; send the conversation itself",
 }
 
 Turns = Sequence[bytes]
-"""Earlier turns of a conversation that the service keeps: each a JSON list of messages."""
+"""Earlier turns of a stored conversation: each a JSON list of messages."""
 
 
 class HistoryNeeded(NamedTuple):
-    """The body continues a response that the service keeps: it can be read with the turns before it."""
+    """The body continues a stored response, and can only be read together with the turns before it."""
 
     response_id: str
 
 
 Outcome = EndpointCall | HistoryNeeded | bytes
-"""What a body comes to: a call for the engine, a question for its history, or the whole reply as JSON."""
+"""What reading a body returns: a call for the engine, a request for its history, or the whole reply as JSON."""
 
 
 class Endpoint(NamedTuple):
+    """How the bodies of an endpoint are read."""
+
     body: type[Body]
-    understand: Callable[[ServedModel, Any, Turns | None], Outcome]
+    read: Callable[[ServedModel, Any, Turns | None], Outcome]
     renders_template: bool = False
     """Whether the checkpoint's chat template runs, which may take any time and memory."""
 
 
-def _turn(model: ServedModel, body: ResponsesBody, history: Turns | None) -> ResponsesCall | HistoryNeeded:
+def _responses_call(model: ServedModel, body: ResponsesBody, history: Turns | None) -> ResponsesCall | HistoryNeeded:
     if body.previous_response_id is not None and history is None:
         return HistoryNeeded(body.previous_response_id)
     before = [message for turn in history or () for message in msgspec.json.decode(turn)]
-    return ResponsesCall(model, body, before=before, is_kept=body.is_kept)
+    return ResponsesCall(model, body, before=before, is_stored=body.is_stored)
 
 
-def _unkept_turn(model: ServedModel, body: ResponsesBody) -> ResponsesCall:
-    for name, allowed in _KEEPS_NOTHING.items():
+def _unstored_call(model: ServedModel, body: ResponsesBody) -> ResponsesCall:
+    for name, allowed in _WITHOUT_STORE.items():
         if getattr(body, name):
             raise InvalidParameter(name, getattr(body, name), allowed)
-    return ResponsesCall(model, body, is_kept=False)
+    return ResponsesCall(model, body, is_stored=False)
 
 
 BODIES = {
-    "/v1/chat/completions": Endpoint(ChatBody, lambda model, body, _: Chat(model, body), renders_template=True),
-    "/v1/completions": Endpoint(CompletionBody, lambda model, body, _: Completion(model, body)),
-    "/v1/embeddings": Endpoint(EmbeddingBody, lambda model, body, _: Embedding(model, body)),
-    "/v1/responses": Endpoint(ResponsesBody, _turn, renders_template=True),
-    "/v1/messages": Endpoint(MessagesBody, lambda model, body, _: Message(model, body), renders_template=True),
+    "/v1/chat/completions": Endpoint(ChatBody, lambda model, body, _: ChatCall(model, body), renders_template=True),
+    "/v1/completions": Endpoint(CompletionBody, lambda model, body, _: CompletionsCall(model, body)),
+    "/v1/embeddings": Endpoint(EmbeddingBody, lambda model, body, _: EmbeddingsCall(model, body)),
+    "/v1/responses": Endpoint(ResponsesBody, _responses_call, renders_template=True),
+    "/v1/messages": Endpoint(MessagesBody, lambda model, body, _: MessagesCall(model, body), renders_template=True),
     "/v1/messages/count_tokens": Endpoint(
         CountTokensBody, lambda model, body, _: count_tokens(model, body), renders_template=True
     ),
@@ -88,13 +90,13 @@ BODIES = {
 }
 
 _OFFLINE: dict[str, Callable[[ServedModel, Any], EndpointCall]] = {
-    "/v1/chat/completions": Chat,
-    "/v1/completions": Completion,
-    "/v1/embeddings": Embedding,
-    "/v1/responses": _unkept_turn,
+    "/v1/chat/completions": ChatCall,
+    "/v1/completions": CompletionsCall,
+    "/v1/embeddings": EmbeddingsCall,
+    "/v1/responses": _unstored_call,
 }
 ENDPOINTS = tuple(_OFFLINE)
-"""Those that the lines of a batch can ask for."""
+"""Endpoints that the lines of a batch can name."""
 
 
 def read_body(
@@ -106,7 +108,7 @@ def read_body(
     *,
     in_batch: bool = False,
 ) -> Outcome | ErrorReply:
-    """What a body asks of an endpoint, its prompts tokenized; or what is wrong with it."""
+    """Return what a body comes to, or what is wrong with it. All checks but those of grammars are made here."""
     parsed: object = None
     try:
         limits.check(body)
@@ -114,9 +116,8 @@ def read_body(
         parsed = from_json(body, allow_inf_nan=False)
         if in_batch and (refusal := refuse_in_batch(parsed)) is not None:
             return refusal
-        outcome = BODIES[endpoint].understand(model, BODIES[endpoint].body.model_validate(parsed), history)
+        outcome = BODIES[endpoint].read(model, BODIES[endpoint].body.model_validate(parsed), history)
         if not isinstance(outcome, (HistoryNeeded, bytes)):
-            outcome.inputs = outcome.inputs.tokenized(model.processor)
             check_costs(outcome, model, body_size=len(body), max_reply_items=limits.max_items)
     except (UserError, ValidationError) as error:
         return error_reply(error, parsed, _fields_of(endpoint))
@@ -126,7 +127,7 @@ def read_body(
 
 
 def refuse_in_batch(body: object) -> ErrorReply | None:
-    """What the body of a line asks for that only a request by itself can have; None if it does not."""
+    """Return the refusal of a body that has a field which no line of a batch may have; None if it has none."""
     for name, allowed in _NOT_IN_A_BATCH.items():
         if isinstance(body, Mapping) and body.get(name):
             return error_reply(InvalidParameter(name, body[name], allowed))
@@ -134,7 +135,7 @@ def refuse_in_batch(body: object) -> ErrorReply | None:
 
 
 def read_line(model: ServedModel, endpoint: str, body: bytes) -> EndpointCall | ErrorReply:
-    """What the body of a line asks, answered where nothing is kept; or what is wrong with it."""
+    """Return the call that the body of an offline batch's line comes to, or what is wrong with it."""
     try:
         parsed: object = from_json(body, allow_inf_nan=False)
     except ValueError as error:
@@ -143,7 +144,7 @@ def read_line(model: ServedModel, endpoint: str, body: bytes) -> EndpointCall | 
 
 
 def understand_line(model: ServedModel, endpoint: str, body: object) -> EndpointCall | ErrorReply:
-    """The same of a body that was parsed."""
+    """Return the same as `read_line` for a parsed body."""
     refusal = refuse_in_batch(body)
     if refusal is not None:
         return refusal
@@ -158,5 +159,5 @@ def _no_json(error: ValueError) -> ErrorReply:
 
 
 def _fields_of(endpoint: str) -> list[str]:
-    """The names that the fields of its body have to clients."""
+    """Return the names of the fields of its body, as clients write them."""
     return [field.alias or name for name, field in BODIES[endpoint].body.model_fields.items()]

@@ -30,6 +30,8 @@ _TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+_ANTHROPIC_TYPES = {413: "request_too_large"}
+"""By status, where that API has a type of its own."""
 _STATUSES: dict[type[UserError], int] = {
     NotFound: 404,
     WrongState: 409,
@@ -61,7 +63,7 @@ class UnknownModel(RequestError):
 
 
 class ErrorReply(NamedTuple):
-    """What is answered instead of what was asked for."""
+    """An error as the reply to a body."""
 
     status: int
     message: str
@@ -70,6 +72,7 @@ class ErrorReply(NamedTuple):
 
     @property
     def body(self) -> dict[str, Any]:
+        """JSON for clients of OpenAI's API."""
         kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {
             "error": {
@@ -79,6 +82,14 @@ class ErrorReply(NamedTuple):
                 "code": self.code,
             }
         }
+
+    @property
+    def anthropic_body(self) -> dict[str, Any]:
+        """JSON for clients of Anthropic's API."""
+        error = self.body["error"]
+        kind = "api_error" if error["type"] == "server_error" else error["type"]
+        kind = _ANTHROPIC_TYPES.get(self.status, kind)
+        return {"type": "error", "error": {"type": kind, "message": error["message"]}}
 
 
 def _cut(text: str, length: int) -> str:

@@ -50,6 +50,7 @@ class MessageWriter:
             # Not before the first token: what was cached is not known until then.
             self._is_begun = True
             yield {"type": "message_start", "message": {**self.message, "usage": self._usage()}}
+            yield {"type": "ping"}
         deltas = self._reader.feed(piece.text)
         if piece.finish_reason is not None:
             deltas += self._reader.finish()

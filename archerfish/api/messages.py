@@ -1,22 +1,27 @@
-"""Messages, in the shape of Anthropic's API: what a body asks, and how the answer is told. Knows no HTTP."""
+"""The messages endpoint, in the shape of Anthropic's API: its inputs for the engine, its replies and its events."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
 
 import msgspec
 
 from archerfish.api.bodies.messages import CountTokensBody, MessagesBody, NoThinking, Thinking
 from archerfish.api.conversation import Conversation, ThinkingWish
-from archerfish.api.inputs import EngineInputs
+from archerfish.api.endpoint_call import Chunk, EndpointCall
+from archerfish.api.errors import ErrorReply
 from archerfish.api.message_writer import MessageWriter
 from archerfish.api.model import ServedModel
 from archerfish.api.structure import structured
-from archerfish.engine.outputs import OutputStream
+from archerfish.engine.outputs import OutputStream, StreamOutput
 from archerfish.errors import InvalidParameter
 
 
-class Message:
-    """One conversation: the prompt it comes to, and how the answer is told."""
+class MessagesCall(EndpointCall):
+    """One conversation and the message that answers it."""
+
+    ping: ClassVar[Chunk | None] = {"type": "ping"}
+    has_done_marker = False
 
     def __init__(self, model: ServedModel, body: MessagesBody) -> None:
         self._model = model
@@ -26,26 +31,39 @@ class Message:
             allowed = f"it must be less than max_tokens = {body.max_tokens}"
             raise InvalidParameter("thinking.budget_tokens", body.thinking.budget_tokens, allowed)
         params = self._conversation.params(body, max_tokens=body.max_tokens, stop=body.stop_sequences)
-        self.inputs = EngineInputs(prompts=[self._conversation.prompt], params=params, body=self._body)
+        self.inputs = self._conversation.inputs(body, params)
+        self.is_streamed = bool(body.stream)
+        self._writer: MessageWriter | None = None
 
     @property
-    def is_streamed(self) -> bool:
-        return bool(self._body.stream)
+    def message(self) -> dict[str, Any]:
+        """The message as far as it is written, once it has begun."""
+        assert self._writer is not None, "a stream has begun"
+        return self._writer.message
 
-    def writer(self, written: OutputStream) -> MessageWriter:
-        """For the message, before its first token. `written` is the answer, which grows meanwhile."""
+    def begin(self, outputs: Sequence[OutputStream]) -> Iterator[Chunk]:
+        self._writer = self._new_writer(outputs)
+        return iter(())
+
+    def add(self, prompt_index: int, piece: StreamOutput) -> Iterator[Chunk]:
+        assert self._writer is not None, "a stream has begun"
+        return self._writer.add(piece)
+
+    def fail(self, error: ErrorReply, piece: StreamOutput | None = None) -> Iterator[Chunk]:
+        yield error.anthropic_body
+
+    def reply(self, outputs: Sequence[OutputStream]) -> dict[str, Any]:
+        """Return the whole message, written as if all of it had come in one piece."""
+        writer = self._new_writer(outputs)
+        deque(writer.add(outputs[0].whole(0)), maxlen=0)  # The message grows while its events are read.
+        return writer.message
+
+    def _new_writer(self, outputs: Sequence[OutputStream]) -> MessageWriter:
+        [output] = outputs
         conversation = self._conversation
         reader = conversation.reader(self._body)
         name, metrics = self._model.name, self._body.metrics
-        return MessageWriter(name, written, reader, measure=conversation.measure, metrics=metrics)
-
-    def reply(self, written: Sequence[OutputStream]) -> dict[str, Any]:
-        """The whole message at once: as if all of it had come in one piece."""
-        [one] = written
-        writer = self.writer(one)
-        for _ in writer.add(one.whole(0)):  # Nobody listens.
-            pass
-        return writer.message
+        return MessageWriter(name, output, reader, measure=conversation.measure, metrics=metrics)
 
 
 def count_tokens(model: ServedModel, body: CountTokensBody) -> bytes:

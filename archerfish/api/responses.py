@@ -1,23 +1,28 @@
-"""Responses: what a body asks, and the response before and after its answer. Knows no HTTP, and keeps nothing."""
+"""The responses endpoint: its inputs for the engine, its replies and its events."""
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
 
 from archerfish.api.bodies.responses import LOGPROBS, ReasoningConfig, ResponsesBody
 from archerfish.api.conversation import Conversation, ThinkingWish
-from archerfish.api.inputs import EngineInputs
+from archerfish.api.endpoint_call import Chunk, EndpointCall
+from archerfish.api.errors import ErrorReply
 from archerfish.api.model import ServedModel
 from archerfish.api.replies import new_id, seconds_now
 from archerfish.api.response_writer import ResponseWriter
 from archerfish.api.structure import structured
-from archerfish.engine.outputs import OutputStream
+from archerfish.engine.outputs import OutputStream, StreamOutput
 from archerfish.errors import InvalidParameter
 
 
-class ResponsesCall:
-    """One turn of a conversation: what is asked of the engine, and the response that comes of it."""
+class ResponsesCall(EndpointCall):
+    """One turn of a conversation and the response to it."""
+
+    has_done_marker = False
 
     def __init__(
         self,
@@ -25,14 +30,14 @@ class ResponsesCall:
         body: ResponsesBody,
         *,
         before: Sequence[Mapping[str, Any]] = (),
-        is_kept: bool,
+        is_stored: bool,
     ) -> None:
-        """`before` are the messages of turns that this one continues. `is_kept`: it can be continued itself."""
+        """`before` are the messages of turns that this one continues. `is_stored`: it can be continued itself."""
         self._model = model
         self._body = body.without_content()
-        self._is_kept = is_kept
+        self._is_stored = is_stored
         model.check_name(body.model)
-        if body.background and not is_kept:
+        if body.background and not is_stored:
             raise InvalidParameter("store", body.store, "what is written in the background must be kept to be read")
         if body.top_logprobs is not None and not body.include:
             raise InvalidParameter("top_logprobs", body.top_logprobs, f'it needs include = ["{LOGPROBS}"]')
@@ -52,29 +57,50 @@ class ResponsesCall:
         params = self._conversation.params(
             body, max_tokens=body.max_output_tokens, logprobs=(body.top_logprobs or 0) if body.include else None
         )
-        self.inputs = EngineInputs(prompts=[self._conversation.prompt], params=params, body=self._body)
-        self.added = msgspec.json.encode(body.messages) if is_kept else b"[]"
-        """The messages of this turn, as JSON: for those that continue it."""
+        self.inputs = self._conversation.inputs(body, params)
+        self.is_streamed = bool(body.stream)
+        self.added = msgspec.json.encode(body.messages) if is_stored else b"[]"
+        """The messages of this turn, as JSON, for turns that continue it."""
+        self._outputs: Sequence[OutputStream] = ()
+        self._writer: ResponseWriter | None = None
 
     @property
     def body(self) -> ResponsesBody:
         """Without what was said in it."""
         return self._body
 
-    def writer(self) -> ResponseWriter:
-        """For the response, before its first token."""
+    @property
+    def response(self) -> dict[str, Any]:
+        """The response as far as it is written, once it has begun."""
+        assert self._writer is not None, "a response has begun"
+        return self._writer.response
+
+    def begin(self, outputs: Sequence[OutputStream]) -> Iterator[Chunk]:
         conversation = self._conversation
         reader = conversation.reader(self._body)
-        return ResponseWriter(self._head(), reader, measure=conversation.measure, metrics=self._body.metrics)
+        self._outputs = outputs
+        self._writer = ResponseWriter(self._head(), reader, measure=conversation.measure, metrics=self._body.metrics)
+        return self._writer.begin()
 
-    def reply(self, written: Sequence[OutputStream]) -> dict[str, Any]:
-        """The whole response at once: as if all of it had come in one piece."""
-        [one] = written
-        writer = self.writer()
-        for events in (writer.begin(), writer.add(one.whole(0)), writer.end(one)):
-            for _ in events:  # Nobody listens.
-                pass
-        return writer.response
+    def add(self, prompt_index: int, piece: StreamOutput) -> Iterator[Chunk]:
+        assert self._writer is not None, "a response has begun"
+        return self._writer.add(piece)
+
+    def end(self) -> Iterator[Chunk]:
+        assert self._writer is not None, "a response has begun"
+        return self._writer.end(self._outputs[0])
+
+    def fail(self, error: ErrorReply, piece: StreamOutput | None = None) -> Iterator[Chunk]:
+        assert self._writer is not None, "a response has begun"
+        if piece is not None:
+            yield from self._writer.add(piece)
+        yield from self._writer.end(self._outputs[0], error.message)
+
+    def reply(self, outputs: Sequence[OutputStream]) -> dict[str, Any]:
+        """Return the whole response, written as if all of it had come in one piece."""
+        events = chain(self.begin(outputs), self.add(0, outputs[0].whole(0)), self.end())
+        deque(events, maxlen=0)  # The response grows while its events are read.
+        return self.response
 
     def _head(self) -> dict[str, Any]:
         body, params = self._body, self.inputs.params
@@ -100,7 +126,7 @@ class ResponsesCall:
             "reasoning": (body.reasoning or ReasoningConfig()).model_dump(include={"effort", "summary"}),
             "safety_identifier": body.safety_identifier,
             "service_tier": "default",
-            "store": self._is_kept,
+            "store": self._is_stored,
             "temperature": params.temperature,
             "text": {"format": {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)},
             "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),

@@ -1,10 +1,10 @@
-"""Turns what callers give (text, token ids, messages) into requests, refusing here what could never be served."""
+"""Turns text, token ids and messages into requests, and refuses what could never be served."""
 
 import uuid
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from archerfish.config.speculation import NON_SPECULATIVE_METHODS
@@ -19,12 +19,76 @@ Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 
 
-class SettledParams(NamedTuple):
-    """Sampling parameters that were checked against the model, as the engine gets them."""
+class TokenizedPrompt(NamedTuple):
+    """The token ids of a prompt, checked and truncated."""
 
+    token_ids: "array[int]"
+    text: str | None = None
+    """The text that was tokenized, if the reply repeats it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInputs:
+    """Everything that the engine needs to answer a body: complete requests but for their ids and their owner."""
+
+    prompts: Sequence[TokenizedPrompt]
     params: SamplingParams
-    best: Best | None
-    """Which of the engine's answers are returned, where it writes more of them than the client gets."""
+    """Checked against the model and the engine, except for the grammar."""
+    best: Best | None = None
+    """Which answers are returned, if the engine writes more of them than that."""
+    request_id: str | None = None
+    """The name that the client gave the request."""
+    priority: int = 0
+    cache_salt: str = ""
+    slo: SLO | None = None
+    user: str | None = None
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of answers that the engine writes."""
+        return len(self.prompts) * self.params.n
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Number of tokens in all prompts."""
+        return sum(len(prompt.token_ids) for prompt in self.prompts)
+
+    def prompt_length(self, index: int = 0) -> int:
+        """Return the number of tokens in one of the prompts."""
+        return len(self.prompts[index].token_ids)
+
+    def requests(
+        self,
+        now: float,
+        external_id: str = "",
+        *,
+        request_class: RequestClass = RequestClass.ONLINE,
+        tenant: str = "",
+        slo: SLO | None = None,
+        cache_salt: str | None = None,
+    ) -> list[Request]:
+        """Return one request for each prompt.
+
+        `external_id` and `slo` are for inputs that name none; `cache_salt` replaces theirs.
+        """
+        name = self.request_id or external_id
+        return [
+            Request(
+                request_id=uuid.uuid4().hex,
+                external_id=name if len(self.prompts) == 1 else f"{name}-{number}",
+                prompt_token_ids=tuple(prompt.token_ids),
+                params=self.params,
+                arrival_time=now,
+                request_class=request_class,
+                priority=self.priority,
+                cache_salt=self.cache_salt if cache_salt is None else cache_salt,
+                slo=slo if self.slo is None else self.slo,
+                tenant=tenant,
+                position=number,
+                best=self.best,
+            )
+            for number, prompt in enumerate(self.prompts)
+        ]
 
 
 class InputProcessor:
@@ -52,71 +116,84 @@ class InputProcessor:
     def request(
         self,
         prompt: Prompt,
-        params: "SamplingParams | SettledParams",
+        params: SamplingParams,
         *,
         external_id: str = "",
         request_class: RequestClass | str = RequestClass.ONLINE,
         priority: int = 0,
         cache_salt: str = "",
-        slo: SLO | None = None,
-        tenant: str = "",
-        position: int = 0,
         add_special_tokens: bool = True,
     ) -> Request:
-        """Return a valid request, or raise a RequestError that names what is wrong.
-
-        `params` that were settled once serve many prompts.
-        """
+        """Return a valid request, or raise a RequestError that names what is wrong."""
         check_priority(priority)
         if not isinstance(cache_salt, str):
             raise InvalidParameter("cache_salt", cache_salt, "it must be a string")
-        settled = params if isinstance(params, SettledParams) else self.settle(params)
-        token_ids = self.shortened(self.token_ids(prompt, add_special_tokens=add_special_tokens), settled.params)
-        self.check_length(token_ids)
-        return Request(
-            request_id=uuid.uuid4().hex,
-            external_id=external_id,
-            prompt_token_ids=tuple(token_ids),
-            params=settled.params,
-            arrival_time=self._clock(),
-            request_class=_as_class(request_class),
-            priority=priority,
-            cache_salt=cache_salt,
-            slo=slo,
-            tenant=tenant,
-            position=position,
-            best=settled.best,
+        inputs = self.inputs(
+            [prompt], params, add_special_tokens=add_special_tokens, priority=priority, cache_salt=cache_salt
         )
+        self.check_grammar(params.structured)
+        [request] = inputs.requests(self._clock(), external_id, request_class=_as_class(request_class))
+        return request
 
-    def settle(self, params: SamplingParams) -> "SettledParams":
-        """Check parameters against the model and the engine, or raise a RequestError that names what is wrong.
+    def inputs(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        *,
+        add_special_tokens: bool = True,
+        repeats_prompt: bool = False,
+        **fields: Any,
+    ) -> EngineInputs:
+        """Tokenize prompts and check everything but the grammar; raise a RequestError that names what is wrong.
 
-        The result is a copy: later changes of the caller do not reach the engine.
+        `repeats_prompt`: the reply contains the text of the prompts. `fields` are further ones of EngineInputs.
         """
+        checked = self._checked(params)
+        tokenized = []
+        for prompt in prompts:
+            whole = self.token_ids(prompt, add_special_tokens=add_special_tokens)
+            token_ids = self.truncated(whole, params)
+            self.check_length(token_ids)
+            # The reply repeats what is left of a prompt that was truncated.
+            is_repeated = repeats_prompt and isinstance(prompt, str) and len(token_ids) == len(whole)
+            tokenized.append(TokenizedPrompt(array("i", token_ids), str(prompt) if is_repeated else None))
+        best = None
+        if checked.best_of is not None and checked.best_of != checked.n:
+            best = Best(checked.n, shows_logprobs=checked.logprobs is not None)
+            checked = replace(checked, n=checked.best_of, best_of=None, logprobs=checked.logprobs or 0)
+        return EngineInputs(prompts=tokenized, params=checked, best=best, **fields)
+
+    def check_grammar(self, structured: Structured | None) -> None:
+        """Raise a RequestError if answers cannot have this grammar. The first check of a grammar compiles it."""
+        if structured is not None:
+            if self.tokenizer is None:
+                raise InvalidParameter("structured", "...", "it needs a tokenizer, and none was loaded")
+            self._trial.check(structured)
+
+    def has_checked(self, structured: Structured | None) -> bool:
+        """Whether `check_grammar` returns at once."""
+        return structured is None or self._trial.knows(structured)
+
+    def _checked(self, params: SamplingParams) -> SamplingParams:
+        """Return a copy of parameters that this model and engine can serve: later changes by the caller do no harm."""
         if not isinstance(params, SamplingParams):
             raise InvalidParameter("params", params, "they must be SamplingParams")
         if params.stop and self.tokenizer is None:
-            raise InvalidParameter("stop", params.stop, "stop texts need a tokenizer; use stop_token_ids")
-        if params.structured is not None:
-            if self.tokenizer is None:
-                raise InvalidParameter("structured", "...", "it needs a tokenizer, and none was loaded")
-            self._trial.check(params.structured)
+            raise InvalidParameter("stop", params.stop, "stop strings need a tokenizer; use stop_token_ids")
         method = None if params.speculation is None else params.speculation.method
         if method is not None and method not in self._speculation_methods:
             allowed = (
                 f"this engine has {', '.join(self._speculation_methods)}; others are loaded by --speculative-config"
             )
             raise InvalidParameter("speculation.method", method, allowed)
-        if params.bad_words:
-            sequences = (*params.bad_words_token_ids, *self._bad_sequences(params.bad_words))
-            params = replace(params, bad_words=(), bad_words_token_ids=sequences)
         params.check_token_ids(self._vocab_size)
         self.check_max_tokens(params.max_tokens)
-        if params.best_of is None or params.best_of == params.n:
-            return SettledParams(copy(params), None)
-        best = Best(params.n, shows_logprobs=params.logprobs is not None)
-        params = replace(params, n=params.best_of, best_of=None, logprobs=params.logprobs or 0)
-        return SettledParams(params, best)
+        if not params.bad_words:
+            return copy(params)
+        sequences = (*params.bad_words_token_ids, *self._bad_sequences(params.bad_words))
+        params = replace(params, bad_words=(), bad_words_token_ids=sequences)
+        params.check_token_ids(self._vocab_size)
+        return params
 
     def check_max_tokens(self, max_tokens: int | None) -> None:
         """Raise if an answer of this length exceeds the whole context.
@@ -137,18 +214,14 @@ class InputProcessor:
         sequences = (tuple(self.tokenizer.encode(text, add_special_tokens=False)) for text in texts)
         return list(dict.fromkeys(sequence for sequence in sequences if sequence))
 
-    def shortened(self, token_ids: Sequence[int], params: SamplingParams) -> Sequence[int]:
-        """The end of a prompt, where truncate_prompt_tokens asks for it."""
-        most = params.truncate_prompt_tokens
-        if most is None:
+    def truncated(self, token_ids: Sequence[int], params: SamplingParams) -> Sequence[int]:
+        """Return the end of a prompt, if truncate_prompt_tokens says so, else all of it."""
+        limit = params.truncate_prompt_tokens
+        if limit is None:
             return token_ids
-        if most == -1:
-            most = max(1, self.max_model_len - (params.max_tokens or 1))
-        return token_ids[-most:]
-
-    def has_tried(self, structured: Structured) -> bool:
-        """Whether a request with this form is made at once; else it waits until the form was tried."""
-        return self._trial.knows(structured)
+        if limit == -1:
+            limit = max(1, self.max_model_len - (params.max_tokens or 1))
+        return token_ids[-limit:]
 
     def check_length(self, token_ids: Sequence[int]) -> None:
         """Raise unless a prompt of these tokens can be answered. The scheduler checks it too, in its own process."""

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from archerfish.api.endpoint_call import EndpointCall
 from archerfish.api.endpoints import read_line
 from archerfish.api.errors import ErrorReply, error_reply, failed_reply
-from archerfish.api.inputs import EndpointCall
 from archerfish.api.model import ServedModel
 from archerfish.engine.engine import Engine
 from archerfish.engine.interrupts import uninterrupted
@@ -76,13 +76,12 @@ class OfflineAnswers:
             return call
         open_line = _OpenLine(line._replace(body=b""), call, new_id("req_"))  # The call has all that is needed of it.
         try:
-            call.inputs = call.inputs.tokenized(self._model.processor)
-            requests = call.inputs.requests(
-                self._model.processor, open_line.request_id, request_class=RequestClass.BATCH
-            )
+            self._model.processor.check_grammar(call.inputs.params.structured)
+            now = self._engine.clock()
+            requests = call.inputs.requests(now, open_line.request_id, request_class=RequestClass.BATCH)
             with uninterrupted():
-                for request, text in zip(requests, call.inputs.texts, strict=True):
-                    self._add(open_line, request, text)
+                for request, prompt in zip(requests, call.inputs.prompts, strict=True):
+                    self._add(open_line, request, prompt.text)
         except UserError as error:
             self._drop(open_line)
             return error_reply(error)

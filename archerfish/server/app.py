@@ -11,12 +11,12 @@ from archerfish.server.batches import new_runner
 from archerfish.server.errors import install_error_handlers
 from archerfish.server.middleware import RequestMiddleware
 from archerfish.server.requests import describe
-from archerfish.server.routes import chat, completions, embeddings, health, info, jobs, messages, observe, responses
+from archerfish.server.routes import generation, health, info, jobs, observe, responses
 from archerfish.server.service import Service
 
 _ROUTERS = (
-    *(chat.router, completions.router, responses.router, messages.router, embeddings.router),
-    *(jobs.files, jobs.batches, info.router, health.router, observe.router),
+    *(generation.router, responses.router, jobs.files, jobs.batches),
+    *(info.router, health.router, observe.router),
 )
 
 
@@ -36,7 +36,7 @@ def create_app(service: Service) -> FastAPI:
     for router in _ROUTERS:
         app.include_router(router)
     if service.jobs is not None:
-        service.runner = new_runner(service.jobs, service, app)
+        service.runner = new_runner(service.jobs, service)
     install_error_handlers(app)
     app.add_middleware(RequestMiddleware, service=service)
     if service.config.cors_origins is not None:

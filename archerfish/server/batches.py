@@ -1,10 +1,8 @@
-"""Batches in the service: their lines go through the same endpoints as everybody's requests, in the batch class."""
+"""Batches in the service: their lines are read and answered like any request, in the batch class."""
 
 import asyncio
-from typing import Any, NamedTuple
 
 import msgspec
-from starlette.types import ASGIApp, Message
 
 from archerfish.engine.async_engine import DEATHS_WINDOW, MOST_DEATHS
 from archerfish.errors import EngineStopped, StepFailed
@@ -14,30 +12,35 @@ from archerfish.jobs.retrying_storage import Wait
 from archerfish.jobs.runner import BatchRunner
 from archerfish.jobs.store import JobStore
 from archerfish.request import RequestClass
-from archerfish.server.keys import Key
+from archerfish.server.context import RequestContext
+from archerfish.server.errors import ApiError, as_api_error
 from archerfish.server.service import Service
 
 _IN_FLIGHT = 256
+"""Lines that are answered at once."""
 _NOT_NOW = (429, 503)
-"""The service did not take the request, or the engine failed with it."""
+"""Statuses of a request that the service did not take, or that the engine failed with."""
 _ENGINE_FAILED = "engine_failed"
 
 
-def new_runner(store: JobStore, service: Service, app: ASGIApp, wait: Wait = asyncio.sleep) -> BatchRunner:
-    """Answers lines with the application itself."""
+def new_runner(store: JobStore, service: Service, wait: Wait = asyncio.sleep) -> BatchRunner:
+    """Return a runner that answers lines with the service."""
 
     async def answer(endpoint: str, body: bytes, _custom_id: str, tenant: str) -> LineReply:
         try:
             await service.wait_ready()
         except EngineStopped as error:
             raise NotNow("the engine has ended") from error  # Another process will answer it.
-        request_id = new_id("req_")
-        caller = service.keys.owner(tenant)
-        # The bytes of the input go in and those of the reply come out: parsing either here would hold up all others.
-        reply = await _call(app, endpoint, body, caller, request_id)
-        if reply.status in _NOT_NOW:
-            raise _not_answered(msgspec.json.decode(reply.body)["error"], reply.retry_after)
-        return LineReply(reply.status, reply.body, request_id)
+        context = RequestContext(new_id("req_"), service.keys.owner(tenant), RequestClass.BATCH)
+        try:
+            # The bytes of the input go in and those of the reply come out: parsing either here would block the loop.
+            reply = await service.reply(context, await service.read_line(context, endpoint, body))
+        except Exception as error:
+            refusal = as_api_error(error)
+            if refusal.status_code in _NOT_NOW:
+                raise _not_answered(refusal) from error
+            return LineReply(refusal.status_code, msgspec.json.encode(refusal.body), context.request_id)
+        return LineReply(200, reply, context.request_id)
 
     settings = RunnerSettings(
         max_in_flight=_IN_FLIGHT, max_failures=MOST_DEATHS - 1, failure_window=DEATHS_WINDOW + 1.0
@@ -45,54 +48,11 @@ def new_runner(store: JobStore, service: Service, app: ASGIApp, wait: Wait = asy
     return BatchRunner(store, answer, settings=settings, wait=wait, clock=service.clock)
 
 
-def _not_answered(error: dict[str, Any], retry_after: float | None) -> StepFailed | NotNow:
-    """Only an engine that failed while it had the line says anything about the line."""
-    if error["code"] == _ENGINE_FAILED:
-        return StepFailed(error["message"])
-    return NotNow(error["code"] or error["type"], retry_after)
-
-
-class _Reply(NamedTuple):
-    status: int
-    body: bytes
-    retry_after: float | None
-    """Seconds, if the service says so."""
-
-
-async def _call(app: ASGIApp, path: str, body: bytes, caller: Key, request_id: str) -> _Reply:
-    """A request that comes from inside: it needs no key, and nobody can hang up on it."""
-    status, pieces, headers = 500, [], {}
-    gone = asyncio.Event()
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive() -> Message:
-        if messages:
-            return messages.pop()
-        await gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(message: Message) -> None:
-        nonlocal status, headers
-        if message["type"] == "http.response.start":
-            status, headers = message["status"], dict(message["headers"])
-        else:
-            pieces.append(message.get("body", b""))
-
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "root_path": "",
-        "query_string": b"",
-        "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())],
-        "server": None,
-        "client": None,
-        "state": {"caller": caller, "request_id": request_id, "request_class": RequestClass.BATCH},
-    }
-    await app(scope, receive, send)
-    retry_after = headers.get(b"retry-after")
-    return _Reply(status, b"".join(pieces), None if retry_after is None else float(retry_after))
+def _not_answered(refusal: ApiError) -> StepFailed | NotNow:
+    """Return what is raised for a line without a result. Only an engine that failed while it had it is the line's."""
+    reply = refusal.reply
+    if reply.code == _ENGINE_FAILED:
+        return StepFailed(reply.message)
+    retry_after = (refusal.headers or {}).get("Retry-After")
+    reason = reply.code or str(reply.body["error"]["type"])
+    return NotNow(reason, None if retry_after is None else float(retry_after))

@@ -15,8 +15,6 @@ from archerfish.console import logger
 from archerfish.errors import EngineStopped, UserError
 
 _ANTHROPIC_PATH = "/v1/messages"
-_ANTHROPIC_TYPES = {413: "request_too_large"}
-"""Where that API has a word of its own."""
 
 
 class ApiError(HTTPException):
@@ -40,17 +38,14 @@ class ApiError(HTTPException):
         return cls(reply.status, reply.message, param=reply.param, code=reply.code)
 
     @property
-    def body(self) -> dict[str, Any]:
-        """For clients of OpenAI's API."""
-        return ErrorReply(self.status_code, self.detail, self.param, self.code).body
+    def reply(self) -> ErrorReply:
+        """The error without its headers."""
+        return ErrorReply(self.status_code, self.detail, self.param, self.code)
 
     @property
-    def anthropic_body(self) -> dict[str, Any]:
-        """For clients of Anthropic's API."""
-        told = self.body["error"]
-        kind = "api_error" if told["type"] == "server_error" else told["type"]
-        kind = _ANTHROPIC_TYPES.get(self.status_code, kind)
-        return {"type": "error", "error": {"type": kind, "message": told["message"]}}
+    def body(self) -> dict[str, Any]:
+        """JSON for clients of OpenAI's API."""
+        return self.reply.body
 
 
 def as_api_error(error: Exception) -> ApiError:
@@ -72,7 +67,7 @@ def as_api_error(error: Exception) -> ApiError:
 def error_response(error: ApiError, path: str) -> Response:
     """In the shape of the API that the path belongs to, wherever on the way the error was found."""
     is_anthropic = path == _ANTHROPIC_PATH or path.startswith(_ANTHROPIC_PATH + "/")
-    body = msgspec.json.encode(error.anthropic_body if is_anthropic else error.body)
+    body = msgspec.json.encode(error.reply.anthropic_body if is_anthropic else error.body)
     return Response(body, error.status_code, error.headers, media_type="application/json")
 
 

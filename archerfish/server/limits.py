@@ -1,15 +1,24 @@
-"""How much one key may ask for a minute, and how much all together may have open. Knows no HTTP and no engine."""
+"""How much one key may request per minute, and how much all keys together may have open."""
 
+import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from archerfish.engine.input_processor import EngineInputs
+from archerfish.metrics.service import ServiceMetrics
+from archerfish.request import Request
+from archerfish.server.errors import ApiError
 from archerfish.server.keys import Key
 
 Clock = Callable[[], float]
 
 _MINUTE = 60.0
+_SHARE_OF_A_KEY = 0.5
+"""Share of the queue that one of several keys may fill."""
+_BATCH_SHARE = 0.5
+"""Share of the queue that lines of batches may fill: the rest is for clients that wait for their answers."""
 _GRAIN = 1e-6  # A second or token that is missing by less than this is there, whatever rounding says.
 
 
@@ -176,3 +185,94 @@ class Admission:
         if left.num_sequences:
             self._by_tenant[tenant] = left
         assert min(*left, self.num_sequences, self.num_tokens) >= 0, "more left than had entered"
+
+
+class RequestLoad(NamedTuple):
+    """What requests take of the queue and of a key's rate."""
+
+    num_sequences: int
+    num_prompt_tokens: int
+    max_tokens: int
+    """Tokens read and generated at most, where a limit is known; the actual number is settled at the end."""
+
+    @classmethod
+    def of_inputs(cls, inputs: EngineInputs) -> "RequestLoad":
+        """The load of all requests of a body."""
+        limit = inputs.num_sequences * (inputs.params.max_tokens or 0)
+        return cls(inputs.num_sequences, inputs.num_prompt_tokens, inputs.num_prompt_tokens + limit)
+
+    @classmethod
+    def of_request(cls, request: Request) -> "RequestLoad":
+        """The load of one of them."""
+        num_prompt_tokens, params = len(request.prompt_token_ids), request.params
+        return cls(params.n, num_prompt_tokens, num_prompt_tokens + params.n * (params.max_tokens or 0))
+
+    def without(self, parts: Sequence["RequestLoad"]) -> "RequestLoad":
+        """Return what is left without some of the requests."""
+        return RequestLoad(*(whole - sum(part) for whole, *part in zip(self, *parts, strict=True)))
+
+
+class RequestLimits:
+    """Admits the requests of all keys within the queue and each key's rate, and accounts for them until they end."""
+
+    def __init__(
+        self, admission: Admission, rates: RateLimits, metrics: ServiceMetrics, *, has_several_keys: bool
+    ) -> None:
+        self._admission = admission
+        self._rates = rates
+        self._metrics = metrics
+        self._key_share = _SHARE_OF_A_KEY if has_several_keys else 1.0
+        self.idle = asyncio.Event()
+        """Set while nothing is open."""
+        self.idle.set()
+
+    @property
+    def num_sequences(self) -> int:
+        """Answers that are open."""
+        return self._admission.num_sequences
+
+    def admit(self, caller: Key, load: RequestLoad) -> None:
+        """Admit all of it, or raise the ApiError that the client gets."""
+        num_sequences, num_tokens, max_tokens = load
+        total_share = _BATCH_SHARE if caller.is_batch else 1.0
+        limit = self._admission.most_of(min(self._key_share, total_share))
+        if num_sequences > limit:
+            message = f"the request asks for {num_sequences:,} answers, and {limit:,} can be open at once: send fewer"
+            raise ApiError(400, message, code="too_many_answers")
+        shares = {"tenant_share": self._key_share, "total_share": total_share}
+        if not self._admission.enter(caller.name, num_sequences, num_tokens, **shares):
+            seconds = max(1, round(self._metrics.retry_after(self._admission.num_tokens)))
+            message = f"the queue is full ({self.num_sequences} answers); try again in {seconds} seconds"
+            raise ApiError(429, message, code="queue_full", headers={"Retry-After": str(seconds)})
+        self.idle.clear()
+        self._metrics.num_open_answers = self.num_sequences
+        try:
+            self.check_rate(caller, max_tokens)
+        except BaseException:
+            self._leave(caller, load)
+            raise
+
+    def check_rate(self, caller: Key, max_tokens: int) -> None:
+        """Count a request towards the rate of its key, or raise the ApiError that the client gets."""
+        wait = self._rates.admit(caller, max_tokens)
+        if wait is not None:
+            seconds = math.ceil(wait)
+            message = f"the key {caller.name!r} has used up its limit per minute; try again in {seconds} seconds"
+            headers = {"Retry-After": str(seconds), **self._rates.headers(caller)}
+            raise ApiError(429, message, code="rate_limit_exceeded", headers=headers)
+
+    def headers(self, caller: Key) -> dict[str, str]:
+        """Return the response headers that name the limits of a key."""
+        return self._rates.headers(caller)
+
+    def settle(self, caller: Key, load: RequestLoad, num_tokens: int) -> None:
+        """Release requests that have ended, with the number of tokens that they read and generated."""
+        if load.num_sequences:
+            self._rates.settle(caller, load.max_tokens, num_tokens)
+            self._leave(caller, load)
+
+    def _leave(self, caller: Key, load: RequestLoad) -> None:
+        self._admission.leave(caller.name, load.num_sequences, load.num_prompt_tokens)
+        self._metrics.num_open_answers = self.num_sequences
+        if self.num_sequences == 0:
+            self.idle.set()

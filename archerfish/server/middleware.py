@@ -1,4 +1,4 @@
-"""Around every request: who it is, an id for it, a line in the log, a count, and a span where that is wanted."""
+"""Surrounds every request: its id and key, its line in the log, its metrics, and its span if tracing is on."""
 
 import uuid
 from collections.abc import Mapping
@@ -7,6 +7,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from archerfish.console import logger
+from archerfish.server.context import ANONYMOUS, RequestContext
 from archerfish.server.errors import ApiError, as_api_error, error_response
 from archerfish.server.keys import Key
 from archerfish.server.origins import Origins
@@ -18,11 +19,9 @@ _OPEN_TO_ALL = ("/health", "/version", "/page/")
 _WATCHED = (*_OPEN_TO_ALL, "/metrics", "/live", "/usage")
 """Asked again and again by whoever watches: not worth a span."""
 
-ANONYMOUS = Key(name="")
-
 
 class RequestMiddleware:
-    """Refuses what has no key, and tells of each request once it has been answered."""
+    """Refuses requests without a valid key, and logs and counts each request when it has been answered."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
@@ -35,16 +34,11 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         headers, state = Headers(scope=scope), scope.setdefault("state", {})
-        if "caller" in state:  # It comes from inside: only we can set this.
-            state["log"], state["trace"] = {}, None
-            await self._app(scope, receive, send)
-            return
-        state["request_id"] = request_id = _given_id(headers) or uuid.uuid4().hex
-        told: dict[str, object] = {"id": request_id}
-        state["log"] = told
-        state["trace"] = trace = self._begin_trace(scope, headers, request_id)
+        request_id = _given_id(headers) or uuid.uuid4().hex
+        state["context"] = context = RequestContext(request_id, log={"id": request_id})
+        context.trace = trace = self._begin_trace(scope, headers, request_id)
         if trace is not None:
-            told["trace_id"] = trace.trace_id
+            context.log["trace_id"] = trace.trace_id
         started, status = self._service.clock(), 0
         has_unread_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 
@@ -74,7 +68,7 @@ class RequestMiddleware:
                 )
                 await error_response(refusal, scope["path"])(scope, receive_body, note)
             else:
-                state["caller"] = caller
+                context.caller = caller
                 await self._app(scope, receive_body, note)
         except Exception as error:
             if status:
@@ -86,7 +80,7 @@ class RequestMiddleware:
             self._service.metrics.http_response(route or "other", status)
             if trace is not None:
                 trace.responded(route, status)
-            self._log(scope, status, self._service.clock() - started, told)
+            self._log(scope, status, self._service.clock() - started, context.log)
 
     def _begin_trace(self, scope: Scope, headers: Headers, request_id: str) -> RequestTrace | None:
         tracing, path = self._service.tracing, scope["path"]
@@ -107,13 +101,13 @@ class RequestMiddleware:
             return ANONYMOUS
         return keys.find(headers.get("authorization"), headers.get("x-api-key"))
 
-    def _log(self, scope: Scope, status: int, seconds: float, told: Mapping[str, object]) -> None:
+    def _log(self, scope: Scope, status: int, seconds: float, fields: Mapping[str, object]) -> None:
         if scope["path"].startswith(_OPEN_TO_ALL) and status == 200:
             return  # Asked every few seconds by whoever watches.
         line = {"method": scope["method"], "path": scope["path"], "status": status, "ms": round(seconds * 1000, 1)}
-        more = " ".join(f"{name}={_on_one_line(value)}" for name, value in told.items())
+        more = " ".join(f"{name}={_on_one_line(value)}" for name, value in fields.items())
         shown = [_on_one_line(value) for value in line.values()]
-        logger.info("%s %s %s %s ms %s", *shown, more, extra={"fields": {**line, **told}})
+        logger.info("%s %s %s %s ms %s", *shown, more, extra={"fields": {**line, **fields}})
 
 
 def _on_one_line(value: object) -> str:

@@ -2,8 +2,8 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 
 from archerfish.api.bodies.common import Body
+from archerfish.server.context import context_of
 from archerfish.server.errors import ApiError
 
 SMALL_BODY = 64 * 1024
@@ -36,11 +37,23 @@ class BodyLimits:
     held_bytes: Counter[str] = field(default_factory=Counter)
     """By key."""
 
+    @contextmanager
+    def held(self, key: str, body: bytes) -> Iterator[None]:
+        """Count a body that is in memory already as held within the block, or raise an ApiError."""
+        if len(body) > self.max_bytes:
+            raise _too_large(self.max_bytes)
+        num_bytes = max(0, len(body) - SMALL_BODY)
+        self._hold(key, num_bytes)
+        try:
+            yield
+        finally:
+            self._release(key, num_bytes)
+
     @asynccontextmanager
-    async def body(self, http: Request) -> AsyncIterator[bytes]:
-        """The body, held within the block; or an ApiError as soon as it is too much or too slow."""
+    async def received(self, http: Request) -> AsyncIterator[bytes]:
+        """Receive a body, which counts as held within the block; raise an ApiError if it is too large or too slow."""
         body, held = bytearray(), 0
-        key: str = http.state.caller.name
+        key = context_of(http).tenant
         try:
             try:
                 async with asyncio.timeout(self.timeout):
@@ -53,12 +66,15 @@ class BodyLimits:
                 message = f"the body did not arrive within {self.timeout:g} seconds; send it faster"
                 raise ApiError(408, message) from None
             except ClientDisconnect:
-                raise ApiError(499, "the client went away") from None
+                raise ApiError(499, "the client closed the connection") from None
             yield bytes(body)
         finally:
-            self.held_bytes[key] -= held
-            if not self.held_bytes[key]:
-                del self.held_bytes[key]
+            self._release(key, held)
+
+    def _release(self, key: str, num_bytes: int) -> None:
+        self.held_bytes[key] -= num_bytes
+        if not self.held_bytes[key]:
+            del self.held_bytes[key]
 
     def _hold(self, key: str, num_bytes: int) -> None:
         own, others = self.held_bytes[key] + num_bytes, self.held_bytes.total() - self.held_bytes[key]
@@ -69,16 +85,19 @@ class BodyLimits:
 
 
 async def _pieces(http: Request, max_bytes: int) -> AsyncIterator[bytes]:
-    too_large = ApiError(413, f"the body is larger than {max_bytes:,} bytes; send less, or start with --max-body-bytes")
     declared = http.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > max_bytes:
-        raise too_large
+        raise _too_large(max_bytes)
     num_bytes = 0
     async for piece in http.stream():
         num_bytes += len(piece)
         if num_bytes > max_bytes:
-            raise too_large
+            raise _too_large(max_bytes)
         yield piece
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(413, f"the body is larger than {max_bytes:,} bytes; send less, or start with --max-body-bytes")
 
 
 def check_content_type(http: Request) -> None:
@@ -106,7 +125,7 @@ class _SmallRequest(Request):
         if not hasattr(self, "_body"):
             limits: BodyLimits = self.app.state.limits
             small = replace(limits, max_bytes=min(limits.max_bytes, SMALL_BODY), held_bytes=Counter())
-            async with small.body(self) as body:
+            async with small.received(self) as body:
                 self._body = body
         return self._body
 

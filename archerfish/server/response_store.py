@@ -1,31 +1,37 @@
-"""Responses that are being written, and those that are kept: in memory, for each tenant so many and no more."""
+"""Responses that are being written and those that are stored: in memory, with limits for each tenant."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Any
 
-from starlette.requests import HTTPConnection
+import msgspec
 
+from archerfish.api.bodies.responses import chat_messages
+from archerfish.api.responses import ResponsesCall
+from archerfish.errors import InvalidParameter
 from archerfish.server.background_response import BackgroundResponse
+from archerfish.server.errors import ApiError
 
-MOST_RESPONSES = 1000
-MOST_BYTES = 64 * 1024 * 1024
-"""What is kept for one tenant; what nobody has asked for the longest goes first."""
+MAX_RESPONSES = 1000
+"""Responses that are stored for one tenant."""
+MAX_BYTES = 64 * 1024 * 1024
+"""Bytes that are stored for one tenant. The least recently read responses are dropped first."""
 
 
-class History:
-    """The messages of a conversation so far. One that continues it shares them."""
+class ConversationHistory:
+    """The messages of a conversation so far. A conversation that continues it shares them."""
 
-    def __init__(self, added: bytes, before: "History | None" = None) -> None:
+    def __init__(self, added: bytes, before: "ConversationHistory | None" = None) -> None:
         """`added` are the latest messages, as JSON."""
         self._added = added
         self._before = before
-        self.size: int = len(self._added) + (0 if before is None else before.size)
+        self.size: int = len(added) + (0 if before is None else before.size)
 
     @property
     def turns(self) -> list[bytes]:
         """Messages from the first to the latest, as JSON lists."""
         turns: list[bytes] = []
-        history: History | None = self
+        history: ConversationHistory | None = self
         while history is not None:
             turns.append(history._added)
             history = history._before
@@ -33,71 +39,94 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredResponse:
     """A response that has ended."""
 
     response: bytes
     """JSON."""
     status: str
-    history: History
+    history: ConversationHistory
     events: tuple[bytes, ...] | None = None
-    """If it may be followed again."""
+    """Its events, if they can be followed again."""
+
+    @classmethod
+    def of(
+        cls,
+        call: ResponsesCall,
+        response: dict[str, Any],
+        before: ConversationHistory | None,
+        events: tuple[bytes, ...] | None = None,
+    ) -> "StoredResponse":
+        """`before` is the conversation that the response continues."""
+        answer = msgspec.json.encode(chat_messages(response["output"]))
+        history = ConversationHistory(answer, ConversationHistory(call.added, before))
+        return cls(msgspec.json.encode(response), response["status"], history, events)
 
     @property
     def size(self) -> int:
-        return len(self.response) + self.history.size + sum(len(one) for one in self.events or ())
+        """Bytes that count towards the limit."""
+        return len(self.response) + self.history.size + sum(len(event) for event in self.events or ())
 
 
 class ResponseStore:
-    """By tenant and id: nobody finds what another has asked for."""
+    """Responses by tenant and id: no tenant finds those of another."""
 
-    def __init__(self, most_responses: int = MOST_RESPONSES, most_bytes: int = MOST_BYTES) -> None:
-        self._most_responses = most_responses
-        self._most_bytes = most_bytes
+    def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
+        self._max_responses = max_responses
+        self._max_bytes = max_bytes
         self._running: dict[tuple[str, str], BackgroundResponse] = {}
-        self._kept: dict[str, OrderedDict[str, Kept]] = {}
+        self._stored: dict[str, OrderedDict[str, StoredResponse]] = {}
         self._num_bytes: dict[str, int] = {}
 
     def running(self, tenant: str, response_id: str) -> BackgroundResponse | None:
+        """Return a response that is being written."""
         return self._running.get((tenant, response_id))
 
-    def begin(self, tenant: str, run: BackgroundResponse) -> None:
-        self._running[tenant, run.response_id] = run
+    def begin(self, tenant: str, response: BackgroundResponse) -> None:
+        """Register a response that is being written."""
+        self._running[tenant, response.response_id] = response
 
-    def end(self, tenant: str, response_id: str, kept: Kept | None) -> None:
-        """It runs no more; keep it, if anything is given to keep."""
-        was_running = self._running.pop((tenant, response_id), None) is not None
-        if kept is None or not was_running or kept.size > self._most_bytes:
+    def end(self, tenant: str, response_id: str, stored: StoredResponse | None) -> None:
+        """Forget a response that was being written, and store it if `stored` is given and it was not deleted."""
+        if self._running.pop((tenant, response_id), None) is not None and stored is not None:
+            self.add(tenant, response_id, stored)
+
+    def add(self, tenant: str, response_id: str, stored: StoredResponse) -> None:
+        """Store a response that has ended."""
+        if stored.size > self._max_bytes:
             return
-        responses = self._kept.setdefault(tenant, OrderedDict())
-        responses[response_id] = kept
-        self._num_bytes[tenant] = self._num_bytes.get(tenant, 0) + kept.size
-        while len(responses) > self._most_responses or self._num_bytes[tenant] > self._most_bytes:
-            self.forget(tenant, next(iter(responses)))
+        responses = self._stored.setdefault(tenant, OrderedDict())
+        responses[response_id] = stored
+        self._num_bytes[tenant] = self._num_bytes.get(tenant, 0) + stored.size
+        while len(responses) > self._max_responses or self._num_bytes[tenant] > self._max_bytes:
+            self.delete(tenant, next(iter(responses)))
 
-    def find(self, tenant: str, response_id: str) -> Kept | None:
-        """One that has ended."""
-        responses = self._kept.get(tenant, OrderedDict())
+    def find(self, tenant: str, response_id: str) -> StoredResponse | None:
+        """Return a response that has ended."""
+        responses = self._stored.get(tenant, OrderedDict())
         if response_id in responses:
             responses.move_to_end(response_id)
         return responses.get(response_id)
 
-    def forget(self, tenant: str, response_id: str) -> bool:
-        """Whether there was such a one. One that is running is cancelled."""
-        run = self._running.pop((tenant, response_id), None)
-        if run is not None:
-            run.cancel()
+    def delete(self, tenant: str, response_id: str) -> bool:
+        """Delete a response, and cancel it if it is being written. Return whether there was one."""
+        running = self._running.pop((tenant, response_id), None)
+        if running is not None:
+            running.cancel()
             return True
-        kept = self._kept.get(tenant, OrderedDict()).pop(response_id, None)
-        if kept is not None:
-            self._num_bytes[tenant] -= kept.size
-        return kept is not None
+        stored = self._stored.get(tenant, OrderedDict()).pop(response_id, None)
+        if stored is not None:
+            self._num_bytes[tenant] -= stored.size
+        return stored is not None
 
-
-def store_of(http: HTTPConnection) -> ResponseStore:
-    """The application's; made when it is first asked for."""
-    state = http.app.state
-    if not hasattr(state, "responses"):
-        state.responses = ResponseStore()
-    store: ResponseStore = state.responses
-    return store
+    def history(self, tenant: str, response_id: str) -> ConversationHistory:
+        """Return the conversation that ends with a response; raise if it cannot be continued."""
+        if self.running(tenant, response_id) is not None:
+            raise InvalidParameter("previous_response_id", response_id, "it is still being written; wait for its end")
+        stored = self.find(tenant, response_id)
+        if stored is None:
+            message = f"there is no response {response_id!r} any more; send the conversation itself"
+            raise ApiError(400, message, param="previous_response_id", code="previous_response_not_found")
+        if stored.status not in ("completed", "incomplete"):
+            raise InvalidParameter("previous_response_id", response_id, f"it was not finished: {stored.status}")
+        return stored.history

@@ -1,27 +1,27 @@
 """The service behind its endpoints: one engine, who may use it, how much it takes on, what is counted."""
 
 import asyncio
-import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from starlette.requests import HTTPConnection
 from starlette.requests import Request as HttpRequest
 
 from archerfish import __version__
-from archerfish.api.endpoints import HistoryNeeded, Turns
+from archerfish.api.endpoint_call import EndpointCall
+from archerfish.api.endpoints import HistoryNeeded
 from archerfish.api.errors import ErrorReply
-from archerfish.api.inputs import EngineInputs
 from archerfish.api.json_limits import JsonLimits
 from archerfish.api.model import AnswerFormats, ServedModel
+from archerfish.api.responses import ResponsesCall
 from archerfish.config.settings import EngineConfig, ServerConfig
 from archerfish.console import logger
 from archerfish.engine.async_engine import DEFAULT_BUILDER, AsyncEngine, EngineStatus
 from archerfish.engine.input_processor import InputProcessor
-from archerfish.engine.outputs import OutputStream
+from archerfish.engine.request_stream import RequestStream
 from archerfish.engine.wire import Ending, EngineFacts
 from archerfish.errors import EngineStopped, UserError
 from archerfish.jobs.quota import Quota
@@ -31,16 +31,18 @@ from archerfish.machine.peak import Peak
 from archerfish.metrics.history import SECONDS_BETWEEN_SAMPLES, History
 from archerfish.metrics.service import ServiceMetrics, TenantUsage
 from archerfish.metrics.state import EngineState
-from archerfish.request import SLO, Request, RequestClass, SamplingParams, TokenEvent
-from archerfish.server.answers import Answer, close
+from archerfish.request import SLO, RequestClass, Structured, TokenEvent
+from archerfish.server.context import RequestContext, context_of
 from archerfish.server.errors import ApiError
 from archerfish.server.keys import Key, Keys
-from archerfish.server.limits import Admission, RateLimits
+from archerfish.server.limits import Admission, RateLimits, RequestLimits, RequestLoad
 from archerfish.server.preprocessing.jobs import Job, ModelSpec
 from archerfish.server.preprocessing.model import load_model
 from archerfish.server.preprocessing.pool import Preprocessing
 from archerfish.server.requests import BodyLimits, check_content_type
-from archerfish.server.tracing import RequestTrace, Tracing
+from archerfish.server.response_store import ResponseStore, StoredResponse
+from archerfish.server.running_call import RunningCall
+from archerfish.server.tracing import Tracing
 from archerfish.server.trial_queue import TrialQueue
 from archerfish.server.uploads import Uploads
 from archerfish.tokenizer.chat import checked_template
@@ -51,12 +53,8 @@ _LEAST_BODY_ITEMS = 2**18
 """JSON items that a body may have by default; more where the context is longer."""
 _MOST_HELD_BODIES = 8
 """Bodies of the largest size that are held at a time, until their prompts are tokenized."""
-_SHARE_OF_A_KEY = 0.5
-"""Of the queue, where there are several keys: none of them can fill it for the others."""
-_OPENED_AT_ONCE = 32
+_SUBMITTED_AT_ONCE = 32
 """Prompts of one body that are submitted before others are served."""
-_BATCH_SHARE = 0.5
-"""Of the queue, as far as lines of batches may fill it: the rest is for those who wait for their answers."""
 
 
 class Service:
@@ -95,8 +93,11 @@ class Service:
         endpoint = server.otlp_traces_endpoint
         self.tracing = None if endpoint is None else Tracing(endpoint, clock)
         self.keys = Keys.load(server.api_key, None if server.key_file is None else Path(server.key_file))
-        self._rates = RateLimits(clock)
         self._admission = Admission(server.max_queued_requests, server.max_queued_tokens)
+        self.limits = RequestLimits(
+            self._admission, RateLimits(clock), self.metrics, has_several_keys=self.keys.are_several
+        )
+        self.responses = ResponseStore()
         self._default_slo = _default_slo(server)
         self._model: ServedModel | None = None
         self._ready = asyncio.Event()
@@ -113,8 +114,6 @@ class Service:
         self._recorder: asyncio.Task[None] | None = None
         self._trials = TrialQueue()
         self._draining = False
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     # -- its life -------------------------------------------------------------------------------------------------
 
@@ -149,7 +148,7 @@ class Service:
             chat_template=self._chat_template,
         )
         model = await asyncio.to_thread(load_model, spec, self.clock)
-        self._limits = spec.limits
+        self._json_limits = spec.limits
         self._preprocessing = Preprocessing(spec, model, self.config.preprocessing_workers)
         if self._warms_up:
             await self._preprocessing.warm_up()
@@ -184,9 +183,9 @@ class Service:
         if self.runner is not None:
             await self.runner.stop()
         try:
-            await asyncio.wait_for(self._idle.wait(), self.config.shutdown_timeout)
+            await asyncio.wait_for(self.limits.idle.wait(), self.config.shutdown_timeout)
         except TimeoutError:
-            logger.warning("%d answers did not finish in time", self._admission.num_sequences)
+            logger.warning("%d answers did not finish in time", self.limits.num_sequences)
 
     async def stop(self) -> None:
         if self.runner is not None:
@@ -261,113 +260,130 @@ class Service:
 
     # -- bodies ---------------------------------------------------------------------------------------------------
 
-    async def read(self, http: HttpRequest, endpoint: str, find_history: Callable[[str], Turns] | None = None) -> Any:
-        """What the body asks of an endpoint: an EndpointCall, or a whole reply as JSON. Raises what is wrong with it.
+    async def read(self, http: HttpRequest, endpoint: str) -> Any:
+        """Return what the body of a request comes to: an EndpointCall, or a whole reply as JSON.
 
-        `find_history` finds the turns before a response that the body continues.
+        Raises the error that the client gets instead.
         """
         _ = self.model  # Without one, nothing can be read.
         check_content_type(http)
-        async with self.bodies.body(http) as body:
-            tenant, in_batch = http.state.caller.name, _request_class(http) is RequestClass.BATCH
-            outcome = await self._understand(Job(endpoint, body, in_batch=in_batch), tenant)
-            if isinstance(outcome, HistoryNeeded):
-                assert find_history is not None, "only where histories are kept can they be asked for"
-                history = find_history(outcome.response_id)
-                outcome = await self._understand(Job(endpoint, body, history, in_batch), tenant)
-        return outcome
+        async with self.bodies.received(http) as body:
+            return await self._understand(context_of(http), endpoint, body)
+
+    async def read_line(self, context: RequestContext, endpoint: str, body: bytes) -> EndpointCall:
+        """Return the call that the body of a batch's line comes to. Raises the error that is its result instead."""
+        _ = self.model
+        with self.bodies.held(context.tenant, body):
+            call: EndpointCall = await self._understand(context, endpoint, body)
+            return call
 
     async def read_reply(self, http: HttpRequest, endpoint: str) -> bytes:
-        """The reply of an endpoint that needs no engine, as JSON. It counts as a request of its key."""
-        self._check_rate(http.state.caller, 0)
+        """Return the reply of an endpoint that needs no engine, as JSON. It counts as a request of its key."""
+        self.limits.check_rate(context_of(http).caller, 0)
         reply: bytes = await self.read(http, endpoint)
         return reply
 
-    async def _understand(self, job: Job, tenant: str) -> Any:
+    async def _understand(self, context: RequestContext, endpoint: str, body: bytes) -> Any:
+        job = Job(endpoint, body, in_batch=context.request_class is RequestClass.BATCH)
+        outcome = await self._preprocess(job, context.tenant)
+        if isinstance(outcome, HistoryNeeded):
+            context.history = self.responses.history(context.tenant, outcome.response_id)
+            outcome = await self._preprocess(job._replace(history=context.history.turns), context.tenant)
+        return outcome
+
+    async def _preprocess(self, job: Job, tenant: str) -> Any:
         assert self._preprocessing is not None, "there is a model"
         if job.is_quick:
-            outcome = job.run(self.model, self._limits)
+            outcome = job.run(self.model, self._json_limits)
         else:
             outcome = await self._preprocessing.run(job, tenant)
         if isinstance(outcome, ErrorReply):
             raise ApiError.of(outcome)
         return outcome
 
-    # -- requests -------------------------------------------------------------------------------------------------
+    # -- calls ----------------------------------------------------------------------------------------------------
 
-    async def open(self, http: HTTPConnection, inputs: EngineInputs) -> Answer:
-        """Start the answer to a single prompt, or raise the error that the client gets instead."""
-        [answer] = await self.open_all(http, inputs)
-        return answer
-
-    async def open_all(self, http: HTTPConnection, inputs: EngineInputs) -> list[Answer]:
-        """Start the answers to all prompts, or to none of them."""
-        self._check_open()
-        caller, trace = http.state.caller, http.state.trace
-        _check_priority(caller, inputs.body.priority)
-        if caller.name:
-            http.state.log["key"] = caller.name
-        if inputs.body.user is not None:
-            http.state.log["user"] = inputs.body.user
-        request_class = _request_class(http)
-        make_requests = partial(
-            inputs.requests,
-            self.processor,
-            http.state.request_id,
-            request_class=request_class,
-            slo=self._default_slo,
-            tenant=caller.name,
-            cache_salt=caller.cache_salt(inputs.body.cache_salt),
-        )
-        load = _load(inputs.num_sequences, inputs.num_prompt_tokens, inputs.params)
-        # Admitted by its size alone, before any work is done for it: refusals cost nothing.
-        self._admit(caller, load)
-        answers: list[Answer] = []
+    async def reply(self, context: RequestContext, call: EndpointCall) -> bytes:
+        """Answer a call that is not streamed, and return the reply as JSON."""
+        running = await self.open(context, call)
         try:
-            requests = await self._requests(caller, inputs, make_requests, request_class)
+            reply = await running.reply()
+        finally:
+            running.close()
+        if isinstance(call, ResponsesCall) and call.body.is_stored:
+            stored = StoredResponse.of(call, reply.value, context.history)
+            self.responses.add(context.tenant, reply.value["id"], stored)
+        return reply.body
+
+    async def open(self, context: RequestContext, call: EndpointCall) -> RunningCall:
+        """Give all requests of a call to the engine, or none of them."""
+        self._check_open()
+        caller, inputs = context.caller, call.inputs
+        _check_priority(caller, inputs.priority)
+        if caller.name:
+            context.log["key"] = caller.name
+        if inputs.user is not None:
+            context.log["user"] = inputs.user
+        load = RequestLoad.of_inputs(inputs)
+        # Admitted by its size alone, before any work is done for it: refusals cost nothing.
+        self.limits.admit(caller, load)
+        running = RunningCall(call, partial(self._end, context))
+        try:
+            await self._check_grammar(context, inputs.params.structured)
             self._check_open()  # Much may have happened meanwhile.
-            for number, (request, text) in enumerate(zip(requests, inputs.texts, strict=True)):
-                if number % _OPENED_AT_ONCE == _OPENED_AT_ONCE - 1:
-                    await asyncio.sleep(0)  # Others are served meanwhile.
-                finished = partial(self._finished, caller, http.state.log, trace)
-                stream = self.engine.submit(request, text, self.processor.tokenizer)
-                answers.append(Answer(self.engine, stream, finished))
-                self.metrics.request_started(request)
-            if trace is not None:
-                trace.opened(requests, self.model_name)
+            await self._submit(context, running)
         except BaseException:
-            # Whatever went wrong, nothing of it stays: an answer gives back what was taken for it when it is closed.
-            opened = [_load_of(answer.output.request) for answer in answers]
-            close(answers)
-            self._give_back(caller, load.without(opened))
+            # Closing the call releases what was admitted for the requests that were submitted.
+            opened = [RequestLoad.of_request(stream.request) for stream in running.streams]
+            running.close()
+            self.limits.settle(caller, load.without(opened), 0)
             raise
-        headers = self._rates.headers(caller)
-        for answer in answers:
-            answer.headers = headers
-        return answers
+        context.reply_headers = self.limits.headers(caller)
+        return running
 
-    async def _requests(
-        self, caller: Key, inputs: EngineInputs, make_requests: Callable[[], list[Request]], request_class: RequestClass
-    ) -> list[Request]:
-        """Make the requests of a body; a response format that is new is tried first, in a process of its own."""
-        form = inputs.params.structured
-        if form is None or self.processor.has_tried(form):
-            return make_requests()
-        # The lines of a batch are bounded by the batch runner itself.
-        is_bounded = request_class is RequestClass.ONLINE
-        return await self._trials.run(caller.name, make_requests, is_bounded=is_bounded)
+    async def _submit(self, context: RequestContext, running: RunningCall) -> None:
+        inputs = running.call.inputs
+        requests = inputs.requests(
+            self.clock(),
+            context.request_id,
+            request_class=context.request_class,
+            tenant=context.tenant,
+            slo=self._default_slo,
+            cache_salt=context.caller.cache_salt(inputs.cache_salt),
+        )
+        for number, (request, prompt) in enumerate(zip(requests, inputs.prompts, strict=True)):
+            if number % _SUBMITTED_AT_ONCE == _SUBMITTED_AT_ONCE - 1:
+                await asyncio.sleep(0)  # Others are served meanwhile.
+            running.streams.append(self.engine.submit(request, prompt.text, self.processor.tokenizer))
+            self.metrics.request_started(request)
+        if context.trace is not None:
+            context.trace.opened(requests, self.model_name)
 
-    def _give_back(self, caller: Key, load: "_Load") -> None:
-        """Undo what was taken for answers that were never opened."""
-        if load.num_sequences:
-            self._rates.settle(caller, load.max_tokens, 0)
-            self._leave(caller, load)
+    async def _check_grammar(self, context: RequestContext, structured: Structured | None) -> None:
+        """Check the grammar of a call. One that is new is compiled first, in a process of its own."""
+        if not self.processor.has_checked(structured):
+            check = partial(self.processor.check_grammar, structured)
+            # The lines of a batch are bounded by the batch runner itself.
+            is_bounded = context.request_class is RequestClass.ONLINE
+            await self._trials.run(context.tenant, check, is_bounded=is_bounded)
 
-    def _leave(self, caller: Key, load: "_Load") -> None:
-        self._admission.leave(caller.name, load.num_sequences, load.num_prompt_tokens)
-        self.metrics.num_open_answers = self._admission.num_sequences
-        if self._admission.num_sequences == 0:
-            self._idle.set()
+    def _end(self, context: RequestContext, stream: RequestStream) -> None:
+        """Cancel what has not ended of a request, and account for it."""
+        request, output, log = stream.request, stream.output, context.log
+        self.engine.cancel(request.request_id)
+        usage, timing, finish_reason = output.usage, output.result.metrics, output.finish_reason
+        # Sums over several prompts. The log never contains a word of any text.
+        log["prompt_tokens"] = log.get("prompt_tokens", 0) + usage.num_prompt_tokens
+        log["cached_tokens"] = log.get("cached_tokens", 0) + usage.num_cached_tokens
+        log["tokens"] = log.get("tokens", 0) + usage.num_generated_tokens
+        log["finish"] = finish_reason.value
+        if timing.ttft is not None:
+            log["ttft_ms"] = round(timing.ttft * 1000, 1)
+        num_tokens = usage.num_prompt_tokens + usage.num_generated_tokens
+        self.limits.settle(context.caller, RequestLoad.of_request(request), num_tokens)
+        self.metrics.request_finished(request, timing, usage, finish_reason)
+        if context.trace is not None:
+            context.trace.answered(request, timing, usage, finish_reason)
 
     def _peak_measured(self, peak: Peak) -> None:
         given = self.config
@@ -383,53 +399,6 @@ class Service:
         if self.engine.status is not EngineStatus.READY or self._model is None:
             raise self._not_ready()
 
-    def _admit(self, caller: Key, load: "_Load") -> None:
-        """Take on all of it, or nothing."""
-        num_sequences, num_tokens = load.num_sequences, load.num_prompt_tokens
-        tenant_share = _SHARE_OF_A_KEY if self.keys.are_several else 1.0
-        total_share = _BATCH_SHARE if caller.is_batch else 1.0
-        most = self._admission.most_of(min(tenant_share, total_share))
-        if num_sequences > most:
-            message = f"the request asks for {num_sequences:,} answers, and {most:,} can be open at once: send fewer"
-            raise ApiError(400, message, code="too_many_answers")
-        shares = {"tenant_share": tenant_share, "total_share": total_share}
-        if not self._admission.enter(caller.name, num_sequences, num_tokens, **shares):
-            seconds = max(1, round(self.metrics.retry_after(self._admission.num_tokens)))
-            message = f"the queue is full ({self._admission.num_sequences} answers); try again in {seconds} seconds"
-            raise ApiError(429, message, code="queue_full", headers={"Retry-After": str(seconds)})
-        self._idle.clear()
-        self.metrics.num_open_answers = self._admission.num_sequences
-        try:
-            self._check_rate(caller, load.max_tokens)
-        except BaseException:
-            self._leave(caller, load)
-            raise
-
-    def _check_rate(self, caller: Key, max_tokens: int) -> None:
-        wait = self._rates.admit(caller, max_tokens)
-        if wait is not None:
-            seconds = math.ceil(wait)
-            message = f"the key {caller.name!r} has used what it may in a minute; try again in {seconds} seconds"
-            headers = {"Retry-After": str(seconds), **self._rates.headers(caller)}
-            raise ApiError(429, message, code="rate_limit_exceeded", headers=headers)
-
-    def _finished(self, caller: Key, log: dict[str, Any], trace: RequestTrace | None, output: OutputStream) -> None:
-        usage, timing = output.usage, output.result.metrics
-        # Of several prompts the sums; never a word of what was said.
-        log["prompt_tokens"] = log.get("prompt_tokens", 0) + usage.num_prompt_tokens
-        log["cached_tokens"] = log.get("cached_tokens", 0) + usage.num_cached_tokens
-        log["tokens"] = log.get("tokens", 0) + usage.num_generated_tokens
-        log["finish"] = output.finish_reason.value
-        if timing.ttft is not None:
-            log["ttft_ms"] = round(timing.ttft * 1000, 1)
-        actual = usage.num_prompt_tokens + usage.num_generated_tokens
-        load = _load_of(output.request)
-        self._rates.settle(caller, load.max_tokens, actual)
-        self._leave(caller, load)
-        self.metrics.request_finished(output.request, timing, usage, output.finish_reason)
-        if trace is not None:
-            trace.answered(output.request, timing, usage, output.finish_reason)
-
     def _not_ready(self) -> ApiError:
         percent = f", {100 * self.engine.loaded_share:.0f} % loaded" if self.engine.loaded_share < 1 else ""
         message = f"the model is not ready: {self.engine.status.value}{percent}"
@@ -441,11 +410,6 @@ def service_of(http: HTTPConnection) -> Service:
     return service
 
 
-def _request_class(http: HTTPConnection) -> RequestClass:
-    request_class: RequestClass = getattr(http.state, "request_class", RequestClass.ONLINE)
-    return request_class
-
-
 def _check_priority(caller: Key, priority: int) -> None:
     least = caller.min_priority
     if least is not None and priority < least:
@@ -454,27 +418,6 @@ def _check_priority(caller: Key, priority: int) -> None:
             f"to {least}; leave priority out, or have min_priority = {priority} set for this key in the key file"
         )
         raise ApiError(403, message, param="priority", code="priority_not_allowed")
-
-
-class _Load(NamedTuple):
-    """What requests take of the queue and of a key's rate."""
-
-    num_sequences: int
-    num_prompt_tokens: int
-    max_tokens: int
-    """Tokens read and written at most, where a limit is known; the actual number is settled at the end."""
-
-    def without(self, parts: Sequence["_Load"]) -> "_Load":
-        """Return what is left without some of the requests."""
-        return _Load(*(whole - sum(part) for whole, *part in zip(self, *parts, strict=True)))
-
-
-def _load_of(request: Request) -> _Load:
-    return _load(request.params.n, len(request.prompt_token_ids), request.params)
-
-
-def _load(num_sequences: int, num_prompt_tokens: int, params: SamplingParams) -> _Load:
-    return _Load(num_sequences, num_prompt_tokens, num_prompt_tokens + num_sequences * (params.max_tokens or 0))
 
 
 def _open_store(directory: str, config: ServerConfig) -> JobStore:

@@ -11,13 +11,10 @@ import pytest
 from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
-from archerfish.api.chat import Chat
-from archerfish.api.completions import Completion
+from archerfish.api.endpoint_call import EndpointCall
 from archerfish.api.endpoints import BODIES, HistoryNeeded, read_body
 from archerfish.api.errors import ErrorReply
-from archerfish.api.inputs import EndpointCall
 from archerfish.api.json_limits import JsonLimits
-from archerfish.api.messages import Message
 from archerfish.api.model import EmbeddingSizes, ServedModel, usual_tool_format
 from archerfish.api.reasoning import FORMATS
 from archerfish.api.responses import ResponsesCall
@@ -113,7 +110,8 @@ def play(endpoint: str, body: object, thinks: bool) -> None:
         return
     call: EndpointCall = decode_outcome(encode_outcome(outcome), served)
     try:
-        requests = call.inputs.requests(served.processor, "given")
+        served.processor.check_grammar(call.inputs.params.structured)
+        requests = call.inputs.requests(0.0, "given")
     except RequestError:
         return  # Told as a 400, too.
     scheduler = Scheduler(
@@ -122,9 +120,11 @@ def play(endpoint: str, body: object, thinks: bool) -> None:
         ContinuousBatching(),
     )
     writings = []
-    for request, text in zip(requests, call.inputs.texts, strict=True):
+    for request, prompt in zip(requests, call.inputs.prompts, strict=True):
         scheduler.add(submitted(request))
-        writings.append(OutputStream(request, text, served.processor.tokenizer, lambda _request_id, _index: None))
+        writings.append(
+            OutputStream(request, prompt.text, served.processor.tokenizer, lambda _request_id, _index: None)
+        )
     for one in told(call, writings):
         msgspec.json.encode(one)
 
@@ -146,15 +146,11 @@ def told(call: EndpointCall, writings: list[OutputStream]) -> Iterator[object]:
                 prompt_logprobs=[], prompt_embedding=[1.0] * 8 if writing.request.params.prompt_embedding else None
             )
             pieces += [(place, piece) for piece in writing.add_all([end], 1.0)]
-    if getattr(call, "is_streamed", False):
+    if call.is_streamed:
+        yield from call.begin(writings)
         for place, piece in pieces:
-            match call:
-                case Chat():
-                    yield from (*call.begin(), *call.add(piece), *call.end(writings[0]))
-                case Completion():
-                    yield from (call.add(place, piece), *call.end(writings))
-                case Message():
-                    yield from call.writer(writings[0]).add(piece)
+            yield from call.add(place, piece)
+        yield from call.end()
         return
     if writings[0].request.params.prompt_logprobs is None:
         yield call.reply(writings)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from archerfish.api.bodies.chat import ChatBody
-from archerfish.api.chat import Chat
+from archerfish.api.chat import ChatCall
 from archerfish.api.model import ServedModel, usual_tool_format
 from archerfish.api.reasoning import FORMATS
 from archerfish.box import models_in_box
@@ -47,7 +47,7 @@ def deepseek(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
 
 def constraint_of(model: ServedModel, **fields: Any) -> Structured | None:
     body = ChatBody.model_validate({"messages": [{"role": "user", "content": "Hi"}], **fields})
-    return Chat(model, body).inputs.params.structured
+    return ChatCall(model, body).inputs.params.structured
 
 
 def takes(model: ServedModel, structured: Structured | None, text: str) -> bool:

@@ -7,10 +7,9 @@ import pytest
 
 from archerfish.api.endpoints import ENDPOINTS, refuse_in_batch, understand_line
 from archerfish.api.errors import ErrorReply
-from archerfish.api.inputs import EngineInputs
 from archerfish.api.model import EmbeddingSizes, ServedModel, usual_tool_format
 from archerfish.box import models_in_box
-from archerfish.engine.input_processor import InputProcessor
+from archerfish.engine.input_processor import EngineInputs, InputProcessor
 from archerfish.request import SLO, RequestClass, SamplingParams, Speculation, Structured
 from archerfish.tokenizer import Tokenizer
 
@@ -48,7 +47,10 @@ def test_a_chat(model: ServedModel) -> None:
         "stream": False,
     }
     inputs = asked(model, CHAT, body)
-    assert inputs.prompts == [model.processor.chat_text(MESSAGES, add_generation_prompt=True)]
+    text = model.processor.chat_text(MESSAGES, add_generation_prompt=True)
+    assert [tuple(prompt.token_ids) for prompt in inputs.prompts] == [
+        model.processor.token_ids(text, add_special_tokens=False)
+    ]
     assert inputs.params == SamplingParams(
         max_tokens=7, temperature=0.5, top_p=0.9, stop=("end",), logit_bias={5: -1}, logprobs=3
     )
@@ -65,8 +67,9 @@ def test_a_chat(model: ServedModel) -> None:
     ],
 )
 def test_prompts(model: ServedModel, prompt: Any, prompts: list[Any]) -> None:
-    assert asked(model, COMPLETIONS, {"prompt": prompt}).prompts == prompts
-    assert asked(model, EMBEDDINGS, {"input": prompt}).prompts == prompts
+    wanted = [model.processor.token_ids(one) for one in prompts]
+    for inputs in (asked(model, COMPLETIONS, {"prompt": prompt}), asked(model, EMBEDDINGS, {"input": prompt})):
+        assert [tuple(one.token_ids) for one in inputs.prompts] == wanted
 
 
 def test_defaults_lie_under_what_the_model_recommends_and_that_under_the_body(model: ServedModel) -> None:
@@ -86,14 +89,12 @@ def test_a_response_with_a_form(model: ServedModel) -> None:
 
 def test_requests_carry_what_the_body_says_of_them(model: ServedModel) -> None:
     body = {"prompt": ["a", "b"], "priority": 2, "cache_salt": "me", "slo": {"ttft_ms": 5}}
-    requests = asked(model, COMPLETIONS, body).requests(
-        model.processor, "given", request_class=RequestClass.BATCH, tenant="t"
-    )
+    requests = asked(model, COMPLETIONS, body).requests(7.0, "given", request_class=RequestClass.BATCH, tenant="t")
     assert [one.external_id for one in requests] == ["given-0", "given-1"]
     for one in requests:
         assert (one.priority, one.cache_salt, one.slo, one.tenant) == (2, "me", SLO(ttft_ms=5), "t")
         assert (one.request_class, one.arrival_time) == (RequestClass.BATCH, 7.0)
-    [named] = asked(model, CHAT, {"messages": MESSAGES, "request_id": "mine"}).requests(model.processor, "given")
+    [named] = asked(model, CHAT, {"messages": MESSAGES, "request_id": "mine"}).requests(7.0, "given")
     assert named.external_id == "mine"
 
 

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from archerfish.api.completions import Completion
+from archerfish.api.completions import CompletionsCall
 from archerfish.api.endpoints import BODIES, read_body, understand_line
 from archerfish.api.errors import ErrorReply
-from archerfish.api.inputs import EngineInputs
 from archerfish.api.json_limits import JsonLimits
 from archerfish.api.model import EmbeddingSizes, ServedModel, usual_tool_format
 from archerfish.box import models_in_box
-from archerfish.engine.input_processor import InputProcessor
+from archerfish.engine.input_processor import EngineInputs, InputProcessor
 from archerfish.request import FinishReason, Structured, TokenEvent, TokenLogprob, TokenLogprobs
 from archerfish.tokenizer import Tokenizer
 from tests.api.writings import begun
@@ -41,7 +40,7 @@ def model() -> ServedModel:
 
 def ask_of(model: ServedModel, endpoint: str, **fields: Any) -> EngineInputs:
     body = BODIES[endpoint].body.model_validate({**BASE[endpoint], **fields})
-    call = BODIES[endpoint].understand(model, body, ())
+    call = BODIES[endpoint].read(model, body, ())
     assert not isinstance(call, (bytes, tuple))
     return call.inputs
 
@@ -167,7 +166,7 @@ def test_what_is_harmless_in_a_chat(model: ServedModel) -> None:
     fields = {"modalities": ["text"], "verbosity": "medium", "reasoning_effort": "none", "parallel_tool_calls": True}
     assert ask_of(model, CHAT, **fields).params == ask_of(model, CHAT).params
     for endpoint in (CHAT, COMPLETIONS, RESPONSES):
-        assert ask_of(model, endpoint, safety_identifier="me").body.user == "me"
+        assert ask_of(model, endpoint, safety_identifier="me").user == "me"
 
 
 @pytest.mark.parametrize(
@@ -266,7 +265,7 @@ def candidates(token_ids: list[int], logprob: float) -> list[TokenLogprobs]:
 def completed(model: ServedModel, answers: list[tuple[list[int], float]], **fields: Any) -> dict[str, Any]:
     """The reply where these answers, with this log-probability of each of their tokens, are written."""
     call = understand_line(model, COMPLETIONS, {"prompt": [20, 21, 22], **fields})
-    assert isinstance(call, Completion), call
+    assert isinstance(call, CompletionsCall), call
     writing = begun(model, call.inputs)
     assert writing.request.params.n == len(answers)
     of_prompt = candidates([21, 22], -2.0) if call.inputs.params.prompt_logprobs is not None else None

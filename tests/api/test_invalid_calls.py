@@ -8,15 +8,15 @@ import pytest
 from archerfish.api.bodies.chat import ChatBody
 from archerfish.api.bodies.messages import MessagesBody
 from archerfish.api.bodies.responses import ResponsesBody
-from archerfish.api.chat import Chat
-from archerfish.api.messages import Message
+from archerfish.api.chat import ChatCall
+from archerfish.api.messages import MessagesCall
 from archerfish.api.model import ServedModel, usual_tool_format
 from archerfish.api.responses import ResponsesCall
 from archerfish.box import models_in_box
 from archerfish.engine.input_processor import InputProcessor
 from archerfish.request import FinishReason
 from archerfish.tokenizer import Tokenizer
-from tests.api.writings import begun, grown
+from tests.api.writings import begun, grown, prompt_text
 
 HI = {"role": "user", "content": "Hi"}
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -67,15 +67,15 @@ def chats(
 ) -> list[tuple[dict[str, Any], tuple[str, Any]]]:
     """The message and the reasons for its end: of the whole reply, and put together from events."""
     body = ChatBody.model_validate({"messages": [HI], "tools": CHAT_TOOLS, **fields})
-    whole = Chat(model, body)
+    whole = ChatCall(model, body)
     writing = begun(model, whole.inputs)
     grown(writing, encode(model, text), sizes, end)
     [choice] = whole.reply([writing])["choices"]
-    streamed = Chat(model, body.model_copy(update={"stream": True}))
+    streamed = ChatCall(model, body.model_copy(update={"stream": True}))
     writing = begun(model, streamed.inputs)
     message: dict[str, Any] = {"role": "assistant", "content": ""}
     reasons: tuple[str, Any] = ("", None)
-    for chunk in (one for piece in grown(writing, encode(model, text), sizes, end) for one in streamed.add(piece)):
+    for chunk in (one for piece in grown(writing, encode(model, text), sizes, end) for one in streamed.add(0, piece)):
         delta = chunk["choices"][0]["delta"]
         assert "<|" not in str(delta) or fields.get("skip_special_tokens") is False
         message["content"] += delta.pop("content", "")
@@ -135,15 +135,16 @@ def test_what_is_no_call_has_no_markers(model: ServedModel, sizes: tuple[int, ..
 
 def test_a_told_invalid_call_can_be_sent_back(model: ServedModel) -> None:
     said = {"role": "assistant", "content": "I see.", "invalid_tool_calls": TOLD}
-    chat = Chat(model, ChatBody.model_validate({"messages": [HI, said, HI]}))
-    assert "I see.<|end|>" in str(chat.inputs.prompts[0]) and "Moon" not in str(chat.inputs.prompts[0])
+    chat = ChatCall(model, ChatBody.model_validate({"messages": [HI, said, HI]}))
+    prompt = prompt_text(model, chat.inputs)
+    assert "I see.<|end|>" in prompt and "Moon" not in prompt
 
 
 @every_size
 def test_invalid_calls_in_a_response(model: ServedModel, sizes: tuple[int, ...]) -> None:
     body = ResponsesBody.model_validate({"input": "Hi", "tools": [{"type": "function", **WEATHER}]})
     for text, invalid in CASES:
-        turn = ResponsesCall(model, body, is_kept=False)
+        turn = ResponsesCall(model, body, is_stored=False)
         writing = begun(model, turn.inputs)
         pieces = grown(writing, encode(model, text), sizes)
         for response in (turn.reply([writing]), streamed_response(turn, pieces, writing)):
@@ -154,10 +155,10 @@ def test_invalid_calls_in_a_response(model: ServedModel, sizes: tuple[int, ...])
 
 
 def streamed_response(turn: ResponsesCall, pieces: Any, writing: Any) -> dict[str, Any]:
-    writer = turn.writer()
-    events = [dict(one) for piece in pieces for one in writer.add(piece)] + list(writer.end(writing))
-    assert not any("<|" in str(event) for event in events)
-    return writer.response
+    events = [dict(one) for one in turn.begin([writing])]
+    events += [dict(one) for piece in pieces for one in turn.add(0, piece)] + list(turn.end())
+    assert not any("<|" in str(event) for event in events[2:])
+    return turn.response
 
 
 @every_size
@@ -165,13 +166,12 @@ def test_invalid_calls_in_a_message(model: ServedModel, sizes: tuple[int, ...]) 
     tools = [{"name": "get_weather", "input_schema": PARAMETERS}]
     body = MessagesBody.model_validate({"messages": [HI], "max_tokens": 99, "tools": tools})
     for text, invalid in CASES:
-        message = Message(model, body)
+        message = MessagesCall(model, body)
         writing = begun(model, message.inputs)
         pieces = grown(writing, encode(model, text), sizes)
-        writer = message.writer(writing)
-        events = [dict(one) for piece in pieces for one in writer.add(piece)]
+        events = [*message.begin([writing]), *(dict(one) for piece in pieces for one in message.add(0, piece))]
         assert not any("<|" in str(event) for event in events)
-        for told in (message.reply([writing]), writer.message):
+        for told in (message.reply([writing]), message.message):
             [block] = told["content"]
             assert told.get("invalid_tool_calls") == invalid
             assert told["stop_reason"] == ("end_turn" if invalid else "tool_use")

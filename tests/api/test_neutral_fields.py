@@ -11,12 +11,11 @@ from openai.types.chat import completion_create_params as chat_create_params
 
 from archerfish.api.endpoints import read_body
 from archerfish.api.errors import ErrorReply
-from archerfish.api.inputs import EngineInputs
 from archerfish.api.json_limits import JsonLimits
 from archerfish.api.model import EmbeddingSizes, ServedModel, usual_tool_format
 from archerfish.box import models_in_box
-from archerfish.engine.input_processor import InputProcessor
-from archerfish.request import Structured
+from archerfish.engine.input_processor import EngineInputs, InputProcessor
+from archerfish.request import Best, Structured
 from archerfish.tokenizer import Tokenizer
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
@@ -190,7 +189,10 @@ def test_what_the_offline_engine_has_reaches_it(model: ServedModel) -> None:
     for endpoint in (CHAT, COMPLETIONS):
         inputs = read(model, endpoint, bad_words=["war"], spaces_between_special_tokens=False, best_of=3, n=2)
         assert isinstance(inputs, EngineInputs)
-        assert (inputs.params.bad_words, inputs.params.best_of, inputs.params.n) == (("war",), 3, 2)
+        assert inputs.params.bad_words_token_ids and (inputs.params.n, inputs.best) == (
+            3,
+            Best(2, shows_logprobs=False),
+        )
         assert not inputs.params.spaces_between_special_tokens
 
 

@@ -8,15 +8,15 @@ import pytest
 from archerfish.api.bodies.chat import ChatBody
 from archerfish.api.bodies.messages import MessagesBody
 from archerfish.api.bodies.responses import ResponsesBody
-from archerfish.api.chat import Chat
-from archerfish.api.messages import Message
+from archerfish.api.chat import ChatCall
+from archerfish.api.messages import MessagesCall
 from archerfish.api.model import ServedModel
 from archerfish.api.reasoning import FORMATS
 from archerfish.api.responses import ResponsesCall
 from archerfish.errors import InvalidParameter
 from archerfish.request import FinishReason
 from tests.api.thinking import DEEPSEEK, EFFORT, thinking_model
-from tests.api.writings import begun, grown
+from tests.api.writings import begun, grown, prompt_text
 
 HI = {"role": "user", "content": "Hi"}
 TEXT = "<think>\nTwo and two.\n</think>\n\nFour."
@@ -34,8 +34,8 @@ def encode(model: ServedModel, text: str) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False)
 
 
-def chat(model: ServedModel, **fields: Any) -> Chat:
-    return Chat(model, ChatBody.model_validate({"messages": [HI], "metrics": True, **fields}))
+def chat(model: ServedModel, **fields: Any) -> ChatCall:
+    return ChatCall(model, ChatBody.model_validate({"messages": [HI], "metrics": True, **fields}))
 
 
 def joined_deltas(chunks: list[dict[str, Any]]) -> dict[str, str]:
@@ -65,7 +65,7 @@ def test_a_chat(model: ServedModel, sizes: tuple[int, ...]) -> None:
     streamed = chat(model, stream=True, stream_options={"include_usage": True})
     writing = begun(model, streamed.inputs)
     pieces = grown(writing, token_ids, sizes)
-    chunks = [*streamed.begin(), *(one for piece in pieces for one in streamed.add(piece)), *streamed.end(writing)]
+    chunks = [*streamed.begin([writing]), *(one for piece in pieces for one in streamed.add(0, piece)), *streamed.end()]
     assert joined_deltas(chunks) == choice["message"]
     assert chunks[-1]["usage"] == reply["usage"] and chunks[-1]["metrics"] == reply["metrics"]
 
@@ -108,7 +108,7 @@ def test_an_answer_that_ends_while_it_reasons(model: ServedModel) -> None:
 def test_reasoning_that_is_not_to_be_told_is_counted(model: ServedModel) -> None:
     one = chat(model, include_reasoning=False, stream=True)
     writing = begun(model, one.inputs)
-    chunks = [chunk for piece in grown(writing, encode(model, TEXT)) for chunk in one.add(piece)]
+    chunks = [chunk for piece in grown(writing, encode(model, TEXT)) for chunk in one.add(0, piece)]
     assert joined_deltas(chunks) == {"content": "Four."}
     whole = chat(model, include_reasoning=False)
     reply = whole.reply([writing])
@@ -147,7 +147,7 @@ def test_an_untagged_beginning_is_reasoning_where_the_format_says_so(model: Serv
 
 def test_reasoning_can_be_switched_off(model: ServedModel) -> None:
     one = chat(model, chat_template_kwargs={"enable_thinking": False})
-    assert str(one.inputs.prompts[0]).endswith("<think>\n\n</think>\n\n")
+    assert prompt_text(model, one.inputs).endswith("<think>\n\n</think>\n\n")
     assert chat(model, reasoning_effort="none").inputs.prompts == one.inputs.prompts
     writing = begun(model, one.inputs)
     grown(writing, encode(model, "Four."))
@@ -158,7 +158,7 @@ def test_reasoning_can_be_switched_off(model: ServedModel) -> None:
 
 def test_the_effort_reaches_a_template_that_knows_it(tmp_path: Path) -> None:
     model = thinking_model(tmp_path / "effort", EFFORT)
-    assert "<|system|>low<|end|>" in str(chat(model, reasoning_effort="low").inputs.prompts[0])
+    assert "<|system|>low<|end|>" in prompt_text(model, chat(model, reasoning_effort="low").inputs)
     fixed = thinking_model(tmp_path / "fixed", DEEPSEEK)
     for effort in ("none", "high"):
         with pytest.raises(InvalidParameter, match=r"reasoning_effort = .*nothing that says how much to think"):
@@ -182,20 +182,20 @@ def test_a_continued_answer_goes_on_where_it_was(model: ServedModel) -> None:
 
 def test_told_reasoning_can_be_sent_back(model: ServedModel) -> None:
     said = {"role": "assistant", "content": "Four.", "reasoning": "Two.", "reasoning_content": "Two."}
-    prompt = str(chat(model, messages=[HI, said, HI]).inputs.prompts[0])
+    prompt = prompt_text(model, chat(model, messages=[HI, said, HI]).inputs)
     assert "<think>Two.</think>Four." in prompt
 
 
 @pytest.mark.parametrize("sizes", SIZES)
 def test_a_response(model: ServedModel, sizes: tuple[int, ...]) -> None:
-    turn = ResponsesCall(model, ResponsesBody.model_validate({"input": "Hi"}), is_kept=False)
+    turn = ResponsesCall(model, ResponsesBody.model_validate({"input": "Hi"}), is_stored=False)
     token_ids = encode(model, TEXT)
     writing = begun(model, turn.inputs)
     pieces = grown(writing, token_ids, sizes)
-    writer = turn.writer()
-    events = [dict(one) for piece in pieces for one in writer.add(piece)]
-    events += list(writer.end(writing))
-    response = writer.response
+    assert [one["type"] for one in turn.begin([writing])] == ["response.created", "response.in_progress"]
+    events = [dict(one) for piece in pieces for one in turn.add(0, piece)]
+    events += list(turn.end())
+    response = turn.response
     reasoning, message = response["output"]
     assert reasoning["type"] == "reasoning" and reasoning["summary"] == [] and reasoning["status"] == "completed"
     assert reasoning["content"] == [{"type": "reasoning_text", "text": "Two and two."}]
@@ -223,8 +223,8 @@ def test_reasoning_alone_is_a_turn_of_the_assistant() -> None:
     assert body.messages == [alone, HI, {**alone, "tool_calls": calls}]
 
 
-def message(model: ServedModel, **fields: Any) -> Message:
-    return Message(model, MessagesBody.model_validate({"messages": [HI], "max_tokens": 99, **fields}))
+def message(model: ServedModel, **fields: Any) -> MessagesCall:
+    return MessagesCall(model, MessagesBody.model_validate({"messages": [HI], "max_tokens": 99, **fields}))
 
 
 @pytest.mark.parametrize("sizes", SIZES)
@@ -235,19 +235,19 @@ def test_a_message(model: ServedModel, sizes: tuple[int, ...]) -> None:
     thinking = {"type": "thinking", "thinking": "Two and two.", "signature": ""}
     text = {"type": "text", "text": "Four.", "citations": None}
     assert one.reply([writing])["content"] == [thinking, text]
-    writer = one.writer(writing)
-    events = [dict(event) for piece in pieces for event in writer.add(piece)]
+    assert not list(one.begin([writing]))
+    events = [dict(event) for piece in pieces for event in one.add(0, piece)]
     deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
     assert "".join(delta.get("thinking", "") for delta in deltas) == "Two and two."
     assert "".join(delta.get("text", "") for delta in deltas) == "Four."
     back = message(model, messages=[HI, {"role": "assistant", "content": [thinking, text]}, HI])
-    assert "<think>Two and two.</think>Four." in str(back.inputs.prompts[0])
+    assert "<think>Two and two.</think>Four." in prompt_text(model, back.inputs)
 
 
 def test_a_message_without_thinking(model: ServedModel) -> None:
-    prompt = str(message(model, thinking={"type": "disabled"}).inputs.prompts[0])
+    prompt = prompt_text(model, message(model, thinking={"type": "disabled"}).inputs)
     assert prompt.endswith("<think>\n\n</think>\n\n")
-    assert not str(message(model, thinking={"type": "adaptive"}).inputs.prompts[0]).endswith("</think>\n\n")
+    assert not prompt_text(model, message(model, thinking={"type": "adaptive"}).inputs).endswith("</think>\n\n")
 
 
 def test_a_budget_is_kept_to_or_refused(model: ServedModel) -> None:

@@ -2,16 +2,23 @@
 
 from collections.abc import Iterable, Sequence
 
-from archerfish.api.inputs import EngineInputs
 from archerfish.api.model import ServedModel
+from archerfish.engine.input_processor import EngineInputs
 from archerfish.engine.outputs import OutputStream, StreamOutput
 from archerfish.request import FinishReason, TokenEvent
 
 
 def begun(model: ServedModel, inputs: EngineInputs) -> OutputStream:
     """Before its first token."""
-    [request] = inputs.requests(model.processor)
+    [request] = inputs.requests(0.0)
     return OutputStream(request, None, model.processor.tokenizer, lambda _request_id, _index: None)
+
+
+def prompt_text(model: ServedModel, inputs: EngineInputs) -> str:
+    """The text of a call's only prompt."""
+    assert model.processor.tokenizer is not None
+    [prompt] = inputs.prompts
+    return model.processor.tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
 
 
 def grown(

@@ -135,7 +135,7 @@ async def use_wait(running: ScriptedService) -> list[float]:
 
     They are not started.
     """
-    service, client, clock = running
+    service, _, clock = running
     waited: list[float] = []
 
     async def wait(seconds: float) -> None:
@@ -145,8 +145,7 @@ async def use_wait(running: ScriptedService) -> list[float]:
 
     assert service.jobs is not None and service.runner is not None
     await service.runner.stop()
-    app = client._transport.app  # type: ignore[attr-defined]
-    service.runner = new_runner(service.jobs, service, app, wait)
+    service.runner = new_runner(service.jobs, service, wait)
     return waited
 
 

@@ -2,31 +2,38 @@
 
 import asyncio
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from archerfish.server import replies
-
-
-class _Written:
-    def __init__(self, size: int) -> None:
-        self.size = size
+from archerfish.server import running_call
+from archerfish.server.running_call import RunningCall
 
 
 class _Call:
     inputs: Any = None
     made_by = 0
 
-    def reply(self, written: Any) -> dict[str, Any]:
+    def reply(self, outputs: Any) -> dict[str, Any]:
         self.made_by = threading.get_ident()
-        return {"count": len(written)}
+        return {"count": len(outputs)}
 
 
-@pytest.mark.parametrize(("sizes", "in_loop"), [([1, 2], True), ([replies._MOST_AT_ONCE, 1], False)])
+class _Stream:
+    def __init__(self, size: int) -> None:
+        self.output = SimpleNamespace(size=size, has_failed=False)
+
+    async def next(self) -> list[Any]:
+        return []
+
+
+@pytest.mark.parametrize(("sizes", "in_loop"), [([1, 2], True), ([running_call._MAX_SIZE_IN_LOOP, 1], False)])
 def test_only_large_replies_leave_the_event_loop(sizes: list[int], in_loop: bool) -> None:
-    call = _Call()
-    written: Any = [_Written(size) for size in sizes]
-    response = asyncio.run(replies.call_reply(call, written, {"X-One": "two"}))
-    assert response.body == b'{"count":2}' and response.headers["X-One"] == "two"
+    call: Any = _Call()
+    running = RunningCall(call, lambda _stream: None)
+    streams: Any = [_Stream(size) for size in sizes]
+    running.streams += streams
+    reply = asyncio.run(running.reply())
+    assert reply == ({"count": 2}, b'{"count":2}')
     assert (call.made_by == threading.get_ident()) == in_loop

@@ -16,7 +16,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel
 
 from archerfish import LLM, SamplingParams
-from archerfish.server.response_store import History, Kept, ResponseStore
+from archerfish.server.response_store import ConversationHistory, ResponseStore, StoredResponse
 from tests.server.running import RunningService, running_service
 
 APRIL = "What is April?"
@@ -441,8 +441,8 @@ def test_when_the_engine_dies_responses_fail(keyed: RunningService) -> None:
     assert ann.responses.create(model="perch", input=APRIL, max_output_tokens=4).output_text
 
 
-def kept(text: str, before: History | None = None) -> Kept:
-    return Kept(text.encode(), "completed", History([{"role": "user", "content": text}], before))
+def stored(text: str, before: ConversationHistory | None = None) -> StoredResponse:
+    return StoredResponse(text.encode(), "completed", ConversationHistory([{"role": "user", "content": text}], before))
 
 
 class FakeRun:
@@ -454,7 +454,7 @@ class FakeRun:
         self.is_cancelled = True
 
 
-def keep(store: ResponseStore, tenant: str, response_id: str, one: Kept) -> None:
+def keep(store: ResponseStore, tenant: str, response_id: str, one: StoredResponse) -> None:
     run: Any = FakeRun(response_id)
     store.begin(tenant, run)
     assert store.running(tenant, response_id) is run
@@ -463,29 +463,29 @@ def keep(store: ResponseStore, tenant: str, response_id: str, one: Kept) -> None
 
 
 def test_the_store_keeps_what_was_asked_for_last() -> None:
-    store = ResponseStore(most_responses=2, most_bytes=kept("x" * 400).size)
-    keep(store, "ann", "a", kept("one"))
-    keep(store, "ann", "b", kept("two"))
-    keep(store, "bob", "a", kept("other"))
+    store = ResponseStore(max_responses=2, max_bytes=stored("x" * 400).size)
+    keep(store, "ann", "a", stored("one"))
+    keep(store, "ann", "b", stored("two"))
+    keep(store, "bob", "a", stored("other"))
     assert store.find("ann", "a") is not None
-    keep(store, "ann", "c", kept("three"))
+    keep(store, "ann", "c", stored("three"))
     assert store.find("ann", "b") is None
     assert store.find("ann", "a") is not None and store.find("ann", "c") is not None
     other = store.find("bob", "a")
     assert other is not None and other.response == b"other" and store.find("eve", "a") is None
-    keep(store, "ann", "d", kept("x" * 400))
+    keep(store, "ann", "d", stored("x" * 400))
     assert store.find("ann", "a") is None and store.find("ann", "c") is None and store.find("ann", "d") is not None
-    keep(store, "ann", "e", kept("x" * 2000))
+    keep(store, "ann", "e", stored("x" * 2000))
     assert store.find("ann", "e") is None and store.find("ann", "d") is not None  # Too large, so nothing must go.
-    assert store.forget("ann", "d") and not store.forget("ann", "d")
-    keep(store, "ann", "f", kept("y" * 400))
+    assert store.delete("ann", "d") and not store.delete("ann", "d")
+    keep(store, "ann", "f", stored("y" * 400))
     assert store.find("ann", "f") is not None
 
 
 def test_a_history_of_many_turns() -> None:
-    history: History | None = None
+    history: ConversationHistory | None = None
     for number in range(5000):
-        history = History(msgspec.json.encode([str(number)]), history)
+        history = ConversationHistory(msgspec.json.encode([str(number)]), history)
     assert history is not None
     assert [msgspec.json.decode(turn) for turn in history.turns] == [[str(number)] for number in range(5000)]
 
@@ -494,6 +494,6 @@ def test_forgetting_one_that_runs_cancels_it_for_good() -> None:
     store = ResponseStore()
     run: Any = FakeRun("a")
     store.begin("ann", run)
-    assert not store.forget("bob", "a") and store.forget("ann", "a") and run.is_cancelled
-    store.end("ann", "a", kept("one"))
+    assert not store.delete("bob", "a") and store.delete("ann", "a") and run.is_cancelled
+    store.end("ann", "a", stored("one"))
     assert store.find("ann", "a") is None

@@ -291,8 +291,16 @@ class GenerationBody(RequestBody):
         more = {name: value for name, value in more.items() if value is not None}
         return SamplingParams.from_dict({**recommended, **given, **more})
 
-    def to_slo(self, default: SLO | None) -> SLO | None:
-        return default if self.slo is None else SLO(ttft_ms=self.slo.ttft_ms, tpot_ms=self.slo.tpot_ms)
+    @property
+    def request_fields(self) -> dict[str, Any]:
+        """Fields of EngineInputs that a body has under the same names."""
+        return {
+            "request_id": self.request_id,
+            "priority": self.priority,
+            "cache_salt": self.cache_salt,
+            "slo": None if self.slo is None else SLO(ttft_ms=self.slo.ttft_ms, tpot_ms=self.slo.tpot_ms),
+            "user": self.user,
+        }
 
 
 _SAMPLING = (

@@ -229,7 +229,7 @@ class ResponsesBody(GenerationBody):
         return self
 
     @property
-    def is_kept(self) -> bool:
+    def is_stored(self) -> bool:
         return self.store is not False
 
     @property

@@ -6,9 +6,9 @@ import struct
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from archerfish.api.endpoint_call import EndpointCall
 from archerfish.api.endpoints import BODIES, HistoryNeeded, Turns, read_body
 from archerfish.api.errors import ErrorReply
-from archerfish.api.inputs import EndpointCall
 from archerfish.api.json_limits import JsonLimits
 from archerfish.api.model import ServedModel
 from archerfish.engine.wire import EngineFacts
@@ -99,7 +99,7 @@ class TooMuch(NamedTuple):
 def _retained_error(call: EndpointCall) -> ErrorReply | None:
     """Return the refusal of a call that would retain too much of its body; None if it does not."""
     inputs = call.inputs
-    call.inputs = replace(inputs, prompts=())
+    call.inputs = replace(inputs, prompts=[])
     size = len(encode_outcome(call))
     call.inputs = inputs
     if size <= _LARGEST_RETAINED:

@@ -11,6 +11,7 @@ from starlette.responses import Response, StreamingResponse
 from archerfish.api.bodies.common import Body
 from archerfish.jobs.files import UPLOAD_PURPOSES
 from archerfish.jobs.store import JobStore
+from archerfish.server.context import context_of
 from archerfish.server.errors import ApiError
 from archerfish.server.replies import json_reply
 from archerfish.server.requests import LimitedRoute
@@ -44,8 +45,7 @@ def _store(http: Request) -> JobStore:
 
 
 def _tenant(http: Request) -> str:
-    name: str = http.state.caller.name
-    return name
+    return context_of(http).tenant
 
 
 @files.post("/v1/files", openapi_extra={"requestBody": {"required": True, "content": _FORM}})

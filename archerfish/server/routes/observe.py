@@ -10,10 +10,11 @@ from starlette.responses import FileResponse, Response
 
 from archerfish.metrics.history import SECONDS_BETWEEN_SAMPLES
 from archerfish.metrics.service import CONTENT_TYPE
+from archerfish.server.context import context_of
 from archerfish.server.errors import ApiError
 from archerfish.server.replies import json_reply
 from archerfish.server.service import Service, service_of
-from archerfish.server.sse import EventResponse, event
+from archerfish.server.streaming import EventResponse, event
 
 router = APIRouter()
 
@@ -31,7 +32,7 @@ _HEADERS = {
 @router.get("/metrics")
 async def metrics(http: Request) -> Response:
     """All metrics, in Prometheus' text format. Usage of other keys is shown to admin keys only."""
-    service, caller = service_of(http), http.state.caller
+    service, caller = service_of(http), context_of(http).caller
     sees_all = caller.admin or not service.keys
     text = service.metrics.prometheus(None if sees_all else caller.name)
     return Response(text, media_type=CONTENT_TYPE)
@@ -40,7 +41,7 @@ async def metrics(http: Request) -> Response:
 @router.get("/usage")
 async def usage(http: Request) -> Response:
     """What the caller's requests came to since the service was started, those still running left out."""
-    service, caller = service_of(http), http.state.caller
+    service, caller = service_of(http), context_of(http).caller
     used = service.usage(caller)
     counts = {
         "requests": used.num_requests,

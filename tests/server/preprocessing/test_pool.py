@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from archerfish.api.endpoint_call import EndpointCall
 from archerfish.api.errors import ErrorReply
-from archerfish.api.inputs import EndpointCall
 from archerfish.api.json_limits import JsonLimits
 from archerfish.box import models_in_box
+from archerfish.engine.input_processor import EngineInputs
 from archerfish.engine.wire import EngineFacts
 from archerfish.server.preprocessing import pool as pool_module
 from archerfish.server.preprocessing.jobs import Job, ModelSpec
@@ -113,9 +114,8 @@ def test_a_worker_reads_a_body_as_the_service_does(endpoint: str, body: dict[str
     play(story)
 
 
-def asked(call: EndpointCall) -> list[Any]:
-    inputs = call.inputs
-    return [[list(prompt.token_ids) for prompt in inputs.prompts], inputs.texts, inputs.params, inputs.body]  # type: ignore[union-attr]
+def asked(call: EndpointCall) -> EngineInputs:
+    return call.inputs
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from archerfish.api.completions import Completion
+from archerfish.api.completions import CompletionsCall
 from archerfish.api.errors import ErrorReply
 from archerfish.api.json_limits import JsonLimits
 from archerfish.box import models_in_box
@@ -112,7 +112,7 @@ def test_what_is_cancelled_while_it_waits_leaves_the_workers_to_others() -> None
             task.cancel()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(one, asyncio.CancelledError) for one in ended)
-        assert isinstance(await pool.run(TEXT), Completion)
+        assert isinstance(await pool.run(TEXT), CompletionsCall)
         assert isinstance(await pool.run(LONG), bytes)
 
     play(models_in_box()["perch"], story)
