@@ -19,40 +19,43 @@ _MAX_TOKENS = 65_536
 
 @click.command("doctor")
 @click.argument("model", required=False)
-@click.option("--drift", is_flag=True, help="Measure instead how far each format of the weights takes MODEL.")
+@click.option(
+    "--drift", is_flag=True, help="Measure the drift of each lossy format of weights and KV cache from float32."
+)
 @click.option(
     "--text",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="With --drift: what to read, lines <|endoftext|> part documents; by default what the model writes itself.",
+    help="With --drift: text to measure on, documents separated by <|endoftext|> lines; by default one it writes.",
 )
 @click.option(
     "--max-tokens",
     type=click.IntRange(min=2),
     default=_MAX_TOKENS,
     show_default=True,
-    help="With --text: most tokens of it to read.",
+    help="With --text: maximum number of tokens to read.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; memory in bytes and bytes per second.")
 @click.pass_context
 def command(
     context: click.Context, model: str | None, drift: bool, text: Path | None, max_tokens: int, as_json: bool
 ) -> None:
-    """Show what this machine offers and which kernels will run on it.
+    """Show what this machine can do and which kernels it will run.
 
-    Measures how fast memory can be read, which bounds how fast answers are written. With MODEL, a directory or a name:
-    also its sizes, and the kernels for its shapes; only its config.json is read. With --drift: how far each format of
-    the weights takes MODEL (by default the one in the box) from its float32 original.
+    Measures the memory bandwidth, which bounds the speed of decoding. With MODEL, a directory or a name, also shows the
+    model's sizes and the kernels for its shapes; only config.json is read. With --drift, measures how far each lossy
+    format of weights and KV cache takes MODEL (by default perch) from its float32 original: KL divergence, perplexity
+    and top-1 agreement.
     """
-    # A text of the model's own has its length.
+    # A text that the model writes has a length of its own.
     if text is None and context.get_parameter_source("max_tokens") is not ParameterSource.DEFAULT:
-        raise click.UsageError("--max-tokens belongs to --text; use archerfish doctor --drift --text FILE")
+        raise click.UsageError("--max-tokens needs --text; use archerfish doctor --drift --text FILE")
     if drift:
         from archerfish.cli.drift import show_drift
 
         show_drift(model, text, max_tokens, as_json=as_json)
         return
     if text is not None:
-        raise click.UsageError("--text belongs to --drift; use archerfish doctor --drift --text FILE")
+        raise click.UsageError("--text needs --drift; use archerfish doctor --drift --text FILE")
     from archerfish.cli.diagnosis import diagnose
 
     diagnosis = diagnose(model)

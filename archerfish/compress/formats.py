@@ -1,6 +1,6 @@
-"""Reads a text with a model in float32 and in each format of its weights, and tells how far each drifts.
+"""Measures how far each lossy format of weights and KV cache drifts from the float32 model over a text.
 
-Both are read by the engine itself: what is measured is what is served.
+The engine itself reads the text both times: what is measured is what is served.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,10 +17,11 @@ from archerfish.config.settings import EngineConfig
 from archerfish.engine.build import Assembly, build, examine
 from archerfish.engine.self_written import NUM_TEXTS, write_texts
 from archerfish.errors import ConfigError, StepFailed
-from archerfish.execution.local import LocalExecutor
 from archerfish.request import SamplingParams
 
-FORMATS: Mapping[str, Mapping[str, Any]] = {
+Settings = Mapping[str, Any]
+
+WEIGHT_FORMATS: Mapping[str, Settings] = {
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"quantization": "int8"},
     "w8a8": {"quantization": "w8a8"},
@@ -30,12 +31,21 @@ FORMATS: Mapping[str, Mapping[str, Any]] = {
     "int4, groups of 64, to nearest": {"quantization": "int4", "quantization_rounding": "nearest"},
     "int4, groups of 128": {"quantization": "int4", "quantization_group": 128},
 }
+"""Formats of weights, with the activations that belong to them, on any device."""
+CPU_FORMATS: Mapping[str, Settings] = {
+    "KV cache bfloat16": {"dtype": "float32", "kv_cache_dtype": "bfloat16"},
+    "KV cache int8": {"dtype": "float32", "kv_cache_dtype": "int8"},
+}
+GPU_FORMATS: Mapping[str, Settings] = {
+    "fp8": {"quantization": "fp8"},
+    "KV cache fp8": {"dtype": "bfloat16", "kv_cache_dtype": "fp8"},
+}
 _READING = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
 _ROWS_AT_ONCE = 64
 _LONGEST = 512
-"""Tokens of a text that are read at once: the original's distributions over all of it are kept meanwhile."""
+"""Tokens of a text that are read at once: the original's distributions over all of it stay in memory meanwhile."""
 _SEED = 1 << 20
-"""Far from those of the texts that weights are calibrated on: nobody is examined in what he has practised."""
+"""Differs from the seeds of the texts that weights are calibrated on, which would show too little drift."""
 
 Texts = Sequence[Sequence[int]]
 Progress = Callable[[str, float], None]
@@ -44,23 +54,38 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class FormatDrift:
+    """The drift of one format, or why it could not be measured."""
+
     format: str
-    drift: Drift
+    drift: Drift | None
+    reason: str | None = None
+
+
+def lossy_formats(device: str) -> Mapping[str, Settings]:
+    """Return every lossy format that engines have on a device, by name."""
+    return {**WEIGHT_FORMATS, **(CPU_FORMATS if device == "cpu" else GPU_FORMATS)}
 
 
 def measure_formats(
-    model: str | None, documents: Sequence[str] | None, max_tokens: int, progress: Progress
+    model: str | None,
+    documents: Sequence[str] | None,
+    max_tokens: int,
+    formats: Mapping[str, Settings],
+    progress: Progress,
 ) -> Iterator[FormatDrift]:
-    """Every format's drift in turn: over the documents, or over what the model writes itself in float32."""
+    """Yield each format's drift, over the documents or over a text that the model writes in float32."""
     with _opened(model, {"dtype": "float32"}) as original:
         texts = write_texts(original, _SEED).tolist() if documents is None else _cut(original, documents, max_tokens)
-        for name, settings in FORMATS.items():
-            with _opened(model, settings) as optimized:
-                yield FormatDrift(name, _drift(original, optimized, texts, partial(progress, name)))
+        for name, settings in formats.items():
+            try:
+                with _opened(model, settings) as optimized:
+                    yield FormatDrift(name, _drift(original, optimized, texts, partial(progress, name)))
+            except ConfigError as error:
+                yield FormatDrift(name, None, str(error))
 
 
 @contextmanager
-def _opened(model: str | None, settings: Mapping[str, Any]) -> Iterator[Assembly]:
+def _opened(model: str | None, settings: Settings) -> Iterator[Assembly]:
     # Nothing but logits is read: a drafter would be loaded for nothing.
     plain: Mapping[str, Any] = {"enable_prefix_caching": False, "speculative_config": {"method": "off"}}
     config = EngineConfig(model=model, max_num_seqs=NUM_TEXTS, **plain, **settings)
@@ -73,19 +98,19 @@ def _opened(model: str | None, settings: Mapping[str, Any]) -> Iterator[Assembly
 
 
 def _cut(assembly: Assembly, documents: Sequence[str], max_tokens: int) -> Texts:
-    """The documents in pieces that are read at once, up to so many tokens in all."""
+    """Cut documents into pieces that are read at once, up to `max_tokens` in all."""
     longest = assembly.config.max_model_len - 1
     texts: list[Sequence[int]] = []
     left = max_tokens
     for document in documents:
         tokens = assembly.processor.token_ids(document)[:left]
-        # Of a single token there is nothing to foretell.
+        # A single token has no successor to predict.
         texts += [piece for at in range(0, len(tokens), longest) if len(piece := tokens[at : at + longest]) > 1]
         left -= len(tokens)
         if left < 2:
             break
     if not texts:
-        raise ConfigError("the text has no two tokens in a row: there is nothing to foretell; give a longer one")
+        raise ConfigError("--text is shorter than two tokens, so there is nothing to predict; give a longer text")
     return texts
 
 
@@ -101,13 +126,13 @@ def _drift(original: Assembly, optimized: Assembly, texts: Texts, progress: Call
 
 
 def _logits(assembly: Assembly, text: Sequence[int]) -> Tensor:
-    """[tokens - 1, vocabulary]: what is expected after every token but the last."""
-    executor, found = assembly.executor, list[Tensor]()
-    assert isinstance(executor, LocalExecutor)
-    executor.prompt_listener = lambda logits, _: found.append(logits.clone())
+    """Return the logits [tokens - 1, vocabulary] of every position but the last."""
+    pieces: list[Tensor] = []
+    executor: Any = assembly.executor
+    executor.prompt_listener = lambda logits, _: pieces.append(logits.float().to("cpu", copy=True))
     assembly.engine.add(assembly.processor.request(text, _READING))
     while assembly.engine.has_work:
         assembly.engine.step()
     if assembly.engine.stopped is not None:
         raise StepFailed(assembly.engine.stopped)
-    return torch.cat(found)
+    return torch.cat(pieces)

@@ -10,7 +10,7 @@ from torch import Tensor
 from archerfish.execution.backends.cuda.device_rows import DeviceRows
 from archerfish.execution.backends.cuda.graphs import CapturedModel
 from archerfish.execution.executor import Finished
-from archerfish.execution.local import LocalExecutor
+from archerfish.execution.local import LocalExecutor, PromptListener
 from archerfish.execution.step.inputs import StepBatch
 from archerfish.sampling.sampler import why_nothing
 from archerfish.scheduling.plan import Plan, RoomForGuesses, StepResult
@@ -30,6 +30,14 @@ class DeviceExecutor:
     @property
     def guessing(self) -> RoomForGuesses | None:
         return self._local.guessing
+
+    @property
+    def prompt_listener(self) -> PromptListener | None:
+        return self._local.prompt_listener
+
+    @prompt_listener.setter
+    def prompt_listener(self, listener: PromptListener | None) -> None:
+        self._local.prompt_listener = listener
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> "_Drawing | Finished":

@@ -105,14 +105,20 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
     asked: list[tuple[object, ...]] = []
 
     def measure(
-        model: str | None, documents: list[str] | None, max_tokens: int, progress: Callable[[str, float], None]
+        model: str | None,
+        documents: list[str] | None,
+        max_tokens: int,
+        formats: dict[str, object],
+        progress: Callable[[str, float], None],
     ) -> Iterator[FormatDrift]:
+        assert {"int8", "KV cache int8"} <= formats.keys()
         asked.append((model, documents, max_tokens))
         progress("int8", 1.0)
         figures = Drift(num_tokens=4064, original_perplexity=10.0, perplexity=10.25, divergence=0.0125, agreement=0.962)
         logger.info("a format was loaded")
         yield FormatDrift("int4, groups of 64, zero points", figures)
         yield FormatDrift("int8", figures)
+        yield FormatDrift("fp8", None, "it needs a GPU")
 
     monkeypatch.setattr(drift, "measure_formats", measure)
     return asked
@@ -121,7 +127,16 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
 def test_drift_is_shown_for_each_format(asked: list[tuple[object, ...]]) -> None:
     result = archerfish("doctor", "--drift")
     assert result.exit_code == 0
-    for word in ("4,064 tokens", "10.000", "int8", "10.250", "+2.50%", "0.01250", "96.2%"):
+    for word in (
+        "4,064 tokens",
+        "10.000",
+        "int8",
+        "10.250",
+        "+2.50%",
+        "0.01250",
+        "96.2%",
+        "fp8: not measured, it needs a GPU",
+    ):
         assert word in result.stdout
     assert asked == [(None, None, 65536)]
 
@@ -131,7 +146,7 @@ def test_drift_fits_eighty_columns_and_logs_no_load(asked: list[tuple[object, ..
     assert "…" not in result.stdout and max(map(len, result.stdout.splitlines())) <= 80
     for word in ("perplexity", "against", "KL", "divergence", "top-1", "agreement"):
         assert word in result.stdout
-    assert result.stderr == "measuring perch in float32 and 8 formats of its weights\n"
+    assert result.stderr == "measuring perch in float32 and in 10 lossy formats\n"
     assert asked
 
 
@@ -139,7 +154,8 @@ def test_drift_of_a_model_over_a_text_as_json(asked: list[tuple[object, ...]], t
     text = tmp_path / "text"
     text.write_text("One.\n<|endoftext|>\nTwo.\n")
     result = archerfish("doctor", "--drift", "minnow", "--text", str(text), "--max-tokens", "99", "--json")
-    [_, found] = json.loads(result.stdout)["formats"]
+    [_, found, missing] = json.loads(result.stdout)["formats"]
+    assert missing == {"format": "fp8", "reason": "it needs a GPU"}
     assert found == {
         "format": "int8",
         "num_tokens": 4064,
@@ -154,9 +170,9 @@ def test_drift_of_a_model_over_a_text_as_json(asked: list[tuple[object, ...]], t
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("perch", "--text", __file__), "--text belongs to --drift"),
-        (("--text", __file__), "--text belongs to --drift"),
-        (("--drift", "--max-tokens", "65536"), "--max-tokens belongs to --text"),
+        (("perch", "--text", __file__), "--text needs --drift"),
+        (("--text", __file__), "--text needs --drift"),
+        (("--drift", "--max-tokens", "65536"), "--max-tokens needs --text"),
     ],
 )
 def test_what_would_be_ignored_is_refused(arguments: tuple[str, ...], says: str) -> None:

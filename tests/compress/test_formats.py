@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from archerfish.bench.ladder.naive import WholeSequence
-from archerfish.compress import formats
-from archerfish.compress.formats import _cut, _logits, _opened, measure_formats
+from archerfish.compress.formats import _cut, _logits, _opened, lossy_formats, measure_formats
 from archerfish.config.settings import EngineConfig
 from archerfish.engine.models import load_decoder
 from archerfish.errors import ConfigError
@@ -31,7 +30,7 @@ def test_documents_are_cut_to_what_is_read_at_once() -> None:
         whole = assembly.processor.token_ids(STORY * 4)
         texts = _cut(assembly, [STORY * 4, "Fish", STORY], len(whole) + 20)
         longest = assembly.config.max_model_len - 1
-        with pytest.raises(ConfigError, match="nothing to foretell"):
+        with pytest.raises(ConfigError, match="nothing to predict"):
             _cut(assembly, [""], 100)
     assert [token for text in texts for token in text][: len(whole)] == list(whole)
     assert sum(map(len, texts)) == len(whole) + 20
@@ -39,18 +38,20 @@ def test_documents_are_cut_to_what_is_read_at_once() -> None:
 
 
 @needs_native
-def test_what_is_rounded_more_finely_drifts_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = ("int8", "int4, groups of 64", "int4, groups of 64, to nearest")
-    monkeypatch.setattr(formats, "FORMATS", {name: formats.FORMATS[name] for name in chosen})
-    told: list[tuple[str, float]] = []
-    found = list(measure_formats(None, None, 2, lambda name, share: told.append((name, share))))
-    assert [one.format for one in found] == list(chosen)
-    assert {one.drift.num_tokens for one in found} == {32 * 127}
-    int8, calibrated, nearest = (one.drift for one in found)
+def test_what_is_rounded_more_finely_drifts_less() -> None:
+    chosen = ("int8", "KV cache int8", "int4, groups of 64", "int4, groups of 64, to nearest")
+    listed = {name: lossy_formats("cpu")[name] for name in chosen}
+    reports: list[tuple[str, float]] = []
+    entries = list(measure_formats(None, None, 2, listed, lambda name, share: reports.append((name, share))))
+    assert [entry.format for entry in entries] == list(chosen)
+    int8, cache, calibrated, nearest = (entry.drift for entry in entries)
+    assert int8 and cache and calibrated and nearest
+    assert {drift.num_tokens for drift in (int8, cache, calibrated, nearest)} == {32 * 127}
+    assert 0 < cache.divergence < int8.divergence
     assert 0 < int8.divergence < calibrated.divergence / 4
     assert calibrated.divergence < nearest.divergence * 0.6
     assert nearest.agreement < calibrated.agreement < int8.agreement
-    assert told[-1] == (chosen[-1], 1.0)
+    assert reports[-1] == (chosen[-1], 1.0)
 
 
 @needs_native
@@ -58,4 +59,13 @@ def test_formats_name_settings_that_exist() -> None:
     def settings(values: Any) -> EngineConfig:
         return EngineConfig(**values)
 
-    assert all(settings(values) for values in formats.FORMATS.values())
+    for device, lossy in (("cpu", "int8"), ("cuda", "fp8")):
+        listed = lossy_formats(device)
+        assert all(settings(values) for values in listed.values())
+        assert f"KV cache {lossy}" in listed and {"bfloat16", "int8", "w8a8", "int4, groups of 64"} <= listed.keys()
+    assert "fp8" in lossy_formats("cuda") and "fp8" not in lossy_formats("cpu")
+
+
+def test_a_format_that_cannot_run_is_listed_with_the_reason() -> None:
+    [entry] = measure_formats("minnow", [STORY], 50, {"fp8": {"quantization": "fp8", "device": "cpu"}}, lambda *_: None)
+    assert entry.drift is None and entry.reason is not None and "fp8" in entry.reason
