@@ -156,8 +156,8 @@ def rehearsal_stage(build: Callable[[int], Executor]) -> Stage:
 
     where = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     # Beside the kernels that the rehearsal compiled: whoever clears them away rehearses again.
-    cache = DiskCache("archerfish-steps", runtime.kernel_version(), runtime.compiled_directory())
-    return Stage(build, runtime.rehearsal, CudaMemory(), cache, where)
+    cache = DiskCache("archerfish-steps", runtime.kernel_version(), runtime.compile_cache_directory())
+    return Stage(build, runtime.compile_only, CudaMemory(), cache, where)
 
 
 def beside(kernels: Kernels, arch: Arch, config: ResolvedConfig) -> Kernels:

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from archerfish.ops.triton.runtime import await_inputs, dot, launch, let_next_start
+from archerfish.ops.triton.runtime import dot, launch, pdl_trigger, pdl_wait
 
 _LEAST_ROWS: tl.constexpr = tl.constexpr(8)
 
@@ -103,14 +103,14 @@ def fitting(num_outputs: int, num_inputs: int) -> Iterator[Plain | Split]:
 @triton.jit
 def plain_kernel(
     out, x, weight, num_inputs,
-    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, UNROLLED: tl.constexpr, EARLY: tl.constexpr,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, UNROLLED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    let_next_start(EARLY)
+    pdl_trigger(PDL)
     outputs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     inputs = tl.arange(0, INPUTS)
     pointers = weight + outputs.to(tl.int64)[:, None] * num_inputs + inputs[None, :]
     first = tl.load(pointers).to(tl.float32)
-    await_inputs(EARLY)
+    pdl_wait(PDL)
     total = first * tl.load(x + inputs).to(tl.float32)[None, :]
     for start in tl.range(INPUTS, num_inputs, INPUTS, loop_unroll_factor=UNROLLED):
         numbers = tl.load(x + start + inputs).to(tl.float32)[None, :]
@@ -121,9 +121,9 @@ def plain_kernel(
 @triton.jit
 def split_kernel(
     out, partial, arrived, x, weight, num_outputs, num_inputs,
-    SPLITS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, EARLY: tl.constexpr,
+    SPLITS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    let_next_start(EARLY)
+    pdl_trigger(PDL)
     outputs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     inputs = tl.arange(0, INPUTS)
     length = num_inputs // (SPLITS * INPUTS) * INPUTS  # Said so that loads are known to be aligned.
@@ -132,7 +132,7 @@ def split_kernel(
     rights = x + begin + inputs[:, None] + tl.zeros([INPUTS, _LEAST_ROWS], tl.int32)
     is_row = (tl.arange(0, _LEAST_ROWS) == 0)[None, :]
     total = tl.zeros([OUTPUTS, _LEAST_ROWS], tl.float32)
-    await_inputs(EARLY)
+    pdl_wait(PDL)
     for start in range(0, length, INPUTS):
         total = dot(tl.load(lefts + start), tl.load(rights + start, mask=is_row, other=0.0), total)
     tl.store(partial + tl.program_id(1) * num_outputs + outputs, tl.sum(total, 1))

@@ -64,7 +64,7 @@ def _free() -> Iterator[None]:
     try:
         yield
     finally:
-        gemm.walk_in_order()
+        gemm.require_ordered_cublas()
 
 
 class _Matrices:
@@ -72,7 +72,7 @@ class _Matrices:
 
     def __init__(self, size: tuple[int, int]) -> None:
         number = max(8, _MORE_THAN_A_CACHE // (size[0] * size[1]))
-        gemm.walk_in_order()
+        gemm.require_ordered_cublas()
         self._weights = list(torch.randn((number, *size), device="cuda", dtype=torch.bfloat16))
 
     def seconds(self, num_rows: int, multiply: Multiply) -> float:

@@ -96,12 +96,12 @@ def test_what_a_gpu_cannot_do_is_refused_by_name(tiny: dict[str, Any]) -> None:
 
 @pytest.mark.skipif(not INTERPRETED, reason="kernels for a GPU are asked to run on a CPU")
 def test_widths_that_no_kernel_knows_are_refused_by_name(tiny: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="no multiple of the group of 64; use a smaller --quantization-group"):
+    with pytest.raises(ConfigError, match="not a multiple of the group of 64; use a smaller --quantization-group"):
         LLM(**tiny, kernels="triton", quantization="int4", quantization_group=64)
-    with pytest.raises(ConfigError, match="--quantization fp8: 72 inputs are no multiple of 32; use --quantization no"):
+    with pytest.raises(ConfigError, match="--quantization fp8: 72 inputs are not a multiple of 32; use --quant"):
         LLM(**tiny, kernels="triton", quantization="fp8", hf_overrides={"intermediate_size": 72})
     odd = {**EXPERTS, "intermediate_size": 72}
-    with pytest.raises(ConfigError, match="an expert size of 72 is no multiple of 16; use --kernels reference"):
+    with pytest.raises(ConfigError, match="an expert size of 72 is not a multiple of 16; use --kernels reference"):
         LLM(**tiny, kernels="triton", hf_overrides=odd)
 
 

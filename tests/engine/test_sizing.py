@@ -50,7 +50,7 @@ class Device:
 
     taken: int
     has_room: bool = True
-    is_rehearsal: bool = False
+    is_compile_only: bool = False
     launched: list[tuple[int, bool]] = field(default_factory=list)
     """Tokens of a step, and whether it was only rehearsed."""
     cache: int = 0
@@ -66,8 +66,8 @@ class Device:
     def launch(self, plan: Plan) -> Finished:
         if not self.has_room:
             raise torch.OutOfMemoryError("no room")
-        self.launched.append((plan.num_tokens, self.is_rehearsal))
-        if not self.is_rehearsal:
+        self.launched.append((plan.num_tokens, self.is_compile_only))
+        if not self.is_compile_only:
             self.peak = WEIGHTS + self.cache + self.taken
         return Finished(StepResult([]))
 
@@ -77,9 +77,9 @@ class Device:
     @contextmanager
     def rehearse(self, num_threads: int) -> Iterator[None]:
         assert num_threads == 3
-        self.is_rehearsal = True
+        self.is_compile_only = True
         yield
-        self.is_rehearsal = False
+        self.is_compile_only = False
 
     def read(self) -> Reading:
         return Reading(allocated=WEIGHTS, peak=self.peak, outside=0)
@@ -157,7 +157,7 @@ def test_a_real_engine_is_rehearsed_and_gone_afterwards(name: str, tmp_path: Pat
         stored.append(weakref.ref(storage))
         return build_executor(kernels, model, storage, settings, None)
 
-    stage = Stage(build, kernel_launch.rehearsal, Device(0), DiskCache("steps", "1", tmp_path), "a device")
+    stage = Stage(build, kernel_launch.compile_only, Device(0), DiskCache("steps", "1", tmp_path), "a device")
     memory = Memory(arch, kv_layout(arch), 100_000_000, 2)
     assert measured_size(memory, settings, stage, 0, {}).num_requests == settings.max_num_seqs
     assert [reference() for reference in stored] == [None]

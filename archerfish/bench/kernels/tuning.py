@@ -15,10 +15,10 @@ from archerfish.ops.triton.gemm import (
     FloatTiles,
     candidate_tiles,
     chosen_tiles,
-    linear_by_kernel,
-    num_parts,
+    float_gemm_into,
+    num_k_splits,
 )
-from archerfish.ops.triton.runtime import Product, Tuned, rehearsal, tune
+from archerfish.ops.triton.runtime import GemmShape, TunedGemm, compile_only, tune_gemm
 
 _ROWS = (8, 16, 32, 64)
 _ROWS_OF_PARTS = (128, 256, 512, 1024)
@@ -29,25 +29,25 @@ _MOST_IN_TURN = 64
 _ROUNDS = 5
 _ACTIVATION: Activation = "silu"
 
-SecondsOf = Callable[[Product, FloatTiles], float]
+SecondsOf = Callable[[GemmShape, FloatTiles], float]
 Progress = Callable[[int], None]
 
 
-def products_of(arch: Arch) -> list[Product]:
+def products_of(arch: Arch) -> list[GemmShape]:
     """Each that the model has, for each number of rows that has tiles of its own."""
     found = dict.fromkeys(_matrices(arch))
     return [
-        Product(num_rows, num_outputs, num_inputs, is_gated)
+        GemmShape(num_rows, num_outputs, num_inputs, is_gated)
         for num_outputs, num_inputs, is_gated in found
-        for num_rows in (*_ROWS, *(_ROWS_OF_PARTS if num_parts(num_outputs, num_inputs) > 1 else ()))
+        for num_rows in (*_ROWS, *(_ROWS_OF_PARTS if num_k_splits(num_outputs, num_inputs) > 1 else ()))
     ]
 
 
-def tune_products(products: Sequence[Product], seconds_of: SecondsOf, progress: Progress) -> Iterator[Tuned]:
+def tune_products(products: Sequence[GemmShape], seconds_of: SecondsOf, progress: Progress) -> Iterator[TunedGemm]:
     """Each is told when it was measured, and from then on used."""
     for done, product in enumerate(products, 1):
         shape = (product.num_rows, product.num_outputs, product.num_inputs)
-        yield tune(product, candidate_tiles(*shape), partial(seconds_of, product))
+        yield tune_gemm(product, candidate_tiles(*shape), partial(seconds_of, product))
         progress(done)
     chosen_tiles.cache_clear()
 
@@ -58,9 +58,9 @@ class GpuStopwatch:
     def __init__(self, dtype: torch.dtype, num_threads: int) -> None:
         self._dtype = dtype
         self._num_threads = num_threads
-        self._made: tuple[Product, list[Tensor], Tensor, Tensor] | None = None
+        self._made: tuple[GemmShape, list[Tensor], Tensor, Tensor] | None = None
 
-    def __call__(self, product: Product, tiles: FloatTiles) -> float:
+    def __call__(self, product: GemmShape, tiles: FloatTiles) -> float:
         if self._made is None or self._made[0] != product:
             self._make(product)
         try:
@@ -74,7 +74,7 @@ class GpuStopwatch:
         assert self._made is not None
         return self._made[1]
 
-    def _make(self, product: Product) -> None:
+    def _make(self, product: GemmShape) -> None:
         """Matrices and rows; and all candidates compiled, side by side."""
         shape = (product.num_outputs, product.num_inputs)
         count = min(_MOST_IN_TURN, max(2, _IN_TURN // (2 * product.num_outputs * product.num_inputs)))
@@ -82,14 +82,14 @@ class GpuStopwatch:
         x = noise((product.num_rows, product.num_inputs), self._dtype, "cuda")
         width = product.num_outputs // 2 if product.is_gated else product.num_outputs
         self._made = (product, weights, x, torch.empty(product.num_rows, width, dtype=self._dtype, device="cuda"))
-        with rehearsal(self._num_threads):
+        with compile_only(self._num_threads):
             for tiles in candidate_tiles(product.num_rows, *shape):
                 self._multiply(weights[0], tiles)
 
     def _multiply(self, weight: Tensor, tiles: FloatTiles) -> None:
         assert self._made is not None
         product, _, x, out = self._made
-        linear_by_kernel(
+        float_gemm_into(
             out, x, weight, None, FloatEpilogue(activation=_ACTIVATION if product.is_gated else None), tiles
         )
 

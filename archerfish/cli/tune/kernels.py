@@ -17,7 +17,7 @@ from archerfish.errors import ConfigError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from archerfish.ops.triton.runtime import Tuned
+    from archerfish.ops.triton.runtime import TunedGemm
 
 _SETTINGS = ("model", "revision", "dtype", "hf_overrides")
 """What decides about shapes; everything else about an engine does not matter here."""
@@ -51,11 +51,11 @@ def command(**settings: Any) -> None:
     print_tables(f"{blueprint.directory.name}: products of 16-bit rows", _table(found))
 
 
-def _table(found: "Iterable[Tuned]") -> "Table":
+def _table(found: "Iterable[TunedGemm]") -> "Table":
     made = table("product", "us before", "us", "faster")
     for tuned in found:
         gain = tuned.seconds_before / tuned.seconds - 1
         made.add_row(
-            tuned.product.name, f"{tuned.seconds_before * 1e6:,.1f}", f"{tuned.seconds * 1e6:,.1f}", f"{gain:.0%}"
+            tuned.shape.name, f"{tuned.seconds_before * 1e6:,.1f}", f"{tuned.seconds * 1e6:,.1f}", f"{gain:.0%}"
         )
     return made

@@ -1,4 +1,4 @@
-"""The operations by Triton kernels: run at once, or written down to be joined and run again and again."""
+"""The operations of a decoder by Triton kernels: run at once, or recorded, fused and run as a program."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,111 +11,113 @@ from archerfish.arch.arch import Activation
 from archerfish.ops.signatures import Chunks, LayerCache
 from archerfish.ops.triton import attention, elementwise, gemm, graph, moe, sampling
 from archerfish.ops.triton.graph import (
-    Program,
-    Recording,
-    join_activation,
-    join_placing,
-    join_residual,
-    join_rounding,
-    join_widening,
+    TritonProgram,
+    TritonRecording,
+    fuse_activation,
+    fuse_activation_quantize,
+    fuse_float_output,
+    fuse_qk_norm_rope_kv_write,
+    fuse_residual,
 )
-from archerfish.ops.triton.runtime import wake_compiler
+from archerfish.ops.triton.runtime import start_compiler
 
-_JOINS = (join_activation, join_widening, join_residual, join_placing, join_rounding)
+_FUSIONS = (fuse_activation, fuse_float_output, fuse_residual, fuse_qk_norm_rope_kv_write, fuse_activation_quantize)
 
-Result = tuple[tuple[int, ...], torch.dtype]
-"""The shape of a row and the number format of what an operation makes."""
+OutputSpec = tuple[tuple[int, ...], torch.dtype]
+"""The shape of a row and the dtype of an operation's output."""
 
 
 class DeviceStep(NamedTuple):
-    """What attention is told of a captured step: where things lie, the same places for every step of its kind."""
+    """What attention reads of a captured step: buffers at the same addresses for every step of its shape."""
 
-    work: Mapping[int | None, attention.Work]
-    """By window."""
+    work: Mapping[int | None, attention.AttentionWork]
+    """Units of work by attention window."""
     tables: tuple[Tensor, ...]
     """For each KV group, [rows, blocks] int32 of all rows."""
     scratch: attention.AttentionScratch
-    lines: attention.Lines | None
-    """Of steps with trees."""
+    trees: attention.TreePaths | None
+    """Paths of draft trees, in steps that have some."""
 
 
 class TritonOps:
-    """One method for each operation that is told of a recording; the others are called as they are."""
+    """Triton's operations. Those of a decoder are recorded instead of run while a recording is active."""
 
     def __init__(self) -> None:
-        gemm.walk_in_order()
-        wake_compiler()
-        self._recording: Recording | None = None
+        gemm.require_ordered_cublas()
+        start_compiler()
+        self._recording: TritonRecording | None = None
 
     def functions(self) -> dict[str, Callable[..., Any]]:
-        """The operations of a decoder, by their names."""
-        recordable = {name: self._recordable(name, _EAGER[name], _MADE[name]) for name in _MADE if name in _EAGER}
+        """Return the operations by name."""
+        recordable = {
+            name: self._recordable(name, _EAGER[name], _OUTPUT_SPECS[name]) for name in _OUTPUT_SPECS if name in _EAGER
+        }
         return {**recordable, "copy_blocks": attention.copy_blocks, "move_kv": attention.move_kv, "draw": sampling.draw}
 
     @property
     def select(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """(x, picked) -> x[picked]."""
+        """Return the operation (x, indices) -> x[indices]."""
         return self._recordable("select", select, _like_first)
 
     @property
     def widen(self) -> Callable[[Tensor], Tensor]:
-        """The same numbers in float32."""
+        """Return the operation that casts to float32."""
         return self._recordable("widen", lambda x: x.float(), lambda x: [(tuple(x.shape[1:]), torch.float32)])
 
     @contextmanager
-    def recording(self, recording: Recording) -> Iterator[None]:
-        """What is called meanwhile is written down instead of run."""
+    def recording(self, recording: TritonRecording) -> Iterator[None]:
+        """Record the operations called within this context instead of running them."""
         self._recording = recording
         try:
             yield
         finally:
             self._recording = None
 
-    def finish(self, recording: Recording, outputs: list[Tensor]) -> Program:
-        return recording.finish(outputs, _JOINS)
+    def finish(self, recording: TritonRecording, outputs: list[Tensor]) -> TritonProgram:
+        return recording.finish(outputs, _FUSIONS)
 
     def await_compiler(self) -> None:
-        """Before the first launch, and after whatever could be done meanwhile."""
-        wake_compiler().join()
+        """Wait until kernels can be launched without start-up cost."""
+        start_compiler().join()
 
-    def run(self, program: Program, inputs: Mapping[str, Any]) -> list[Tensor]:
-        return program.run(_LINES, inputs)
+    def run(self, program: TritonProgram, inputs: Mapping[str, Any]) -> list[Tensor]:
+        return program.run(_RECORDED, inputs)
 
     def _recordable(
-        self, name: str, function: Callable[..., Any], made: Callable[..., list[Result]]
+        self, name: str, function: Callable[..., Any], output_specs: Callable[..., list[OutputSpec]]
     ) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
             if self._recording is None:
                 return function(*arguments)
-            return self._recording.line(name, arguments, *made(*arguments))
+            return self._recording.record(name, arguments, *output_specs(*arguments))
 
         return call
 
 
-# -- what a line makes ------------------------------------------------------------------------------------------------
+# -- outputs of operations ---------------------------------------------------------------------------------------------
 
 
-def _like_first(x: Tensor, *_: Any) -> list[Result]:
+def _like_first(x: Tensor, *_: Any) -> list[OutputSpec]:
     return [(tuple(x.shape[1:]), x.dtype)]
 
 
-def _outputs(x: Tensor, weight: Any, _: Tensor | None) -> list[Result]:
+def _outputs(x: Tensor, weight: Any, _: Tensor | None) -> list[OutputSpec]:
     return [((weight.shape[0],), x.dtype)]
 
 
-def _looked_up(_: Tensor, table: Any) -> list[Result]:
+def _looked_up(_: Tensor, table: Any) -> list[OutputSpec]:
     return [((table.shape[1],), gemm.row_dtype(table))]
 
 
-def _activated(x: Tensor, _: Activation, gated: bool) -> list[Result]:
+def _activated(x: Tensor, _: Activation, gated: bool) -> list[OutputSpec]:
     return [((x.shape[1] // (2 if gated else 1),), x.dtype)]
 
 
-def _routed(_: Tensor, num_chosen: int, __: bool) -> list[Result]:
+def _routed(_: Tensor, num_chosen: int, __: bool) -> list[OutputSpec]:
     return [((num_chosen,), torch.int32), ((num_chosen,), torch.float32)]
 
 
-_MADE: dict[str, Callable[..., list[Result]]] = {
+_OUTPUT_SPECS: dict[str, Callable[..., list[OutputSpec]]] = {
     "linear": _outputs,
     "embed": _looked_up,
     "add": _like_first,
@@ -132,15 +134,15 @@ _MADE: dict[str, Callable[..., list[Result]]] = {
 }
 
 
-# -- how a line is run ------------------------------------------------------------------------------------------------
+# -- running operations ------------------------------------------------------------------------------------------------
 
 
-def select(x: Tensor, picked: Tensor | None) -> Tensor:
-    """Of a step that picks all of its rows in order, nobody says so."""
-    if picked is None:
+def select(x: Tensor, indices: Tensor | None) -> Tensor:
+    """Return x[indices]; x itself for None, which selects all rows in order."""
+    if indices is None:
         return x
-    out = torch.empty((len(picked), x.shape[1]), dtype=x.dtype, device=x.device)
-    graph.select_into(out, x, picked)
+    out = torch.empty((len(indices), x.shape[1]), dtype=x.dtype, device=x.device)
+    graph.select_into(out, x, indices)
     return out
 
 
@@ -157,11 +159,11 @@ def _attend(
         return attention.attend(q, layer, step, group, scale, window, softcap)
     out = torch.empty_like(q)
     scoring = attention.Scoring(scale, window, softcap)
-    attention.attend_into(out, q, layer, step.work[window], step.tables[group], step.scratch, scoring, step.lines)
+    attention.attend_into(out, q, layer, step.work[window], step.tables[group], step.scratch, scoring, step.trees)
     return out
 
 
-def _place(
+def _qk_norm_rope_kv_write(
     qkv: Tensor,
     num_heads: int,
     layer: LayerCache | None,
@@ -175,10 +177,10 @@ def _place(
     out = torch.empty((len(qkv), num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     q_weight, eps, weight_offset = q_norm or (None, 0.0, 0.0)
     k_weight = None if k_norm is None else k_norm[0]
-    heads = attention.HeadSteps(
+    heads = attention.QkNormRope(
         angles=angles, q_weight=q_weight, k_weight=k_weight, eps=eps, weight_offset=weight_offset
     )
-    attention.place_into(out, qkv, layer, slots, positions, heads)
+    attention.qk_norm_rope_kv_write_into(out, qkv, layer, slots, positions, heads)
     return out
 
 
@@ -198,7 +200,7 @@ _EAGER: dict[str, Callable[..., Any]] = {
     "write_kv": attention.write_kv,
 }
 
-_LINES: dict[str, Callable[..., Any]] = {
+_RECORDED: dict[str, Callable[..., Any]] = {
     **_EAGER,
     "select": select,
     "widen": lambda x: x.float(),
@@ -206,8 +208,8 @@ _LINES: dict[str, Callable[..., Any]] = {
     "gated_linear": gemm.gated_linear,
     "linear_add": gemm.linear_add,
     "linear_add_norm": gemm.linear_add_norm,
-    "rounded_norm": gemm.rounded_norm,
-    "rounded_gated_linear": gemm.rounded_gated,
-    "linear_add_rounded_norm": gemm.linear_add_rounded_norm,
-    "place": _place,
+    "rms_norm_quantized": gemm.rms_norm_quantized,
+    "gated_linear_quantized": gemm.gated_linear_quantized,
+    "linear_add_norm_quantized": gemm.linear_add_norm_quantized,
+    "qk_norm_rope_kv_write": _qk_norm_rope_kv_write,
 }

@@ -10,7 +10,7 @@ from archerfish.bench.kernels.tuning import products_of, tune_products
 from archerfish.disk_cache import DiskCache
 from archerfish.ops.triton.gemm.float_tiles import candidate_tiles
 from archerfish.ops.triton.runtime import tuning
-from archerfish.ops.triton.runtime.tuning import Product
+from archerfish.ops.triton.runtime.tuning import GemmShape
 from tests.execution.small_models import arch, layer
 
 
@@ -35,13 +35,13 @@ def test_every_candidate_is_measured_and_progress_told(tmp_path: Path, monkeypat
     cache = DiskCache("tiles", "1", tmp_path)
     monkeypatch.setattr(tuning, "_choices", lambda: cache)
     monkeypatch.setattr(tuning, "_device_name", lambda: "a GPU")
-    products, told, measured = [Product(8, 6144, 4096), Product(64, 6144, 4096)], [], []
+    products, told, measured = [GemmShape(8, 6144, 4096), GemmShape(64, 6144, 4096)], [], []
 
-    def seconds_of(product: Product, tiles: object) -> float:
+    def seconds_of(product: GemmShape, tiles: object) -> float:
         measured.append((product, tiles))
         return 1.0 / len(measured)
 
     found = list(tune_products(products, seconds_of, told.append))
-    assert [(one.product, one.best) for one in found] == [(one, candidate_tiles(*one[:3])[-1]) for one in products]
+    assert [(one.shape, one.best) for one in found] == [(one, candidate_tiles(*one[:3])[-1]) for one in products]
     assert measured == [(product, tiles) for product in products for tiles in candidate_tiles(*product[:3])]
     assert told == [1, 2]

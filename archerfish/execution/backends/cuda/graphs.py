@@ -22,9 +22,16 @@ from archerfish.execution.step.rows import Rows
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
 from archerfish.ops.signatures import DrawRows
-from archerfish.ops.triton.graph import RECORDED_ROWS, Program, Recording, find_tokens, keep_tokens, scatter
+from archerfish.ops.triton.graph import (
+    RECORDED_ROWS,
+    TritonProgram,
+    TritonRecording,
+    gather_tokens,
+    scatter,
+    store_tokens,
+)
 from archerfish.ops.triton.operations import TritonOps
-from archerfish.ops.triton.runtime import is_rehearsal
+from archerfish.ops.triton.runtime import is_compile_only
 from archerfish.ops.triton.sampling import DrawScratch, Kind, draw_into, kind_of
 
 _SMALL_STEP_TOKENS = 512
@@ -139,7 +146,7 @@ class CapturedModel:
         shape = _shape(batch, draw_rows, self._max_chunk_logits, has_large=has_large)
         self._buffers.send(shape.size, batch, units, draw_rows)
         is_large = shape.size.num_tokens > _SMALL_STEP_TOKENS
-        if self._device == "cpu" or is_rehearsal() or (is_large and draw_rows is None):
+        if self._device == "cpu" or is_compile_only() or (is_large and draw_rows is None):
             return self._launch(shape)
         if shape not in self._graphs:
             # The first time kernels are compiled and tuned, which a capture cannot contain.
@@ -191,7 +198,7 @@ class CapturedModel:
         tokens = torch.empty(size.num_tokens, dtype=torch.int32, device=self._device)
         slots = torch.empty((num_groups, size.num_tokens), dtype=torch.int64, device=self._device)
         scatter(rows.memory, sent.num_updates, sent.updates)
-        find_tokens(tokens, slots, rows.memory, rows.table_starts, sent.rows, sent.row_offsets, rows.strides)
+        gather_tokens(tokens, slots, rows.memory, rows.table_starts, sent.rows, sent.row_offsets, rows.strides)
         inputs = {
             "tokens": tokens,
             "positions": sent.positions,
@@ -204,10 +211,10 @@ class CapturedModel:
             return StepOutput(forward=ForwardOutput(hidden, logits, tuple(aux_hidden_states)))
         drawn = torch.empty(size.num_logits, dtype=torch.int64, device=self._device)
         peaks = torch.empty(size.num_logits, dtype=torch.float32, device=self._device)
-        scratch = DrawScratch.room_for(len(logits), logits.shape[1], logits.device)
+        scratch = DrawScratch.allocate(len(logits), logits.shape[1], logits.device)
         draw_into(drawn, peaks, logits, sent.draw_records, shape.kind, scratch)
         results = torch.empty((2, size.num_logits), dtype=torch.int32, device=self._device)
-        keep_tokens(results, rows.memory, drawn, peaks, sent.sample_rows, sent.sample_positions, rows.strides[0])
+        store_tokens(results, rows.memory, drawn, peaks, sent.sample_rows, sent.sample_positions, rows.strides[0])
         return StepOutput(results=results)
 
 
@@ -224,12 +231,12 @@ def _shape(batch: StepBatch, draw_rows: DrawRows | None, max_chunk_logits: int, 
     return StepShape(size, is_decode, has_large, batch.trees is not None, kind)
 
 
-def _record(model: Decoder, storage: KVStorage, ops: TritonOps, aux_layers: tuple[int, ...]) -> Program:
+def _record(model: Decoder, storage: KVStorage, ops: TritonOps, aux_layers: tuple[int, ...]) -> TritonProgram:
     tokens, positions, indices = (torch.empty(RECORDED_ROWS, dtype=torch.int32, device="meta") for _ in range(3))
     chunks = no_chunks(len(storage.layout.windows))
     inputs = {"tokens": tokens, "positions": positions, "logit_indices": indices, "chunks": chunks}
     inputs |= {f"slots{group}": slots for group, slots in enumerate(chunks.slots)}
-    recording = Recording(inputs)
+    recording = TritonRecording(inputs)
     layer_inputs: dict[int, Tensor] = {}
     with ops.recording(recording), torch.inference_mode():
         hidden = model(tokens, positions, storage.attending(model.arch, chunks), layer_inputs.__setitem__)

@@ -19,12 +19,12 @@ from archerfish.ops.signatures import DRAW_ROW, MAX_TREE_TOKENS, DrawRows
 from archerfish.ops.triton.attention import (
     UNIT_FIELDS,
     AttentionScratch,
+    AttentionWork,
     ChunkColumns,
     HeadShape,
-    Lines,
+    TreePaths,
     UnitList,
     Units,
-    Work,
     attention_units,
     most_units,
     num_processors,
@@ -89,7 +89,7 @@ class DeviceStepInputs(NamedTuple):
     """Positions in the text."""
     row_offsets: Tensor
     """Offsets within the rows: the positions, except for draft trees."""
-    lines: Lines | None
+    lines: TreePaths | None
     logit_indices: Tensor
     sample_rows: Tensor
     sample_positions: Tensor
@@ -154,7 +154,7 @@ class DeviceStepBuffers:
         positions, lines = view(layout.positions, size.num_tokens), None
         if has_trees:
             paths = view(layout.paths, size.num_tokens, _PATH_WORDS).view(torch.uint8)
-            lines = Lines(view(layout.depths, size.num_tokens), paths)
+            lines = TreePaths(view(layout.depths, size.num_tokens), paths)
         return DeviceStepInputs(
             num_updates=view(0, 1),
             updates=view(layout.updates, _MAX_UPDATES, 2),
@@ -168,7 +168,7 @@ class DeviceStepBuffers:
             sample_positions=view(layout.sample_positions, size.num_logits),
         )
 
-    def attention(self, lines: Lines | None, *, has_large: bool) -> DeviceStep:
+    def attention(self, lines: TreePaths | None, *, has_large: bool) -> DeviceStep:
         """Return what attention reads. Large tiles are left out where no step of the shape has any."""
         work = {}
         for index, window in enumerate(self._windows):
@@ -176,7 +176,7 @@ class DeviceStepBuffers:
                 UnitList(staging.words.view(-1, UNIT_FIELDS), self._words.view(1 + 2 * index + which, 1))
                 for which, staging in enumerate(self._units[window])
             )
-            work[window] = Work(small, large if has_large else None)
+            work[window] = AttentionWork(small, large if has_large else None)
         return DeviceStep(work, self.rows.device_tables, self._scratch, lines)
 
     def _layout(self, size: StepSize, *, has_trees: bool) -> StepBufferLayout:

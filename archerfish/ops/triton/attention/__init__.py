@@ -7,14 +7,20 @@ from archerfish.ops.triton.attention.attention_schedule import (
     attention_units,
     most_units,
 )
-from archerfish.ops.triton.attention.kv_cache import HeadSteps, copy_blocks, move_kv, place_into, write_kv
+from archerfish.ops.triton.attention.kv_cache import (
+    QkNormRope,
+    copy_blocks,
+    move_kv,
+    qk_norm_rope_kv_write_into,
+    write_kv,
+)
 from archerfish.ops.triton.attention.paged_attention import (
     AttentionScratch,
+    AttentionWork,
     HeadShape,
-    Lines,
     Scoring,
+    TreePaths,
     UnitList,
-    Work,
     attend,
     attend_into,
     num_processors,
@@ -24,14 +30,14 @@ from archerfish.ops.triton.attention.paged_attention import (
 __all__ = [
     "UNIT_FIELDS",
     "AttentionScratch",
+    "AttentionWork",
     "ChunkColumns",
     "HeadShape",
-    "HeadSteps",
-    "Lines",
+    "QkNormRope",
     "Scoring",
+    "TreePaths",
     "UnitList",
     "Units",
-    "Work",
     "attend",
     "attend_into",
     "attention_units",
@@ -39,7 +45,7 @@ __all__ = [
     "most_units",
     "move_kv",
     "num_processors",
-    "place_into",
+    "qk_norm_rope_kv_write_into",
     "why_not_attention",
     "write_kv",
 ]

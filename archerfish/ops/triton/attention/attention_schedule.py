@@ -1,9 +1,8 @@
-"""Cuts a step's attention into units of work, on the host: tiles of query tokens, times splits of their keys.
+"""Divides a step's attention into units of work, on the host: tiles of query tokens, times splits of their keys.
 
-Knows positions and rows of a block table, no tensors and no heads: a unit is done once for each key-value head.
-
-How the work is cut decides how fast it is done, never a bit of the result: keys are walked in splits of SPLIT positions
-counted from 0, whether one unit walks all of a tile's splits or each split has a unit of its own.
+Every key-value head computes all units. How work is divided changes the time it takes, never a bit of the result: keys
+are walked in splits of SPLIT positions counted from 0, whether one unit walks all of a tile's splits or each split has
+a unit of its own.
 """
 
 from dataclasses import dataclass
@@ -17,40 +16,40 @@ from archerfish.ops.signatures import MAX_TREE_TOKENS
 BLOCK_N = 64
 """Keys that are multiplied at once."""
 SPLIT = 512
-"""Positions whose weights are summed apart from the others'. Both decide bits: they are the same for every kernel."""
+"""Positions whose weights are summed separately from others. Both change bits: they are the same for every kernel."""
 
 UNIT_FIELDS = 8
-"""What a unit is, a row of int32: the row of the block table; the first query token among the step's, the number of
-query tokens, the position of the first; the splits of keys, from the first one up to the end; the number of units that
-share the tile, each with some of its splits (1: this one has them all); where the partial results of those begin, one
-for each token of each split."""
+"""Fields of a unit, a row of int32: the row of the block table; the first query token within the step, the number of
+query tokens, the position of the first; the first split of keys, the end of the splits; the number of units that share
+the tile, each with some of its splits (1: this one has all); the index of the tile's first partial result, of which
+there is one for each token of each split."""
 
 _TURNS = 4
-"""Of programs, where units are not alike."""
+"""Units per program, where units differ in length."""
 _MOST_SMALL_TILES = 2
-"""A chunk of more tokens than so many small tiles hold is cut into large ones."""
+"""Chunks with more tokens than this many small tiles hold are divided into large ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class TileCut:
-    """How one list is cut."""
+    """How one list of units is divided."""
 
     num_tokens: int
     """Query tokens of a tile."""
     num_units: int
-    """So many units of one length are work for every program, once."""
+    """Number of units of equal length that keep every program busy once."""
     shares_splits: bool = False
-    """A tile that is shared has a unit for each split, however many these are."""
+    """A shared tile has a unit for each split, however many these are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How finely to cut."""
+    """How finely work is divided."""
 
     small: TileCut
     large: TileCut
     most_partials: int
-    """Room for partial results. Of the tiles with most keys, as many are shared as there is room for."""
+    """Capacity for partial results. As many tiles as fit are shared, those with most keys first."""
 
 
 class Units(NamedTuple):
@@ -61,7 +60,7 @@ class Units(NamedTuple):
 
 
 class ChunkColumns(NamedTuple):
-    """What units are made from: of each chunk its row of the block table, first position, length, first query token."""
+    """Chunks by column: row of the block table, first position, length, first query token."""
 
     rows: Ints
     starts: Ints
@@ -69,7 +68,8 @@ class ChunkColumns(NamedTuple):
     query_starts: Ints
 
     def with_lines(self, depths: Ints) -> "ChunkColumns":
-        """Each token of a tree as a chunk by itself, by the depths [T] of a step's tokens; -1 outside of trees."""
+        """Return each token of a tree as a chunk of its own, given depths [T] of a step's tokens; -1 outside of
+        trees."""
         is_tree = depths[self.query_starts] >= 0
         counts = np.where(is_tree, self.lengths, 1)
         which = np.repeat(np.arange(len(counts)), counts)
@@ -83,14 +83,14 @@ class ChunkColumns(NamedTuple):
 
 
 class _Tiles(NamedTuple):
-    """Query tokens that are walked together, a column for each property."""
+    """Tiles of query tokens by column."""
 
     rows: Ints
     first_tokens: Ints
     num_tokens: Ints
     positions: Ints
     oldest: Ints
-    """Position of the first key that any of the tokens sees."""
+    """Position of the first key that any of the tokens attends to."""
 
     @property
     def ends(self) -> Ints:
@@ -104,15 +104,16 @@ class _Tiles(NamedTuple):
     def end_splits(self) -> Ints:
         return -(-self.ends // SPLIT)
 
-    def taken(self, places: Ints) -> "_Tiles":
-        return _Tiles(*(column[places] for column in self))
+    def taken(self, indices: Ints) -> "_Tiles":
+        return _Tiles(*(column[indices] for column in self))
 
 
 def attention_units(rows: Ints, starts: Ints, lengths: Ints, query_starts: Ints, window: int | None, cut: Cut) -> Units:
-    """The units of some chunks, by their rows of the block table, first positions, lengths and first query tokens."""
+    """Return the units of chunks, given their rows of the block table, first positions, lengths and first query
+    tokens."""
     chunks = _Tiles(rows, query_starts, lengths, starts, starts)
     small = lengths <= _MOST_SMALL_TILES * cut.small.num_tokens
-    if small.all():  # Most steps are, and each costs the host time.
+    if small.all():  # True for most steps, and each costs the host time.
         return Units(_units(chunks, cut.small, window, cut.most_partials), np.zeros((0, UNIT_FIELDS), np.int32))
     return Units(
         *(
@@ -123,13 +124,13 @@ def attention_units(rows: Ints, starts: Ints, lengths: Ints, query_starts: Ints,
 
 
 def most_units(num_tokens: int, num_chunks: int, cut: Cut) -> int:
-    """Units that either list of a step can have, for whoever reserves room."""
+    """Return the most units that either list of a step can have."""
     most_lines = num_chunks * MAX_TREE_TOKENS
     return min(num_tokens, most_lines + num_tokens // cut.small.num_tokens) + cut.most_partials
 
 
 def _tiles(chunks: _Tiles, tokens_per_tile: int, window: int | None) -> _Tiles:
-    """Chunks cut into tiles; what is left over is in the last one."""
+    """Divide chunks into tiles; the remainder is in the last one."""
     if chunks.num_tokens.max(initial=0) == 1:
         return chunks._replace(oldest=_oldest(chunks.positions, window))
     num_tiles = -(-chunks.num_tokens // tokens_per_tile)
@@ -169,15 +170,15 @@ def _units(chunks: _Tiles, cut: TileCut, window: int | None, most_partials: int)
         *(first_splits, end_splits, num_arrivals[which], first_partials[which]),
     )
     num_keys = np.minimum(unit.ends, end_splits * SPLIT) - np.maximum(unit.oldest, first_splits * SPLIT)
-    # Whoever starts last should have little to do.
+    # Units that start last should be short.
     return np.stack(columns, axis=1)[np.argsort(-num_keys, kind="stable")].astype(np.int32)
 
 
 def _share(num_splits: Ints, num_units: int) -> int:
-    """Splits of a unit. Tiles with more are shared by several units, others have one.
+    """Return the most splits of a unit. Tiles with more are shared by several units, others have one.
 
-    If all are shared, units are alike, and every program has one. Otherwise there are several for each: whoever has a
-    long one has few others.
+    If all tiles are shared, units are alike, and every program has one. Otherwise each program has several: one with a
+    long unit has few others.
     """
     total = num_splits.sum()
     alike, unlike = (max(1, -(-total // max(1, turns * num_units))) for turns in (1, _TURNS))
@@ -185,7 +186,7 @@ def _share(num_splits: Ints, num_units: int) -> int:
 
 
 def _count_up(counts: Ints) -> Ints:
-    """0, 1, ... up to each count, one after the other."""
+    """Return 0, 1, ... below each count, one after the other."""
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
     return np.arange(total) - np.repeat(ends - counts, counts)

@@ -1,12 +1,9 @@
-"""Paged attention on a GPU: which tiles for which model, room for partial results, and the launches.
-
-Knows tensors and a step's units of work; what happens to them is in `attention_kernel`.
-"""
+"""Paged attention on a GPU: tiles for a model's heads, buffers for partial results, and launches."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache as remembered
+from functools import cache as cache
 from typing import NamedTuple
 
 import numpy as np
@@ -34,32 +31,32 @@ _EAGER_PARTIALS = 4096
 
 
 def why_not_attention(dtype: str, head_dim: int | None, block_size: int | None) -> str | None:
-    """The reason why these kernels cannot serve a model, or None; None for what is not known yet."""
+    """Return the reason why these kernels cannot run a model, or None. Pass None for what is not known yet."""
     if dtype not in _DTYPES:
-        return f"they know {' and '.join(_DTYPES)}, not {dtype}"
+        return f"they support {' and '.join(_DTYPES)}, not {dtype}"
     if head_dim is not None and head_dim not in _HEAD_DIMS:
-        return f"heads of {head_dim} are no power of two from 16 to 256"
+        return f"heads of {head_dim} are not a power of two from 16 to 256"
     if block_size is not None and (block_size < 1 or block_size % 16):
-        return f"--block-size {block_size} is no multiple of 16"
+        return f"--block-size {block_size} is not a multiple of 16"
     return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """How a kernel is launched for one kind of tile. None of this changes a bit."""
+    """How the kernel is launched for one kind of tile. None of this changes a bit."""
 
     rows: int
     programs_per_processor: int
-    """As many as a multiprocessor's registers and shared memory hold."""
+    """Programs that a multiprocessor's registers and shared memory hold."""
     num_warps: int
     num_stages: int
     fold_tokens: int
-    """Tokens whose partial results are folded at once: few, so that many of them can be on their way."""
+    """Tokens whose partial results are folded at once: few, so that many loads are in flight."""
     fold_ahead: int
-    """Splits whose partial results are on their way at once."""
+    """Splits whose partial results are loaded at once."""
     is_small: bool
-    """Keys are the left side of products, since eight rows are enough for the right side; and a unit that shares its
-    queries may have several splits, for which large tiles have no registers."""
+    """Keys are the left operand of products, since eight rows suffice for the right one; and a unit that shares its
+    queries may have several splits, for which large tiles lack registers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +74,12 @@ class HeadShape:
 
     @property
     def rows_per_token(self) -> int:
-        """Rows of a tile that belong to a query token: its heads for one key-value head, up to a power of two."""
+        """Rows of a tile that belong to a query token: its heads of one key-value head, padded to a power of two."""
         return 1 << (self.repeat - 1).bit_length()
 
     def small(self, num_tokens: int, num_processors: int) -> Tile:
-        """For chunks of few tokens: wide programs, which end soon, until every multiprocessor has work."""
+        """Return the tile for chunks of few tokens: wide programs, which end soon, until every multiprocessor has
+        work."""
         return self.narrow if num_tokens * self.num_kv_heads > num_processors else self.wide
 
     @property
@@ -98,7 +96,7 @@ class HeadShape:
 
     @property
     def narrow(self) -> Tile:
-        # Nothing is loaded ahead: whoever waits for memory leaves the multiprocessor to three others.
+        # Nothing is loaded ahead: a program that waits for memory leaves the multiprocessor to three others.
         return Tile(
             rows=self._few_rows,
             programs_per_processor=4,
@@ -124,7 +122,7 @@ class HeadShape:
         )
 
     def cut(self, num_processors: int, most_partials: int) -> Cut:
-        """How to cut a step's work for a GPU of so many multiprocessors."""
+        """Return how finely to divide a step's work for a GPU of so many multiprocessors."""
         small, large = (
             TileCut(
                 tile.rows // self.rows_per_token,
@@ -149,24 +147,24 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnitList:
-    """Units of one kind of tile where kernels find them: in the same places for every step that replays a graph."""
+    """Units of one kind of tile, at the same address for every step that replays a graph."""
 
     units: Tensor
     """[capacity, UNIT_FIELDS] int32."""
     count: Tensor
-    """[1] int32: how many of them there are."""
+    """[1] int32: the number of units."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Work:
-    """The units of a step. None: it has none of this kind, and nothing is launched for them."""
+class AttentionWork:
+    """The units of a step; None where it has none of a kind, for which nothing is launched."""
 
     small: UnitList | None
     large: UnitList | None
 
 
-class Lines(NamedTuple):
-    """Where the keys of trees' tokens lie, as `Trees` says it."""
+class TreePaths(NamedTuple):
+    """Locations of the keys of tree tokens, as in `Trees`."""
 
     depths: Tensor
     paths: Tensor
@@ -174,7 +172,7 @@ class Lines(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionScratch:
-    """Where units that share a tile leave what they found. One does for all layers: launches follow each other."""
+    """Partial results of units that share a tile. One buffer serves all layers, whose launches follow each other."""
 
     weighted: Tensor
     """[partials, G, rows per token, D] float32."""
@@ -183,7 +181,7 @@ class AttentionScratch:
     totals: Tensor
     """[partials, G, rows per token] float32."""
     counters: Tensor
-    """[partials, G] int32: how many have arrived. Zero before and after every launch."""
+    """[partials, G] int32: number of units that have arrived. Zero before and after every launch."""
 
     @classmethod
     def of(cls, shape: HeadShape, most_partials: int, device: torch.device) -> "AttentionScratch":
@@ -198,7 +196,7 @@ class AttentionScratch:
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """What becomes of the product of a query and a key."""
+    """What is done to the product of a query and a key."""
 
     scale: float
     window: int | None
@@ -206,7 +204,7 @@ class Scoring:
 
     @property
     def factors(self) -> tuple[float, float]:
-        """By which products are multiplied before they are capped, and scores to be exponents of two."""
+        """Factors of a product before it is capped, and of a score to be an exponent of two."""
         if self.softcap is None:
             return 1.0, self.scale * _LOG2_E
         return 2 * _LOG2_E * self.scale / self.softcap, self.softcap * _LOG2_E
@@ -216,16 +214,16 @@ def attend_into(
     out: Tensor,
     q: Tensor,
     cache: LayerCache,
-    work: Work,
+    work: AttentionWork,
     table: Tensor,
     scratch: AttentionScratch,
     scoring: Scoring,
-    lines: Lines | None = None,
+    lines: TreePaths | None = None,
 ) -> None:
-    """Attention of q [T, H, D] into out, both with any stride between tokens. Tokens of no unit keep what they have.
+    """Attend with q [T, H, D] into out, both with any stride between tokens. Tokens of no unit are left unchanged.
 
-    Units name rows of the table [rows, blocks] int32. Nothing is asked of the device: a graph can be captured.
-    Where there are trees, small units are told of their lines; a large one never has a tree's token.
+    Units refer to rows of the table [rows, blocks] int32. Nothing is read from the device, so a graph can be captured.
+    Trees' paths are passed to small units only; a large one never has a tree's token.
     """
     _check(q, cache, scoring)
     shape = _head_shape(q, cache)
@@ -254,8 +252,8 @@ def attend_into(
             FOLD_AHEAD=tile.fold_ahead,
             WINDOWED=scoring.window is not None,
             CAPPED=scoring.softcap is not None,
-            KEYS_FIRST=tile.is_small,
-            SEVERAL=tile.is_small,
+            SWAP_AB=tile.is_small,
+            MULTI_SPLIT=tile.is_small,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
             enable_fp_fusion=False,
@@ -274,27 +272,27 @@ def attend(
     shape = _head_shape(q, cache)
     step = chunks.prepared(_preparation(shape, window))
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lines = None if chunks.trees is None else Lines(chunks.trees.depths, chunks.trees.paths)
+    lines = None if chunks.trees is None else TreePaths(chunks.trees.depths, chunks.trees.paths)
     scoring = Scoring(scale, window, softcap)
     attend_into(out, q, cache, step.work, chunks.tables[group], step.scratch, scoring, lines)
     return out
 
 
-@remembered
+@cache
 def num_processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU. The interpreter has what makes programs take several turns."""
+    """Return the number of multiprocessors. The interpreter has few, so that programs take several turns."""
     return 3 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Step:
-    work: Work
+    work: AttentionWork
     scratch: AttentionScratch
 
 
-@remembered
+@cache
 def _preparation(shape: HeadShape, window: int | None) -> Callable[[Chunks], _Step]:
-    """One function for each kind of layer, as `Chunks.prepared` wants it: what it makes serves all of the kind."""
+    """Return one function per kind of layer, for `Chunks.prepared`: its result serves all layers of the kind."""
 
     def prepare(chunks: Chunks) -> _Step:
         device, lengths = chunks.lengths.device, chunks.host_lengths
@@ -304,7 +302,7 @@ def _preparation(shape: HeadShape, window: int | None) -> Callable[[Chunks], _St
         if chunks.trees is not None:
             of_chunks = of_chunks.with_lines(chunks.trees.host_depths)
         units = attention_units(*of_chunks, window, shape.cut(num_processors(device), _EAGER_PARTIALS))
-        work = Work(_on_device(units.small, device), _on_device(units.large, device))
+        work = AttentionWork(_on_device(units.small, device), _on_device(units.large, device))
         return _Step(work, AttentionScratch.of(shape, _EAGER_PARTIALS, device))
 
     return prepare
@@ -324,6 +322,8 @@ def _check(q: Tensor, cache: LayerCache, scoring: Scoring) -> None:
     check_cache(cache, q.dtype)
     reason = why_not_attention(str(q.dtype).removeprefix("torch."), q.shape[2], cache.keys.shape[1])
     assert reason is None, f"Triton attention: {reason}"
-    assert q.stride()[1:] == (q.shape[2], 1), "heads of a query token must lie one after the other"
-    assert scoring.scale > 0, f"a scale of {scoring.scale}: scores are ordered before they are scaled"
-    assert scoring.softcap is None or scoring.softcap > 0, f"a cap of {scoring.softcap} is none"
+    assert q.stride()[1:] == (q.shape[2], 1), "heads of a query token must be contiguous"
+    assert scoring.scale > 0, (
+        f"a scale of {scoring.scale} must be positive, because scores are compared before they are scaled"
+    )
+    assert scoring.softcap is None or scoring.softcap > 0, f"a cap of {scoring.softcap} must be positive"

@@ -1,15 +1,20 @@
 """Triton kernels that compute rows of rows: embeddings, sums, norms, rotation, activation, quantization."""
 
-from archerfish.ops.triton.elementwise.float_order import number_of, order_of
-from archerfish.ops.triton.elementwise.quantized_rows import QuantizedRows, Rounding, quantize_into, quantize_rows
+from archerfish.ops.triton.elementwise.float_order import float_to_order, order_to_float
+from archerfish.ops.triton.elementwise.quantized_rows import (
+    ActivationFormat,
+    QuantizedRows,
+    quantize_into,
+    quantize_rows,
+)
 from archerfish.ops.triton.elementwise.row_kernels import (
-    added,
-    added_in_pairs,
-    eight_bits,
-    inverse_size,
+    add_rounded,
+    inverse_rms,
     magnitude,
-    narrow,
     nonlinear,
+    pairwise_sum,
+    quantize_8bit,
+    round_to,
     scale_of,
 )
 from archerfish.ops.triton.elementwise.row_ops import (
@@ -27,28 +32,28 @@ from archerfish.ops.triton.elementwise.row_ops import (
 )
 
 __all__ = [
+    "ActivationFormat",
     "QuantizedRows",
-    "Rounding",
     "activate",
     "add",
     "add_rms_norm_into",
     "add_rms_norm_quantized_into",
-    "added",
-    "added_in_pairs",
-    "eight_bits",
+    "add_rounded",
     "embed",
-    "inverse_size",
+    "float_to_order",
+    "inverse_rms",
     "layer_norm",
     "magnitude",
-    "narrow",
     "nonlinear",
-    "number_of",
-    "order_of",
+    "order_to_float",
+    "pairwise_sum",
+    "quantize_8bit",
     "quantize_into",
     "quantize_rows",
     "rms_norm",
     "rms_norm_quantized_into",
     "rotate",
+    "round_to",
     "scale",
     "scale_of",
     "softcap",

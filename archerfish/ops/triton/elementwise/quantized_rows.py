@@ -1,6 +1,6 @@
-"""Rows of activations rounded to eight bits, once for all products that read them. Knows no weights.
+"""Activations quantized to eight bits, once for all GEMMs that read them.
 
-A row depends on itself alone: groups are rounded each by its own largest number.
+A row depends on itself alone: each group is scaled by its own largest number.
 """
 
 from dataclasses import dataclass, replace
@@ -12,49 +12,49 @@ import triton.language as tl
 from torch import Tensor
 
 from archerfish.ops.triton.elementwise.row_kernels import quantize_kernel, store_groups
-from archerfish.ops.triton.runtime import await_inputs, launch, let_next_start, vector_of, warps_for
+from archerfish.ops.triton.runtime import launch, pdl_trigger, pdl_wait, vector_of, warps_for
 
 _GROUPS = (32, 64, 128)
 _PADDING = 16
 _BLOCK = 1024
 _WIDEST_BLOCK = 8192
-"""Wider rows are read twice."""
+"""Numbers of a row that a program holds. Wider rows are read twice."""
 
 
-class Rounding(NamedTuple):
-    """What activations become before they are multiplied."""
+class ActivationFormat(NamedTuple):
+    """The format that activations are quantized to before they are multiplied."""
 
     dtype: torch.dtype
     """int8 or float8_e4m3fn."""
     group: int
-    """Inputs that share a scale; all of a row, if there are no groups."""
+    """Inputs that share a scale; the whole row without groups."""
 
     @property
     def by_group(self) -> bool:
-        """Also where a row is a single group."""
+        """Whether rows have groups, be it a single one."""
         return self.dtype == torch.int8 and self.group in _GROUPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class QuantizedRows:
-    """[rows, inputs]."""
+    """Quantized activations [rows, inputs]."""
 
     group: int
-    """Inputs that share a scale; all of a row, if there are no groups."""
+    """Inputs that share a scale; the whole row without groups."""
     data: Tensor
     """[rows, inputs] int8 or float8_e4m3fn."""
     scales: Tensor
-    """[groups, rows] float32: what a 1 stands for. A group of zeros has 0, one with what is no finite number NaN.
+    """[groups, rows] float32: the value of a 1. Groups of zeros have 0, groups with a number that is not finite NaN.
 
-    With groups, filled up with anything to a multiple of 16 rows: so several are loaded at once.
+    With groups, padded to a multiple of 16 rows, so that several scales are loaded at once.
     """
     sums: Tensor | None = None
-    """[groups, rows] int32, filled up likewise: of each group's numbers. Only weights with zero points need them."""
+    """[groups, rows] int32, padded likewise: the sum of each group's numbers, which weights with zero points need."""
 
     @classmethod
     def empty(cls, num_rows: int, num_inputs: int, group: int, dtype: torch.dtype, device: torch.device | str) -> Self:
-        """Room for rows of int8 or float8_e4m3fn."""
-        has_sums = Rounding(dtype, group).by_group
+        """Allocate rows of int8 or float8_e4m3fn."""
+        has_sums = ActivationFormat(dtype, group).by_group
         per_group = (num_inputs // group, -(-num_rows // _PADDING) * _PADDING if has_sums else num_rows)
         return cls(
             group=group,
@@ -64,29 +64,29 @@ class QuantizedRows:
         )
 
     def part(self, rows: slice) -> Self:
-        """Some of them, where there are no groups."""
+        """Return some of the rows; only without groups."""
         assert self.sums is None
         return replace(self, data=self.data[rows], scales=self.scales[:, rows])
 
 
 def quantize_groups(x: Tensor, group: int) -> QuantizedRows:
-    """[rows, inputs] to int8 in groups; one group for a whole row, if it is as long."""
+    """Quantize [rows, inputs] to int8 in groups; one group for the whole row, if it is as long."""
     rows = QuantizedRows.empty(len(x), x.shape[1], group, torch.int8, x.device)
     quantize_into(rows, x)
     return rows
 
 
 def quantize_rows(x: Tensor) -> QuantizedRows:
-    """[rows, inputs] to float8_e4m3fn, with one scale for a row."""
+    """Quantize [rows, inputs] to float8_e4m3fn with one scale per row."""
     rows = QuantizedRows.empty(len(x), x.shape[1], x.shape[1], torch.float8_e4m3fn, x.device)
     quantize_into(rows, x)
     return rows
 
 
 def quantize_into(rows: QuantizedRows, x: Tensor) -> None:
-    """As the rows' own format and group say. Rows of x may lie apart, their numbers side by side.
+    """Quantize x to the format and group of rows. Rows of x may have any stride, their numbers are contiguous.
 
-    A row, or a group, of zeros has a scale of 0, one with what is no finite number has NaN.
+    Rows, or groups, of zeros have a scale of 0, those with a number that is not finite NaN.
     """
     assert x.shape == rows.data.shape and x.stride(1) == 1, f"rows of {tuple(x.shape)} for {tuple(rows.data.shape)}"
     if not len(x):
@@ -129,14 +129,14 @@ def _quantize_groups(rows: QuantizedRows, sums: Tensor, x: Tensor) -> None:
 @triton.jit
 def _groups_kernel(
     out, scales, sums, x, x_stride, scale_stride, width,
-    GROUP: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Some groups of a row."""
-    let_next_start(EARLY)
+    """Quantize some groups of a row."""
+    pdl_trigger(PDL)
     row = tl.program_id(0)
     groups = tl.program_id(1) * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
     columns = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    await_inputs(EARLY)
+    pdl_wait(PDL)
     source = x + row.to(tl.int64) * x_stride + columns
     values = tl.load(source, mask=(groups < width // GROUP)[:, None], other=0.0).to(tl.float32)
     target = out + row.to(tl.int64) * width

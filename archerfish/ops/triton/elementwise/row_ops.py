@@ -1,7 +1,7 @@
-"""Operations on rows: embeddings, sums, norms, rotation, activation. Knows no products.
+"""Operations on rows: embeddings, sums, norms, rotation, activation.
 
-Each has a form that writes into given tensors, as captured graphs need it, and one that makes them. Rows may lie in
-wider ones: columns lie side by side, rows any distance apart.
+Each has a function that writes into given tensors, which captured graphs need, and tensor that allocates its output.
+Columns are contiguous, rows may have any stride.
 """
 
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from archerfish.ops.triton.elementwise.quantized_rows import QuantizedRows
 from archerfish.ops.triton.runtime import launch, summing_vector_of, vector_of, warps_for
 
 WIDEST_NORM = 16384
-"""A row is held in registers while it is normed."""
+"""Widest row of a norm, which holds the row in registers."""
 _BLOCK = 1024
 
 
@@ -30,7 +30,7 @@ def embed(tokens: Tensor, table: Tensor) -> Tensor:
 
 
 def embed_into(out: Tensor, tokens: Tensor, table: Tensor, factor: float = 1.0) -> None:
-    """Rows of the table, multiplied by the factor. Tokens are int32 or int64, side by side."""
+    """Look up rows of the table, multiplied by the factor. Tokens are contiguous int32 or int64."""
     vector = vector_of(table.shape[1], out, table)
     arguments = (out, tokens, table, _stride(out, vector), _stride(table, vector), factor)
     _launch_by_block(row_kernels.embed_kernel, out, *arguments, VECTOR=vector)
@@ -43,9 +43,9 @@ def add(x: Tensor, y: Tensor, factor: float) -> Tensor:
 
 
 def add_into(out: Tensor, x: Tensor, y: Tensor, factor: float) -> None:
-    """out may be x or y."""
+    """Set out = x + y * factor. out may be x or y."""
     vector = vector_of(x.shape[1], out, x, y)
-    strides = (_stride(one, vector) for one in (out, x, y))
+    strides = (_stride(tensor, vector) for tensor in (out, x, y))
     _launch_by_block(row_kernels.add_kernel, out, out, x, y, *strides, factor, VECTOR=vector)
 
 
@@ -56,7 +56,7 @@ def scale(x: Tensor, factor: float) -> Tensor:
 
 
 def scale_into(out: Tensor, x: Tensor, factor: float) -> None:
-    """out may be x."""
+    """Set out = x * factor. out may be x."""
     _scale_into(out, x, factor, caps=False)
 
 
@@ -67,7 +67,7 @@ def softcap(x: Tensor, cap: float) -> Tensor:
 
 
 def softcap_into(out: Tensor, x: Tensor, cap: float) -> None:
-    """out may be x."""
+    """Set out = cap * tanh(x / cap). out may be x."""
     _scale_into(out, x, cap, caps=True)
 
 
@@ -97,7 +97,7 @@ def rotate(x: Tensor, angles: Tensor) -> Tensor:
 
 
 def rotate_into(out: Tensor, x: Tensor, angles: Tensor) -> None:
-    """out may be x."""
+    """Rotate heads by angles. out may be x."""
     num_tokens, num_heads, width = x.shape
     half = angles.shape[1] // 2
     block = triton.next_power_of_2(half)
@@ -107,7 +107,7 @@ def rotate_into(out: Tensor, x: Tensor, angles: Tensor) -> None:
         row_kernels.rotate_kernel,
         (num_tokens, triton.cdiv(num_heads, heads)),
         *(out, x, angles),
-        *(one.stride(dimension) // vector for one in (out, x) for dimension in (0, 1)),
+        *(tensor.stride(dimension) // vector for tensor in (out, x) for dimension in (0, 1)),
         _stride(angles, vector),
         NUM_HEADS=num_heads,
         WIDTH=width,
@@ -130,21 +130,21 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float) -> Ten
 
 
 def rms_norm_into(out: Tensor, x: Tensor, weight: Tensor, eps: float, weight_offset: float) -> None:
-    """out may be x."""
+    """Normalize rows by their root mean square. out may be x."""
     _rms_norm_into(_Norm(out, x, weight, eps, weight_offset))
 
 
 def rms_norm_quantized_into(
     rounded: QuantizedRows, x: Tensor, weight: Tensor, eps: float, weight_offset: float
 ) -> None:
-    """What rms_norm gives, rounded to eight bits."""
+    """Compute `rms_norm`, quantized to eight bits."""
     _rms_norm_into(_Norm(rounded.data, x, weight, eps, weight_offset, rounded=rounded))
 
 
 def add_rms_norm_into(
     out: Tensor, total: Tensor, x: Tensor, y: Tensor, factor: float, weight: Tensor, eps: float, weight_offset: float
 ) -> None:
-    """total = x + y * factor, and out the norm of that. total may be x."""
+    """Set total = x + y * factor, and out to its norm. total may be x."""
     _rms_norm_into(_Norm(out, x, weight, eps, weight_offset, y=y, factor=factor, total=total))
 
 
@@ -158,7 +158,7 @@ def add_rms_norm_quantized_into(
     eps: float,
     weight_offset: float,
 ) -> None:
-    """As add_rms_norm_into, and the norm rounded to eight bits. total may be x."""
+    """Compute `add_rms_norm_into`, with the norm quantized to eight bits. total may be x."""
     _rms_norm_into(_Norm(rounded.data, x, weight, eps, weight_offset, y=y, factor=factor, total=total, rounded=rounded))
 
 
@@ -176,7 +176,7 @@ class _Norm(NamedTuple):
 
 def _rms_norm_into(norm: _Norm) -> None:
     width = norm.x.shape[-1]
-    added = [one for one in (norm.y, norm.total) if one is not None]
+    added = [tensor for tensor in (norm.y, norm.total) if tensor is not None]
     vector = summing_vector_of(width, norm.x, norm.out, norm.weight, *added)
     rows = _rows(norm.x, vector)
     scales, sums = (None, None) if norm.rounded is None else (norm.rounded.scales, norm.rounded.sums)
@@ -185,7 +185,7 @@ def _rms_norm_into(norm: _Norm) -> None:
         (rows.num_rows,),
         *(norm.out, scales, sums, norm.total, norm.x, norm.y, norm.weight),
         *(*_split_rows(norm.out, rows.num_inner, vector), *rows.strides),
-        *(0 if one is None else _stride(one, vector) for one in (norm.y, norm.total)),
+        *(0 if tensor is None else _stride(tensor, vector) for tensor in (norm.y, norm.total)),
         0 if sums is None else sums.stride(0),
         *(norm.factor, norm.eps, norm.weight_offset),
         GROUP=None if norm.rounded is None else norm.rounded.group,
@@ -202,7 +202,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 
 
 def layer_norm_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> None:
-    """out may be x."""
+    """Normalize rows by mean and variance. out may be x."""
     width = x.shape[-1]
     vector = summing_vector_of(width, x, out, weight, bias)
     rows = _rows(x, vector)
@@ -218,11 +218,11 @@ class _Rows(NamedTuple):
     num_rows: int
     num_inner: int
     strides: tuple[int, int]
-    """Of the outer and the inner dimension, in units of what is loaded at once."""
+    """Strides of the outer and the inner dimension, in units of `vector` numbers."""
 
 
 def _rows(x: Tensor, vector: int) -> _Rows:
-    """Rows of any leading shape, as two dimensions of them."""
+    """View rows of any leading shape as two dimensions of rows."""
     if x.dim() < 3 or x.is_contiguous():
         flat = x.view(-1, x.shape[-1])
         return _Rows(len(flat), 1, (_stride(flat, vector), 0))
@@ -231,7 +231,7 @@ def _rows(x: Tensor, vector: int) -> _Rows:
 
 
 def _split_rows(x: Tensor, num_inner: int, vector: int) -> tuple[int, int]:
-    """The strides of rows that are counted as another tensor's are, so many in the inner of two dimensions."""
+    """Return the strides of rows that are counted as another tensor's are, with num_inner in the inner dimension."""
     x = x.view(-1, num_inner, x.shape[-1])
     return x.stride(0) // vector, x.stride(1) // vector
 
@@ -241,7 +241,7 @@ def _stride(x: Tensor, vector: int) -> int:
 
 
 def _launch_by_block(kernel: Any, out: Tensor, *arguments: Any, **settings: Any) -> None:
-    """Several programs a row, where numbers have nothing to do with each other."""
+    """Launch several programs per row, for operations without reductions."""
     num_rows, width = out.shape
     block = min(triton.next_power_of_2(width), _BLOCK)
     grid = (num_rows, triton.cdiv(width, block))
@@ -249,7 +249,7 @@ def _launch_by_block(kernel: Any, out: Tensor, *arguments: Any, **settings: Any)
 
 
 def _whole_row(width: int) -> dict[str, Any]:
-    """Settings of kernels that hold a row in registers."""
+    """Return the settings of kernels that hold a row in registers."""
     assert width <= WIDEST_NORM, f"rows of {width} numbers are wider than {WIDEST_NORM}"
     block = triton.next_power_of_2(width)
     return {"WIDTH": width, "BLOCK": block, "num_warps": warps_for(block), "enable_fp_fusion": False}

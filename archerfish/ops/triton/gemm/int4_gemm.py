@@ -1,7 +1,7 @@
-"""Products of int8 rows with weights of four bits, both scaled by group. Knows no other format.
+"""GEMM of int8 rows and int4 weights, both scaled by group.
 
-Weights become bytes by three instructions for eight of them, and are multiplied as whole numbers, which no order
-changes; groups are added up in their order, each by one fused multiply-add. So tiles may be cut by what is fastest.
+Weights are unpacked to bytes by three instructions for eight of them. Products are summed as integers, in any order;
+groups are added up in their order, each by one fused multiply-add. So tiles change no bits.
 """
 
 from dataclasses import replace
@@ -17,22 +17,22 @@ from archerfish.ops.triton.gemm.quantized_tiles import (
     QuantizedEpilogue,
     QuantizedTiles,
     counted,
-    finish,
     largest_divisor,
     rows_of_tile,
     side_by_side,
     stages_ahead,
+    store_epilogue,
     tile_of,
     with_bias,
 )
-from archerfish.ops.triton.runtime import INTERPRETED, await_inputs, launch, let_next_start, prefetch
+from archerfish.ops.triton.runtime import INTERPRETED, launch, pdl_trigger, pdl_wait, prefetch
 
 _TILE: tl.constexpr = tl.constexpr(TILE)
 _INTERPRETED: tl.constexpr = tl.constexpr(INTERPRETED)
 _SIXTEENTH: tl.constexpr = tl.constexpr(1 / 16)
 
 
-def int4_product_into(
+def int4_gemm_into(
     epilogue: QuantizedEpilogue, rows: QuantizedRows, weight: DeviceWeight, tiles: QuantizedTiles | None = None
 ) -> None:
     num_rows, num_outputs = epilogue.out.shape
@@ -41,7 +41,16 @@ def int4_product_into(
     launch(
         int4_kernel,
         (tiles.count(num_outputs, num_rows),),
-        *(epilogue.out, *epilogue.beside, rows.data, rows.scales, rows.sums, weight.data, weight.scales, weight.zeros),
+        *(
+            epilogue.out,
+            *epilogue.scales_and_sums,
+            rows.data,
+            rows.scales,
+            rows.sums,
+            weight.data,
+            weight.scales,
+            weight.zeros,
+        ),
         *(epilogue.bias, epilogue.residual),
         *(num_rows, num_outputs, weight.num_inputs, rows.scales.shape[1], *epilogue.strides),
         ODD=weight.num_groups % 2 == 1,
@@ -53,7 +62,8 @@ def int4_product_into(
 
 
 def int4_tiles(weight: DeviceWeight, num_outputs: int, num_rows: int, *, alone: bool = True) -> QuantizedTiles:
-    """A program of a gated product makes two tiles, of num_outputs each. Alone, few outputs get several sides."""
+    """Return tiles. A program of a gated GEMM computes two, of num_outputs each. Alone, few outputs get several
+    sides."""
     is_gated = num_outputs < weight.num_outputs
     is_wide = weight.num_outputs > 64 * MULTIPROCESSORS
     if num_rows <= FEW_ROWS:
@@ -77,13 +87,13 @@ def int4_tiles(weight: DeviceWeight, num_outputs: int, num_rows: int, *, alone: 
 
 
 def _sides(tiles: QuantizedTiles, weight: DeviceWeight) -> QuantizedTiles:
-    """The same with several warps, as far as there are pairs of groups for them."""
+    """Return the tiles with several warps, as far as there are pairs of groups for them."""
     sides = largest_divisor(weight.data.shape[1] // tiles.at_once, (4, 2, 1))
     return replace(tiles, sides=sides, warps=sides, stages=6)
 
 
 def _tiles(weight: DeviceWeight, outputs: int, rows: int, inputs: int, *, warps: int) -> QuantizedTiles:
-    """Inputs are how many of either group of a pair a stage should have."""
+    """Return tiles; inputs are the number that a stage should have of either group of a pair."""
     most = max(1, inputs // weight.group)
     at_once = min(most, largest_divisor(weight.data.shape[1], (8, 4, 2, 1)))
     stages = stages_ahead(weight.group * at_once, 1536) if rows <= FEW_ROWS else 4
@@ -93,43 +103,43 @@ def _tiles(weight: DeviceWeight, outputs: int, rows: int, inputs: int, *, warps:
 @triton.jit
 def int4_kernel(
     out, out_scales, out_sums, rows, row_scales, sums, weight, weight_scales, zeros, bias, residual,
-    num_rows, num_outputs, num_inputs, scale_stride, out_stride, residual_stride, beside_stride,
+    num_rows, num_outputs, num_inputs, scale_stride, out_stride, residual_stride, scale_out_stride,
     ODD: tl.constexpr, GROUP: tl.constexpr, AT_ONCE: tl.constexpr, SIDES: tl.constexpr,
     OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
-    LINES: tl.constexpr, DTYPE: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr,
+    LINES: tl.constexpr, DTYPE: tl.constexpr, ACTIVATION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A tile of outputs, of the first and the second half of the weight if there is an activation.
+    """Compute a tile of outputs, in both halves of the weight if there is an activation.
 
-    An ODD number of groups leaves the last pair with one.
+    With an ODD number of groups the last pair has one.
     """
-    let_next_start(EARLY)
+    pdl_trigger(PDL)
     first_output, first_row = tile_of(num_outputs, num_rows, OUTPUTS, ROWS)
     outputs = first_output + tl.arange(0, OUTPUTS)
-    places = first_row + tl.arange(0, ROWS)
-    stored = tl.minimum(outputs, num_outputs - 1)  # Those past the end are computed twice, and not kept.
+    row_indices = first_row + tl.arange(0, ROWS)
+    stored = tl.minimum(outputs, num_outputs - 1)  # Outputs past the end are computed twice, and not stored.
     others = stored + num_outputs
     gated: tl.constexpr = ACTIVATION is not None
     num_pairs = (num_inputs // GROUP + 1) // 2
-    _prefetch_tiles(weight, weight_scales, stored, num_pairs, GROUP, LINES, EARLY)
+    _prefetch_tiles(weight, weight_scales, stored, num_pairs, GROUP, LINES, PDL)
     if gated:
-        _prefetch_tiles(weight, weight_scales, others, num_pairs, GROUP, LINES, EARLY)
+        _prefetch_tiles(weight, weight_scales, others, num_pairs, GROUP, LINES, PDL)
     y, up = int4_tile(
-        rows, row_scales, sums, weight, weight_scales, zeros, bias, stored, others, places, num_rows, num_inputs,
-        scale_stride, ODD, GROUP, AT_ONCE, SIDES, OUTPUTS, ROWS, ACTIVATION, EARLY,
+        rows, row_scales, sums, weight, weight_scales, zeros, bias, stored, others, row_indices, num_rows, num_inputs,
+        scale_stride, ODD, GROUP, AT_ONCE, SIDES, OUTPUTS, ROWS, ACTIVATION, PDL,
     )  # fmt: skip
-    finish(
-        out, out_scales, out_sums, y, up, residual, first_output, places, num_outputs, num_rows,
-        out_stride, residual_stride, beside_stride, DTYPE, ACTIVATION,
+    store_epilogue(
+        out, out_scales, out_sums, y, up, residual, first_output, row_indices, num_outputs, num_rows,
+        out_stride, residual_stride, scale_out_stride, DTYPE, ACTIVATION,
     )  # fmt: skip
 
 
 @triton.jit
 def int4_tile(
-    rows, row_scales, sums, weight, weight_scales, zeros, bias, stored, others, places, num_rows, num_inputs,
+    rows, row_scales, sums, weight, weight_scales, zeros, bias, stored, others, row_indices, num_rows, num_inputs,
     scale_stride, ODD: tl.constexpr, GROUP: tl.constexpr, AT_ONCE: tl.constexpr, SIDES: tl.constexpr,
-    OUTPUTS: tl.constexpr, ROWS: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr,
+    OUTPUTS: tl.constexpr, ROWS: tl.constexpr, ACTIVATION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Outputs stored at some rows of the weight, for the rows at some places; with an activation, others as well."""
+    """Compute outputs at the weight rows `stored`, and with an activation at `others`, for some rows of activations."""
     gated: tl.constexpr = ACTIVATION is not None
     shifted: tl.constexpr = zeros is not None
     num_groups = num_inputs // GROUP
@@ -138,16 +148,16 @@ def int4_tile(
     inputs = tl.arange(0, GROUP)
     lefts = side_by_side(weight + tiles[:, None] * GROUP + inputs[None, :], _TILE * GROUP, SIDES)
     other_lefts = side_by_side(weight + other_tiles[:, None] * GROUP + inputs[None, :], _TILE * GROUP, SIDES)
-    rights = rows + places.to(tl.int64)[None, :] * num_inputs + inputs[:, None]
+    rights = rows + row_indices.to(tl.int64)[None, :] * num_inputs + inputs[:, None]
     rights = side_by_side(rights, 2 * GROUP, SIDES)
-    has_row = (places < num_rows)[None, :] if SIDES == 1 else (places < num_rows)[None, None, :]
+    has_row = (row_indices < num_rows)[None, :] if SIDES == 1 else (row_indices < num_rows)[None, None, :]
     total = tl.zeros((OUTPUTS, ROWS), tl.float32)
     other = tl.zeros((OUTPUTS, ROWS), tl.float32)
     # Scales come from memory like weights: they are fetched while the weights before them are multiplied.
     scales, shifts = _words(weight_scales, zeros, tiles, 0, AT_ONCE * SIDES)
     if gated:
         other_scales, other_shifts = _words(weight_scales, zeros, other_tiles, 0, AT_ONCE * SIDES)
-    await_inputs(EARLY)
+    pdl_wait(PDL)
     for first in range(0, num_pairs, AT_ONCE * SIDES):
         following = tl.minimum(first + AT_ONCE * SIDES, num_pairs - AT_ONCE * SIDES)
         next_scales, next_shifts = _words(weight_scales, zeros, tiles, following, AT_ONCE * SIDES)
@@ -156,7 +166,7 @@ def int4_tile(
         for ahead in tl.static_range(AT_ONCE):
             pair = first + ahead * SIDES
             right = tl.load(rights + 2 * pair * GROUP, mask=has_row, other=0)
-            # The last side of an odd number has no second group.
+            # The last side of an odd number of groups has no second group.
             is_inside = _has_second(has_row, pair, num_groups, SIDES) if ODD else has_row
             second = tl.load(rights + (2 * pair + 1) * GROUP, mask=is_inside, other=0)
             group = 2 * pair * scale_stride
@@ -165,14 +175,14 @@ def int4_tile(
                 other_counts = _counts(tl.load(other_lefts + pair * (_TILE * GROUP)), right, second)
             for side in tl.static_range(SIDES):
                 total = _with_pair(
-                    total, counts[0][side], counts[1][side], row_scales + group, sums + group, places, scale_stride,
-                    2 * (pair + side) + 1 < num_groups if ODD else True,
+                    total, counts[0][side], counts[1][side], row_scales + group, sums + group,
+                    row_indices, scale_stride, 2 * (pair + side) + 1 < num_groups if ODD else True,
                     scales[ahead * SIDES + side], shifts[ahead * SIDES + side], shifted,
                 )  # fmt: skip
                 if gated:
                     other = _with_pair(
                         other, other_counts[0][side], other_counts[1][side], row_scales + group, sums + group,
-                        places, scale_stride, 2 * (pair + side) + 1 < num_groups if ODD else True,
+                        row_indices, scale_stride, 2 * (pair + side) + 1 < num_groups if ODD else True,
                         other_scales[ahead * SIDES + side], other_shifts[ahead * SIDES + side], shifted,
                     )  # fmt: skip
                 group += 2 * scale_stride
@@ -188,32 +198,32 @@ def int4_tile(
 
 @triton.jit
 def _first_of(outputs, num_pairs):
-    """Where an output's numbers start, if it has one in every pair of groups."""
+    """Return the offset of an output's numbers that have one entry per pair of groups."""
     return (outputs // _TILE).to(tl.int64) * num_pairs * _TILE + outputs % _TILE
 
 
 @triton.jit
 def _words(weight_scales, zeros, tiles, first, AT_ONCE: tl.constexpr):
-    """Scales and zero points of some pairs of groups, one word for each output; without zero points scales twice."""
+    """Load scales and zero points of some pairs of groups, one word per output; without zero points scales twice."""
     scales = ()
     shifts = ()
     for ahead in tl.static_range(AT_ONCE):
-        places = tiles + (first + ahead) * _TILE
-        scales = scales + (tl.load(weight_scales + places),)  # type: ignore[assignment]  # noqa: RUF005
+        row_indices = tiles + (first + ahead) * _TILE
+        scales = scales + (tl.load(weight_scales + row_indices),)  # type: ignore[assignment]  # noqa: RUF005
         if zeros is not None:
-            shifts = shifts + (tl.load(zeros + places),)  # type: ignore[assignment]  # noqa: RUF005
+            shifts = shifts + (tl.load(zeros + row_indices),)  # type: ignore[assignment]  # noqa: RUF005
     return scales, shifts if zeros is not None else scales
 
 
 @triton.jit
 def _prefetch_tiles(
-    weight, weight_scales, outputs, num_pairs, GROUP: tl.constexpr, LINES: tl.constexpr, EARLY: tl.constexpr
+    weight, weight_scales, outputs, num_pairs, GROUP: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr
 ):
-    """The start of each tile, while an earlier kernel still makes what it will be multiplied with.
+    """Prefetch the start of each tile, while an earlier kernel still computes the activations.
 
-    Tiles are one stretch of memory, of which each output fetches its share.
+    A tile is contiguous in memory, and each output prefetches its share.
     """
-    if EARLY and LINES > 0:
+    if PDL and LINES > 0:
         tiles = (outputs // _TILE).to(tl.int64) * num_pairs * _TILE
         lines = ((outputs % _TILE)[:, None] * LINES + tl.arange(0, LINES)[None, :]) * 128
         prefetch(weight + tiles[:, None] * GROUP + tl.minimum(lines, num_pairs * (_TILE * GROUP) - 1))
@@ -222,7 +232,7 @@ def _prefetch_tiles(
 
 @triton.jit
 def _counts(packed, right, second):
-    """Of the first and of the second group of a pair, for each side: sums of products, times 16."""
+    """Return sums of products, times 16, of the first and the second group of a pair, for each side."""
     lower, upper = _signed_nibbles(packed)
     return counted(lower, right), counted(upper, second)
 
@@ -237,23 +247,25 @@ def _has_second(has_row, pair, num_groups, SIDES: tl.constexpr):
 
 @triton.jit
 def _with_pair(
-    total, counts, second_counts, row_scales, sums, places, scale_stride, has_second, scales, shifts,
+    total, counts, second_counts, row_scales, sums, row_indices, scale_stride, has_second, scales, shifts,
     SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """With both groups of a pair, the first before the second."""
-    inside = places < scale_stride
-    total = _with_group(total, counts, row_scales + places, sums + places, inside, scales, shifts, SHIFTED)
-    places += scale_stride
+    """Add both groups of a pair, the first before the second."""
+    inside = row_indices < scale_stride
+    total = _with_group(total, counts, row_scales + row_indices, sums + row_indices, inside, scales, shifts, SHIFTED)
+    row_indices += scale_stride
     inside = inside & has_second
     scales, shifts = scales >> 16, shifts >> 16
-    return _with_group(total, second_counts, row_scales + places, sums + places, inside, scales, shifts, SHIFTED)
+    return _with_group(
+        total, second_counts, row_scales + row_indices, sums + row_indices, inside, scales, shifts, SHIFTED
+    )
 
 
 @triton.jit
 def _with_group(total, counts, row_scales, sums, inside, scales, shifts, SHIFTED: tl.constexpr):
-    """Scales and shifts are in the lower halves.
+    """Add a group. Its scales and shifts are in the lower halves.
 
-    Counts are 16 times what they should be. So is the total then, to the bit: a power of two moves no digits.
+    Counts are 16 times too large, and so is the total, exactly: a power of two changes no digits.
     """
     factors = tl.load(row_scales, mask=inside, other=0.0)
     if SHIFTED:
@@ -265,7 +277,7 @@ def _with_group(total, counts, row_scales, sums, inside, scales, shifts, SHIFTED
 
 @triton.jit
 def _signed_nibbles(packed):
-    """Of each byte the lower and the upper four bits, as signed numbers times 16."""
+    """Return the lower and the upper four bits of each byte, as signed numbers times 16."""
     if _INTERPRETED:
         return packed << 4, packed & -16
     else:  # noqa: RET505  (Four bytes at once: the compiler would take them apart to shift each by itself.)

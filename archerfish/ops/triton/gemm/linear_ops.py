@@ -1,5 +1,6 @@
 """Linear operations on weights of any format, fused with what follows them; few rows by our kernel, many by cuBLAS."""
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -9,22 +10,23 @@ from torch import Tensor
 from archerfish.arch.arch import Activation
 from archerfish.ops.triton import elementwise
 from archerfish.ops.triton.device_weight import DeviceWeight
-from archerfish.ops.triton.elementwise import QuantizedRows, Rounding
-from archerfish.ops.triton.gemm.float_gemm import FloatEpilogue, linear_by_kernel
-from archerfish.ops.triton.gemm.float_tiles import num_parts
+from archerfish.ops.triton.elementwise import ActivationFormat, QuantizedRows
+from archerfish.ops.triton.gemm.bit_comparison import BitComparison
+from archerfish.ops.triton.gemm.float_gemm import FloatEpilogue, float_gemm_into
+from archerfish.ops.triton.gemm.float_tiles import num_k_splits
 from archerfish.ops.triton.gemm.quantized_gemm import (
     Rows,
+    empty_quantized,
     quantized_add,
     quantized_embed,
     quantized_gated,
     quantized_linear,
-    room_for,
-    rounded_norm,
+    rms_norm_quantized,
 )
-from archerfish.ops.triton.runtime import INTERPRETED, is_rehearsal
+from archerfish.ops.triton.runtime import INTERPRETED, is_compile_only
 
 Weight = Tensor | DeviceWeight
-"""[outputs, inputs]."""
+"""A matrix [outputs, inputs]."""
 
 
 class SumAndNorm(NamedTuple):
@@ -32,7 +34,7 @@ class SumAndNorm(NamedTuple):
     normed: Tensor
 
 
-class SumAndRoundedNorm(NamedTuple):
+class SumAndQuantizedNorm(NamedTuple):
     total: Tensor
     normed: QuantizedRows
 
@@ -42,7 +44,7 @@ Norm = tuple[Tensor, float, float]
 
 
 def row_dtype(table: Weight) -> torch.dtype:
-    """Number format of the rows that are looked up in a table."""
+    """Return the dtype of rows that are looked up in a table."""
     return table.dtype
 
 
@@ -56,37 +58,37 @@ def linear(x: Rows, weight: Weight, bias: Tensor | None) -> Tensor:
     assert isinstance(x, Tensor)
     if _is_many(x, weight, bias):
         return F.linear(x, weight, bias)
-    out = _room(x, len(weight))
-    linear_by_kernel(out, x, weight, bias)
+    out = _empty_rows(x, len(weight))
+    float_gemm_into(out, x, weight, bias)
     return out
 
 
 def wide_linear(x: Rows, weight: Weight, bias: Tensor | None) -> Tensor:
-    """The numbers of `linear`, in float32."""
+    """Return `linear` in float32."""
     if isinstance(weight, DeviceWeight):
         return quantized_linear(x, weight, bias, torch.float32)
     assert isinstance(x, Tensor)
     if _is_many(x, weight, bias):
         return F.linear(x, weight, bias).float()
     out = torch.empty((len(x), len(weight)), dtype=torch.float32, device=x.device)
-    linear_by_kernel(out, x, weight, bias)
+    float_gemm_into(out, x, weight, bias)
     return out
 
 
 def gated_linear(x: Rows, weight: Weight, bias: Tensor | None, activation: Activation) -> Tensor:
-    """activation(gate) * other, of a matrix that holds gates, then as many others."""
+    """Return activation(gate) * other, for a matrix that holds gates, then as many others."""
     if isinstance(weight, DeviceWeight):
         return quantized_gated(x, weight, bias, activation)
     assert isinstance(x, Tensor)
     if _is_many(x, weight, bias, _MOST_GATED_ROWS):
         return elementwise.activate(F.linear(x, weight, bias), activation, True)
-    out = _room(x, len(weight) // 2)
-    linear_by_kernel(out, x, weight, bias, FloatEpilogue(activation=activation))
+    out = _empty_rows(x, len(weight) // 2)
+    float_gemm_into(out, x, weight, bias, FloatEpilogue(activation=activation))
     return out
 
 
 def linear_add(x: Rows, weight: Weight, bias: Tensor | None, residual: Tensor, factor: float) -> Tensor:
-    """residual + linear * factor."""
+    """Return residual + linear * factor."""
     if isinstance(weight, DeviceWeight):
         if factor != 1.0:
             return elementwise.add(residual, quantized_linear(x, weight, bias), factor)
@@ -94,8 +96,8 @@ def linear_add(x: Rows, weight: Weight, bias: Tensor | None, residual: Tensor, f
     assert isinstance(x, Tensor)
     if _is_many(x, weight, bias):
         return elementwise.add(residual, F.linear(x, weight, bias), factor)
-    out = _room(x, len(weight))
-    linear_by_kernel(out, x, weight, bias, FloatEpilogue(residual=residual, factor=factor))
+    out = _empty_rows(x, len(weight))
+    float_gemm_into(out, x, weight, bias, FloatEpilogue(residual=residual, factor=factor))
     return out
 
 
@@ -109,7 +111,7 @@ def linear_add_norm(
     eps: float,
     weight_offset: float,
 ) -> SumAndNorm:
-    """The same, and its norm."""
+    """Return `linear_add` and its norm."""
     if isinstance(x, Tensor) and not isinstance(weight, DeviceWeight) and _is_many(x, weight, bias):
         total, normed = torch.empty_like(residual), torch.empty_like(residual)
         y = F.linear(x, weight, bias)
@@ -119,57 +121,62 @@ def linear_add_norm(
     return SumAndNorm(total, elementwise.rms_norm(total, norm_weight, eps, weight_offset))
 
 
-def linear_add_rounded_norm(
-    x: Rows, weight: Weight, bias: Tensor | None, residual: Tensor, factor: float, norm: Norm, rounding: Rounding
-) -> SumAndRoundedNorm:
-    """The same, and the norm rounded."""
+def linear_add_norm_quantized(
+    x: Rows,
+    weight: Weight,
+    bias: Tensor | None,
+    residual: Tensor,
+    factor: float,
+    norm: Norm,
+    out_format: ActivationFormat,
+) -> SumAndQuantizedNorm:
+    """Return `linear_add` and its norm, quantized."""
     if factor == 1.0:
         total = linear_add(x, weight, bias, residual, factor)
-        return SumAndRoundedNorm(total, rounded_norm(total, *norm, rounding))
+        return SumAndQuantizedNorm(total, rms_norm_quantized(total, *norm, out_format))
     total = torch.empty_like(residual)
-    normed = room_for(residual, rounding)
+    normed = empty_quantized(residual, out_format)
     elementwise.add_rms_norm_quantized_into(normed, total, residual, linear(x, weight, bias), factor, *norm)
-    return SumAndRoundedNorm(total, normed)
+    return SumAndQuantizedNorm(total, normed)
 
 
-def walk_in_order() -> None:
-    """Have cuBLAS add up K in order, from one end to the other. Torch then has its newer interface do all products."""
+def require_ordered_cublas() -> None:
+    """Make cuBLAS add up K in order, from one end to the other. torch then uses cuBLASLt for all GEMMs."""
     if not INTERPRETED:
         torch.backends.cuda.preferred_blas_library("cublaslt")
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (False, False)
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = (False, False)
 
 
-# -- few rows or many -------------------------------------------------------------------------------------------------
+# -- kernel or cuBLAS -------------------------------------------------------------------------------------------------
 
-_agrees: dict[tuple[int, int, int, bool, torch.dtype], bool] = {}
-"""Whether cuBLAS gave the kernel's bits, by outputs, inputs, rows, bias and number format."""
+_cublas = BitComparison()
+"""Whether cuBLAS has the kernel's bits, by outputs, inputs, rows, bias and dtype."""
 _COMPARED_ROWS = 16
 _MOST_ROWS = 32
-"""Rows up to which the kernel is faster; of gated products it is so for more. Matrices cut into parts are its own."""
+"""Rows up to which the kernel is faster; gated GEMMs have their own limit. Matrices with split K never use cuBLAS."""
 _MOST_GATED_ROWS = 64
 
 
 def _is_many(x: Tensor, weight: Tensor, bias: Tensor | None, most: int = _MOST_ROWS) -> bool:
     """Return whether cuBLAS multiplies x. Its bits are compared once for each size, before any graph is captured."""
     num_rows = len(x)
-    if num_rows <= most or num_parts(*weight.shape) > 1 or INTERPRETED:
+    if num_rows <= most or num_k_splits(*weight.shape) > 1 or INTERPRETED:
         return False
     size = (*weight.shape, num_rows, bias is not None, x.dtype)
-    if size not in _agrees:
-        assert not torch.cuda.is_current_stream_capturing(), "a size is tried before it is captured"
-        theirs = F.linear(x, weight, bias)
-        same = True
-        # From the start and the middle: at the end there may be rows that only fill up, and hold no numbers.
-        for some in (slice(_COMPARED_ROWS), slice(num_rows // 2 - _COMPARED_ROWS, num_rows // 2)):
-            ours = _room(x[some], len(weight))
-            linear_by_kernel(ours, x[some], weight, bias)
-            same = same and (is_rehearsal() or torch.equal(ours, theirs[some]))
-        if is_rehearsal():
-            return True
-        _agrees[size] = same
-    return _agrees[size]
+    return _cublas.agrees(size, partial(_has_cublas_bits, x, weight, bias))
 
 
-def _room(x: Tensor, width: int) -> Tensor:
+def _has_cublas_bits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Compare some rows from the start and the middle: rows at the end may be padding without defined numbers."""
+    assert not torch.cuda.is_current_stream_capturing(), "a size must be compared before it is captured"
+    theirs, half, equal = F.linear(x, weight, bias), len(x) // 2, True
+    for rows in (slice(_COMPARED_ROWS), slice(half - _COMPARED_ROWS, half)):
+        ours = _empty_rows(x[rows], len(weight))
+        float_gemm_into(ours, x[rows], weight, bias)
+        equal = equal and (is_compile_only() or torch.equal(ours, theirs[rows]))
+    return equal
+
+
+def _empty_rows(x: Tensor, width: int) -> Tensor:
     return torch.empty((len(x), width), dtype=x.dtype, device=x.device)

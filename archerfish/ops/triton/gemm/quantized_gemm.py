@@ -1,4 +1,4 @@
-"""Products with weights of few bits, and embeddings from them: the operations; each format has kernels of its own.
+"""GEMMs and embeddings with quantized weights of all formats; each format has kernels of its own.
 
 A row's bits depend on that row and the weight alone, whatever else is in the step.
 """
@@ -12,68 +12,75 @@ from torch import Tensor
 
 from archerfish.arch.arch import Activation
 from archerfish.ops.triton.device_weight import DeviceWeight
-from archerfish.ops.triton.elementwise import QuantizedRows, Rounding, narrow, quantize_into, rms_norm_quantized_into
-from archerfish.ops.triton.gemm.fp8_gemm import fp8_product_into, fp8_tiles
-from archerfish.ops.triton.gemm.int4_gemm import int4_product_into, int4_tiles
-from archerfish.ops.triton.gemm.int8_gemm import int8_product_into, int8_tiles
+from archerfish.ops.triton.elementwise import (
+    ActivationFormat,
+    QuantizedRows,
+    quantize_into,
+    rms_norm_quantized_into,
+    round_to,
+)
+from archerfish.ops.triton.gemm.fp8_gemm import fp8_gemm_into, fp8_tiles
+from archerfish.ops.triton.gemm.int4_gemm import int4_gemm_into, int4_tiles
+from archerfish.ops.triton.gemm.int8_gemm import int8_gemm_into, int8_tiles
 from archerfish.ops.triton.gemm.quantized_tiles import FEW_ROWS, QuantizedEpilogue, QuantizedTiles, whole_groups
-from archerfish.ops.triton.runtime import await_inputs, launch, let_next_start
+from archerfish.ops.triton.runtime import launch, pdl_trigger, pdl_wait
 
 _BLOCK = 1024
 
 
 Rows = Tensor | QuantizedRows
-"""[T, K] as a product finds them: perhaps rounded by whoever made them, as `rounding_of` its weight says."""
+"""Activations [T, K], possibly quantized already to the `activation_format` of the weight."""
 
 
-def rounding_of(weight: DeviceWeight) -> Rounding:
-    return Rounding(torch.float8_e4m3fn if weight.format == "fp8" else torch.int8, weight.group)
+def activation_format(weight: DeviceWeight) -> ActivationFormat:
+    return ActivationFormat(torch.float8_e4m3fn if weight.format == "fp8" else torch.int8, weight.group)
 
 
-# -- products ---------------------------------------------------------------------------------------------------------
+# -- GEMMs ------------------------------------------------------------------------------------------------------------
 
 
 def quantized_linear(
     x: Rows, weight: DeviceWeight, bias: Tensor | None, out_dtype: torch.dtype | None = None
 ) -> Tensor:
-    """[T, K] x [N, K] -> [T, N], in the type of x, of rounded rows in the model's; perhaps stored in a wider one."""
-    rows = prepared(x, weight)
+    """Multiply [T, K] x [N, K] -> [T, N], in the dtype of x (of the model, if x is quantized) or stored in a wider
+    one."""
+    rows = quantized_input(x, weight)
     dtype = _dtype(x, weight)
-    out = _room(rows, weight.num_outputs, out_dtype or dtype)
-    _product_into(QuantizedEpilogue(out=out, dtype=dtype, bias=bias), rows, weight)
+    out = _empty_rows(rows, weight.num_outputs, out_dtype or dtype)
+    _gemm_into(QuantizedEpilogue(out=out, dtype=dtype, bias=bias), rows, weight)
     return out
 
 
 def quantized_add(x: Rows, weight: DeviceWeight, bias: Tensor | None, residual: Tensor) -> Tensor:
-    """residual + the product."""
+    """Return residual + the product."""
     out = torch.empty_like(residual)
-    quantized_linear_into(out, prepared(x, weight), weight, bias, residual)
+    quantized_linear_into(out, quantized_input(x, weight), weight, bias, residual)
     return out
 
 
 def quantized_gated(x: Rows, weight: DeviceWeight, bias: Tensor | None, activation: Activation) -> Tensor:
-    """[T, K] x [2I, K], gate and then up -> activation(gate) * up, [T, I]."""
-    rows = prepared(x, weight)
-    out = _room(rows, weight.num_outputs // 2, _dtype(x, weight))
+    """Multiply [T, K] x [2I, K], gate and then up -> activation(gate) * up, [T, I]."""
+    rows = quantized_input(x, weight)
+    out = _empty_rows(rows, weight.num_outputs // 2, _dtype(x, weight))
     quantized_gated_into(out, rows, weight, bias, activation)
     return out
 
 
-def rounded_gated(
-    x: Rows, weight: DeviceWeight, bias: Tensor | None, activation: Activation, rounding: Rounding
+def gated_linear_quantized(
+    x: Rows, weight: DeviceWeight, bias: Tensor | None, activation: Activation, out_format: ActivationFormat
 ) -> Rows:
-    """The same for a product that wants it rounded so: few rows in groups are, others come in full."""
-    rows = prepared(x, weight)
+    """Return `quantized_gated` in a GEMM's activation format: few rows in groups are quantized, others are not."""
+    rows = quantized_input(x, weight)
     num_rows, width = len(rows.data), weight.num_outputs // 2
-    out = _room(rows, width, _dtype(x, weight))
+    out = _empty_rows(rows, width, _dtype(x, weight))
     epilogue = QuantizedEpilogue(out=out, dtype=out.dtype, bias=bias, activation=activation)
     # Tiles of fp8 have the size that its sums need, whatever a group is.
-    if rounding.by_group and num_rows <= FEW_ROWS and weight.format != "fp8":
-        made = room_for(out, rounding)
-        tiles = whole_groups(tiles_of(weight, width, num_rows), rounding.group)
-        _product_into(replace(epilogue, out=made.data, rounded=made), rows, weight, tiles)
-        return made
-    _product_into(epilogue, rows, weight)
+    if out_format.by_group and num_rows <= FEW_ROWS and weight.format != "fp8":
+        rows_out = empty_quantized(out, out_format)
+        tiles = whole_groups(tiles_of(weight, width, num_rows), out_format.group)
+        _gemm_into(replace(epilogue, out=rows_out.data, quantized_out=rows_out), rows, weight, tiles)
+        return rows_out
+    _gemm_into(epilogue, rows, weight)
     return out
 
 
@@ -81,37 +88,39 @@ def _dtype(x: Rows, weight: DeviceWeight) -> torch.dtype:
     return x.dtype if isinstance(x, Tensor) else weight.dtype
 
 
-def _room(rows: QuantizedRows, width: int, dtype: torch.dtype) -> Tensor:
+def _empty_rows(rows: QuantizedRows, width: int, dtype: torch.dtype) -> Tensor:
     return torch.empty(len(rows.data), width, dtype=dtype, device=rows.data.device)
 
 
-# -- rounding ---------------------------------------------------------------------------------------------------------
+# -- quantizing activations --------------------------------------------------------------------------------------------
 
 
-def prepared(x: Rows, weight: DeviceWeight) -> QuantizedRows:
-    """As the product's kernel takes them."""
+def quantized_input(x: Rows, weight: DeviceWeight) -> QuantizedRows:
+    """Return the activations that the weight's kernel takes."""
     return quantize_for(x, weight) if isinstance(x, Tensor) else x
 
 
 def quantize_for(x: Tensor, weight: DeviceWeight) -> QuantizedRows:
-    rows = room_for(x, rounding_of(weight))
+    rows = empty_quantized(x, activation_format(weight))
     quantize_into(rows, x)
     return rows
 
 
-def room_for(x: Tensor, rounding: Rounding) -> QuantizedRows:
-    """For as many rows of the same width."""
-    return QuantizedRows.empty(len(x), x.shape[1], rounding.group, rounding.dtype, x.device)
+def empty_quantized(x: Tensor, out_format: ActivationFormat) -> QuantizedRows:
+    """Allocate quantized rows of the shape of x."""
+    return QuantizedRows.empty(len(x), x.shape[1], out_format.group, out_format.dtype, x.device)
 
 
-def rounded_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float, rounding: Rounding) -> QuantizedRows:
-    """What rms_norm gives, rounded."""
-    rows = room_for(x, rounding)
+def rms_norm_quantized(
+    x: Tensor, weight: Tensor, eps: float, weight_offset: float, out_format: ActivationFormat
+) -> QuantizedRows:
+    """Return `rms_norm`, quantized."""
+    rows = empty_quantized(x, out_format)
     rms_norm_quantized_into(rows, x, weight, eps, weight_offset)
     return rows
 
 
-# -- products into given tensors --------------------------------------------------------------------------------------
+# -- GEMMs into given tensors -----------------------------------------------------------------------------------------
 
 
 def quantized_linear_into(
@@ -122,8 +131,8 @@ def quantized_linear_into(
     residual: Tensor | None = None,
     tiles: QuantizedTiles | None = None,
 ) -> None:
-    """The product, rounded; with a residual, what comes of adding that, rounded again. The residual may be out."""
-    _product_into(QuantizedEpilogue(out=out, dtype=out.dtype, bias=bias, residual=residual), rows, weight, tiles)
+    """Store the rounded product; with a residual, the rounded sum of both. The residual may be out."""
+    _gemm_into(QuantizedEpilogue(out=out, dtype=out.dtype, bias=bias, residual=residual), rows, weight, tiles)
 
 
 def quantized_gated_into(
@@ -134,13 +143,13 @@ def quantized_gated_into(
     activation: Activation,
     tiles: QuantizedTiles | None = None,
 ) -> None:
-    """Rounds where a product and then a gated activation would."""
-    _product_into(QuantizedEpilogue(out=out, dtype=out.dtype, bias=bias, activation=activation), rows, weight, tiles)
+    """Store the gated product, rounded as a GEMM and a separate gated activation would round it."""
+    _gemm_into(QuantizedEpilogue(out=out, dtype=out.dtype, bias=bias, activation=activation), rows, weight, tiles)
 
 
 def tiles_of(weight: DeviceWeight, num_outputs: int, num_rows: int, *, alone: bool = True) -> QuantizedTiles:
-    """How a product is cut, of so many outputs; half of the weight's, if it is gated. One that is not alone has others
-    at work beside it, and needs no warps side by side."""
+    """Return tiles for num_outputs outputs (half of the weight's, if gated). A GEMM that is not alone runs concurrently
+    with others, and needs no warps side by side."""
     match weight.format:
         case "int8" | "w8a8":
             return int8_tiles(weight, num_outputs, num_rows, alone=alone)
@@ -150,7 +159,7 @@ def tiles_of(weight: DeviceWeight, num_outputs: int, num_rows: int, *, alone: bo
             return fp8_tiles(weight, num_outputs, num_rows)
 
 
-def _product_into(
+def _gemm_into(
     epilogue: QuantizedEpilogue, rows: QuantizedRows, weight: DeviceWeight, tiles: QuantizedTiles | None = None
 ) -> None:
     num_outputs = weight.num_outputs if epilogue.activation is None else weight.num_outputs // 2
@@ -166,27 +175,27 @@ def _product_into(
         return
     match weight.format:
         case "int8" | "w8a8":
-            int8_product_into(epilogue, rows, weight, tiles)
+            int8_gemm_into(epilogue, rows, weight, tiles)
         case "int4":
-            assert isinstance(rows, QuantizedRows), "rows for weights of four bits are rounded before, by group"
-            int4_product_into(epilogue, rows, weight, tiles)
+            assert isinstance(rows, QuantizedRows), "activations for int4 weights must be quantized by group"
+            int4_gemm_into(epilogue, rows, weight, tiles)
         case "fp8":
-            fp8_product_into(epilogue, rows, weight, tiles)
+            fp8_gemm_into(epilogue, rows, weight, tiles)
 
 
 # -- embeddings -------------------------------------------------------------------------------------------------------
 
 
 def quantized_embed(tokens: Tensor, table: DeviceWeight) -> Tensor:
-    """[T] -> [T, hidden], in the type of the model."""
+    """Look up [T] -> [T, hidden], in the dtype of the model."""
     out = torch.empty(len(tokens), table.num_inputs, dtype=table.dtype, device=table.data.device)
     quantized_embed_into(out, tokens, table)
     return out
 
 
 def quantized_embed_into(out: Tensor, tokens: Tensor, table: DeviceWeight, factor: float = 1.0) -> None:
-    """Rows of the table, rounded, then multiplied by the factor and rounded again."""
-    assert table.format != "int4", "a vocabulary of four bits has no kernel: make it int8"
+    """Store rows of the table, rounded, then multiplied by the factor and rounded again."""
+    assert table.format != "int4", "embeddings in int4 have no kernel: make it int8"
     width = table.num_inputs
     if not len(tokens):
         return
@@ -203,15 +212,15 @@ def quantized_embed_into(out: Tensor, tokens: Tensor, table: DeviceWeight, facto
 
 @triton.jit
 def _embed_kernel(
-    out, tokens, table, scales, out_stride, factor, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+    out, tokens, table, scales, out_stride, factor, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
-    let_next_start(EARLY)
+    pdl_trigger(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
-    await_inputs(EARLY)
+    pdl_wait(PDL)
     token = tl.load(tokens + row).to(tl.int64)
     values = tl.load(table + token * WIDTH + columns, mask=inside, other=0.0).to(tl.float32)
     dtype: tl.constexpr = out.dtype.element_ty
-    plain = narrow(values * tl.load(scales + token), dtype)
-    tl.store(out + row * out_stride + columns, narrow(plain.to(tl.float32) * factor, dtype), mask=inside)
+    plain = round_to(values * tl.load(scales + token), dtype)
+    tl.store(out + row * out_stride + columns, round_to(plain.to(tl.float32) * factor, dtype), mask=inside)

@@ -1,73 +1,73 @@
-"""Finds rows that only products with weights of few bits read, and has whoever makes them round them.
+"""Fuses the quantization of activations into the operations that compute them.
 
-Knows recorded lines, joined as far as they can be otherwise; how rows are rounded is `quantized`'s to say.
+It applies to rows that only GEMMs with quantized weights read. Runs after all other fusion passes.
 """
 
 from archerfish.ops.triton.device_weight import DeviceWeight
-from archerfish.ops.triton.elementwise import Rounding
-from archerfish.ops.triton.gemm import rounding_of
-from archerfish.ops.triton.graph.recording import Line, Made, Operand
+from archerfish.ops.triton.elementwise import ActivationFormat
+from archerfish.ops.triton.gemm import activation_format
+from archerfish.ops.triton.graph.recording import BufferView, RecordedOp, WholeOutput
 
-_PRODUCTS = ("linear", "wide_linear", "gated_linear", "linear_add", "linear_add_norm")
-_MAKERS = ("rms_norm", "linear_add_norm", "gated_linear")
-"""Their rows are the last of what they make."""
-
-
-def join_rounding(lines: list[Line], kept: set[int]) -> list[Line]:
-    """Norms and gated products leave their rows as the products that read them want them."""
-    roundings = {line.made: _rounding(line.made[-1], lines, kept) for line in lines if _can_round(line)}
-    rounded = {made[-1] for made, rounding in roundings.items() if rounding is not None}
-    joined = []
-    for line in lines:
-        rounding, reading = roundings.get(line.made), _of_rounded(line, rounded)
-        joined.append(reading if rounding is None else _rounding_line(reading, rounding))
-    return joined
+_GEMMS = ("linear", "wide_linear", "gated_linear", "linear_add", "linear_add_norm")
+_PRODUCERS = ("rms_norm", "linear_add_norm", "gated_linear")
+"""Operations that can quantize their rows, which are their last output."""
 
 
-def _can_round(line: Line) -> bool:
-    """A product only by the kernels of weights of few bits."""
-    return line.operation in _MAKERS and (line.operation != "gated_linear" or _is_quantized(line))
+def fuse_activation_quantize(ops: list[RecordedOp], outputs: set[int]) -> list[RecordedOp]:
+    """Let norms and gated GEMMs return their rows in the format that the GEMMs reading them take."""
+    formats = {op.outputs: _wanted_format(op.outputs[-1], ops, outputs) for op in ops if _can_quantize(op)}
+    quantized = {buffers[-1] for buffers, wanted in formats.items() if wanted is not None}
+    fused = []
+    for op in ops:
+        wanted, reading = formats.get(op.outputs), _reading_quantized(op, quantized)
+        fused.append(reading if wanted is None else _quantizing(reading, wanted))
+    return fused
 
 
-def _rounding_line(line: Line, rounding: Rounding) -> Line:
-    """The same, which leaves its rows rounded."""
-    if line.operation == "rms_norm":
-        return Line("rounded_norm", (*line.arguments, rounding), line.made)
-    if line.operation == "gated_linear":
-        return Line("rounded_gated_linear", (*line.arguments, rounding), line.made)
-    *product, weight, eps, weight_offset = line.arguments
-    return Line("linear_add_rounded_norm", (*product, (weight, eps, weight_offset), rounding), line.made)
+def _can_quantize(op: RecordedOp) -> bool:
+    """Of the GEMMs, only those with quantized weights can quantize their output."""
+    return op.operation in _PRODUCERS and (op.operation != "gated_linear" or _has_quantized_weight(op))
 
 
-def _rounding(rows: int, lines: list[Line], kept: set[int]) -> Rounding | None:
-    """What all readers want; None where there are none, or one wants the rows themselves, or they differ."""
-    readers = [line for line in lines if any(operand.buffer == rows for operand in line.read)]
-    if rows in kept or not readers or not all(_reads_as_input(line, rows) for line in readers):
+def _quantizing(op: RecordedOp, wanted: ActivationFormat) -> RecordedOp:
+    """Return the operation that also quantizes its rows."""
+    if op.operation == "rms_norm":
+        return RecordedOp("rms_norm_quantized", (*op.arguments, wanted), op.outputs)
+    if op.operation == "gated_linear":
+        return RecordedOp("gated_linear_quantized", (*op.arguments, wanted), op.outputs)
+    *linear_add, weight, eps, weight_offset = op.arguments
+    return RecordedOp("linear_add_norm_quantized", (*linear_add, (weight, eps, weight_offset), wanted), op.outputs)
+
+
+def _wanted_format(rows: int, ops: list[RecordedOp], outputs: set[int]) -> ActivationFormat | None:
+    """Return the format that all readers take; None without readers, or if one takes full rows, or if they differ."""
+    readers = [op for op in ops if any(view.buffer == rows for view in op.inputs)]
+    if rows in outputs or not readers or not all(_multiplies_rows(op, rows) for op in readers):
         return None
-    wanted = {rounding_of(line.arguments[1]) for line in readers}
+    wanted = {activation_format(op.arguments[1]) for op in readers}
     return wanted.pop() if len(wanted) == 1 else None
 
 
-def _reads_as_input(line: Line, rows: int) -> bool:
-    """Whether it multiplies them as they lie, with weights of few bits, and does nothing else with them."""
-    operand, *others = line.read
+def _multiplies_rows(op: RecordedOp, rows: int) -> bool:
+    """Return whether an operation multiplies whole rows with quantized weights and does nothing else with them."""
+    view, *others = op.inputs
     return (
-        line.operation in _PRODUCTS
-        and _is_quantized(line)
-        and isinstance(operand, Operand)
-        and operand is line.arguments[0]
-        and operand.strides == (*operand.shape, 1)
+        op.operation in _GEMMS
+        and _has_quantized_weight(op)
+        and isinstance(view, BufferView)
+        and view is op.arguments[0]
+        and view.strides == (*view.shape, 1)
         and all(other.buffer != rows for other in others)
     )
 
 
-def _is_quantized(line: Line) -> bool:
-    return isinstance(line.arguments[1], DeviceWeight)
+def _has_quantized_weight(op: RecordedOp) -> bool:
+    return isinstance(op.arguments[1], DeviceWeight)
 
 
-def _of_rounded(line: Line, rounded: set[int]) -> Line:
-    """The same, reading rows as they were made if they are rounded."""
-    first = line.arguments[0] if line.arguments else None
-    if not isinstance(first, Operand) or first.buffer not in rounded:
-        return line
-    return Line(line.operation, (Made(first.buffer), *line.arguments[1:]), line.made)
+def _reading_quantized(op: RecordedOp, quantized: set[int]) -> RecordedOp:
+    """Return the operation with its first argument as it was returned, if that is quantized."""
+    first = op.arguments[0] if op.arguments else None
+    if not isinstance(first, BufferView) or first.buffer not in quantized:
+        return op
+    return RecordedOp(op.operation, (WholeOutput(first.buffer), *op.arguments[1:]), op.outputs)

@@ -1,11 +1,11 @@
-"""Feed-forward experts, of which every token chose a few. Knows full matrices, not who chose, nor formats of few bits.
+"""Feed-forward experts: every token is computed by a few of them.
 
-Pairs of a token and an expert are brought together in tiles, so that an expert's matrices are read once for all of
-them. Who else is there decides which tile a pair is in and how large tiles are, and nothing about its numbers: products
-are summed along the depth in one order whatever the tile, and a token's rows are added in the order of its places.
+Pairs of a token and an expert are grouped into tiles, so that an expert's matrices are read once for all of them. Other
+tokens of the step decide which tile a pair is in and how large tiles are, and nothing about its numbers: GEMMs sum K in
+one order whatever the tile, and a token's rows are added in the order of its experts.
 
-Rounded to the type of x are gate and up, the activation, its product with up, and each expert's row, as the composition
-of these operations would. The weighted sum of a token's rows is made in float32 and rounded once.
+Gate and up, the activation, its product with up, and each expert's row are rounded to the dtype of x, as separate
+operations would round them. The weighted sum of a token's rows is computed in float32 and rounded once.
 """
 
 from dataclasses import dataclass
@@ -18,23 +18,22 @@ from torch import Tensor
 
 from archerfish.arch.arch import Activation
 from archerfish.ops.triton.device_weight import DeviceExperts
-from archerfish.ops.triton.elementwise import narrow
+from archerfish.ops.triton.elementwise import round_to
 from archerfish.ops.triton.gemm import quantize_for
-from archerfish.ops.triton.moe.expert_tiles import Tiled, pairs_of_program, store_pairs
+from archerfish.ops.triton.moe.expert_tiles import TiledPairs, pairs_of_program, store_pairs
 from archerfish.ops.triton.moe.quantized_moe import quantized_multiply_into, tiles_for
-from archerfish.ops.triton.runtime import await_inputs, dot, launch, let_next_start
+from archerfish.ops.triton.moe.router import MOST_EXPERTS
+from archerfish.ops.triton.runtime import dot, launch, pdl_trigger, pdl_wait
 
 Matrices = Tensor | DeviceExperts
-"""[experts, outputs, inputs]."""
+"""Matrices [experts, outputs, inputs]."""
 
-MOST_EXPERTS = 1024
-"""A program counts the pairs of all of them in its registers."""
 _COMBINED = 1024  # Columns of a token that a program adds up.
 
 
 @dataclass(frozen=True, slots=True)
-class Tiling:
-    """How much a program multiplies. Decides how long products take, not what they are."""
+class MoeTiling:
+    """How much a program multiplies. It changes the time of a GEMM, not its result."""
 
     num_rows: int
     """Most pairs of a tile."""
@@ -46,17 +45,17 @@ class Tiling:
     num_stages: int
 
 
-# Few pairs are bound by memory: narrow programs, several of them on a multiprocessor, with many loads under way.
-_LONELY = Tiling(num_rows=8, num_weight_rows=32, depth=128, num_warps=1, num_stages=6)
-_SPARSE = Tiling(num_rows=16, num_weight_rows=32, depth=128, num_warps=1, num_stages=6)
-_DENSE = Tiling(num_rows=64, num_weight_rows=128, depth=64, num_warps=4, num_stages=4)
-_CROWDED = Tiling(num_rows=128, num_weight_rows=256, depth=64, num_warps=8, num_stages=4)
+# Few pairs are bound by memory: small programs, several of them on a multiprocessor, with many loads in flight.
+_LONELY = MoeTiling(num_rows=8, num_weight_rows=32, depth=128, num_warps=1, num_stages=6)
+_SPARSE = MoeTiling(num_rows=16, num_weight_rows=32, depth=128, num_warps=1, num_stages=6)
+_DENSE = MoeTiling(num_rows=64, num_weight_rows=128, depth=64, num_warps=4, num_stages=4)
+_CROWDED = MoeTiling(num_rows=128, num_weight_rows=256, depth=64, num_warps=8, num_stages=4)
 
 
-def tiling_for(num_tokens: int, num_chosen: int, num_experts: int) -> Tiling:
-    """By what an expert gets on average: what each gets is known on the device alone."""
+def tiling_for(num_tokens: int, num_chosen: int, num_experts: int) -> MoeTiling:
+    """Return a tiling for the average pairs of an expert: the actual numbers are known on the device alone."""
     average = num_tokens * num_chosen / num_experts
-    if num_tokens <= _LONELY.num_rows:  # No expert gets more: a token chooses different ones.
+    if num_tokens <= _LONELY.num_rows:  # No expert gets more pairs than tokens: a token chooses different ones.
         return _LONELY
     if average <= 8:
         return _SPARSE
@@ -65,16 +64,16 @@ def tiling_for(num_tokens: int, num_chosen: int, num_experts: int) -> Tiling:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Workspace:
-    """What the kernels hand on to each other. One for many tokens serves fewer as well."""
+    """Buffers between the kernels. One for many tokens serves fewer as well."""
 
     inner: Tensor
-    """[pairs, I] what comes out of the activation."""
+    """[pairs, I] activations."""
     rows: Tensor
-    """[pairs, hidden] what comes out of the experts."""
+    """[pairs, hidden] outputs of the experts."""
     order: Tensor
-    """[pairs] int32, of `Tiled`."""
+    """[pairs] int32, `TiledPairs.order`."""
     tiles: Tensor
-    """[pairs, 3] int32, the same."""
+    """[pairs, 3] int32, `TiledPairs.tiles`."""
 
     @classmethod
     def for_pairs(cls, num_pairs: int, down: Matrices) -> Self:
@@ -86,21 +85,21 @@ class Workspace:
             tiles=torch.empty((num_pairs, 3), dtype=torch.int32, device=down.device),
         )
 
-    def tiled(self, chosen: Tensor, num_experts: int, num_rows: int) -> Tiled:
-        """In tiles of at most so many pairs."""
-        tiled = Tiled(chosen, self.order, self.tiles, num_experts, num_rows)
+    def tiled(self, chosen: Tensor, num_experts: int, num_rows: int) -> TiledPairs:
+        """Group pairs into tiles of at most num_rows."""
+        tiled = TiledPairs(chosen, self.order, self.tiles, num_experts, num_rows)
         tiled.sort()
         return tiled
 
 
 def why_not_experts(dtype: torch.dtype, hidden: int, size: int, num_experts: int) -> str | None:
-    """The reason why these kernels cannot run such experts, or None."""
+    """Return the reason why these kernels cannot run such experts, or None."""
     if dtype not in (torch.bfloat16, torch.float16):
-        return f"they know bfloat16 and float16, not {str(dtype).removeprefix('torch.')}"
+        return f"they support bfloat16 and float16, not {str(dtype).removeprefix('torch.')}"
     if hidden % 16:
-        return f"a hidden size of {hidden} is no multiple of 16"
+        return f"a hidden size of {hidden} is not a multiple of 16"
     if size % 16:
-        return f"an expert size of {size} is no multiple of 16"
+        return f"an expert size of {size} is not a multiple of 16"
     if num_experts > MOST_EXPERTS:
         return f"{num_experts} experts are more than {MOST_EXPERTS}"
     return None
@@ -110,7 +109,7 @@ def experts(
     x: Tensor, gate_up: Matrices, down: Matrices, chosen: Tensor, weights: Tensor, activation: Activation
 ) -> Tensor:
     out, workspace = torch.empty_like(x), Workspace.for_pairs(chosen.numel(), down)
-    # The first columns of a sort lie in wider rows.
+    # The first columns of a sort have wider rows.
     experts_into(out, x, gate_up, down, chosen.contiguous(), weights.contiguous(), activation, workspace)
     return out
 
@@ -125,21 +124,21 @@ def experts_into(
     activation: Activation,
     workspace: Workspace,
 ) -> None:
-    """Rows and matrices lie side by side. chosen is int32 or int64, and names experts that there are."""
+    """Compute experts into out. Tensors are contiguous; chosen is int32 or int64 and in range."""
     num_experts, hidden, size = down.shape
     num_tokens, num_chosen = chosen.shape
     reason = why_not_experts(x.dtype, hidden, size, num_experts)
     assert reason is None, reason
     assert x.dtype == gate_up.dtype == down.dtype == out.dtype and weights.dtype == torch.float32
-    assert all(one.is_contiguous() for one in (out, x, chosen, weights))
+    assert all(tensor.is_contiguous() for tensor in (out, x, chosen, weights))
     assert gate_up.shape == (num_experts, 2 * size, hidden) and len(workspace.order) >= chosen.numel()
     if num_tokens == 0:
         return
     if isinstance(gate_up, DeviceExperts):
-        assert isinstance(down, DeviceExperts), "both matrices of an expert have one format"
+        assert isinstance(down, DeviceExperts), "both matrices of an expert must have the same format"
         _multiply_few_bits(x, gate_up, down, chosen, activation, workspace)
     else:
-        assert isinstance(down, Tensor), "both matrices of an expert have one format"
+        assert isinstance(down, Tensor), "both matrices of an expert must have the same format"
         tiling = tiling_for(num_tokens, num_chosen, num_experts)
         tiled = workspace.tiled(chosen, num_experts, tiling.num_rows)
         _multiply(workspace.inner, x, gate_up, tiled, tiling, activation)
@@ -163,9 +162,9 @@ def _multiply_few_bits(
 
 
 def _multiply(
-    out: Tensor, x: Tensor, matrices: Tensor, tiled: Tiled, tiling: Tiling, activation: Activation | None
+    out: Tensor, x: Tensor, matrices: Tensor, tiled: TiledPairs, tiling: MoeTiling, activation: Activation | None
 ) -> None:
-    """A row of out for each pair. With an activation x has a row for each token, else one for each pair."""
+    """Store a row of out for each pair. With an activation x has a row per token, else one per pair."""
     assert matrices.is_contiguous()
     _, num_weight_rows, depth = matrices.shape
     num_outputs = num_weight_rows if activation is None else num_weight_rows // 2
@@ -180,18 +179,18 @@ def _multiply(
     )  # fmt: skip
 
 
-# -- products ---------------------------------------------------------------------------------------------------------
+# -- GEMMs ------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit(do_not_specialize=["num_pairs", "most_tiles"])
 def multiply_kernel(
     out, x, matrices, chosen, order, tiles, num_pairs, most_tiles,
     PAIRS_PER_ROW: tl.constexpr, NUM_OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, ACTIVATION: tl.constexpr,
-    COMPARED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr,
+    COMPARED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Some outputs of a tile of pairs. With an activation a matrix has the rows of gate, then those of up."""
-    let_next_start(EARLY)
-    await_inputs(EARLY)
+    """Compute some outputs of a tile of pairs. With an activation a matrix holds gate, then up."""
+    pdl_trigger(PDL)
+    pdl_wait(PDL)
     first_output, expert, number, pairs = pairs_of_program(
         chosen, order, tiles, num_pairs, most_tiles, NUM_OUTPUTS, COMPARED, BLOCK_M, BLOCK_N
     )
@@ -202,7 +201,7 @@ def multiply_kernel(
     is_gated: tl.constexpr = ACTIVATION is not None
     depth = tl.arange(0, BLOCK_K)
     weight_rows: tl.constexpr = 2 * NUM_OUTPUTS if is_gated else NUM_OUTPUTS
-    # Past the last output its weights are read again: what is made of them is not stored.
+    # Past the last output its weights are read again: the result is not stored.
     weights = matrices + expert.to(tl.int64) * weight_rows * DEPTH
     weights += tl.minimum(outputs, NUM_OUTPUTS - 1)[:, None] * DEPTH + depth[None, :]  # [BLOCK_N, BLOCK_K]
     rows = x + (pairs // PAIRS_PER_ROW).to(tl.int64)[None, :] * DEPTH + depth[:, None]  # [BLOCK_K, BLOCK_M]
@@ -225,16 +224,16 @@ def multiply_kernel(
 
 @triton.jit
 def combine_kernel(
-    out, rows, weights, NUM_CHOSEN: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+    out, rows, weights, NUM_CHOSEN: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
-    """Some columns of a token: the rows of its places, in their order, by their weights."""
-    let_next_start(EARLY)
+    """Add up some columns of a token: its experts' rows, in their order, by their weights."""
+    pdl_trigger(PDL)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
-    await_inputs(EARLY)
-    for place in tl.static_range(NUM_CHOSEN):
-        pair = token * NUM_CHOSEN + place
+    pdl_wait(PDL)
+    for slot in tl.static_range(NUM_CHOSEN):
+        pair = token * NUM_CHOSEN + slot
         row = tl.load(rows + pair * HIDDEN + columns, mask=columns < HIDDEN, other=0.0)
         total = tl.fma(row.to(tl.float32), tl.load(weights + pair), total)
-    tl.store(out + token * HIDDEN + columns, narrow(total, out.dtype.element_ty), mask=columns < HIDDEN)
+    tl.store(out + token * HIDDEN + columns, round_to(total, out.dtype.element_ty), mask=columns < HIDDEN)

@@ -1,4 +1,4 @@
-"""Products of rounded rows with experts of few bits: a tile is the pairs of one expert. Knows formats, not who chose.
+"""GEMMs of quantized rows with quantized experts: a tile is the pairs of one expert.
 
 Tiles are computed by the functions of the dense kernels: a pair's row has the bits that a GEMM of it alone with its
 expert's matrix would have.
@@ -15,18 +15,18 @@ from archerfish.arch.arch import Activation
 from archerfish.ops.triton.device_weight import DeviceExperts
 from archerfish.ops.triton.elementwise import QuantizedRows
 from archerfish.ops.triton.gemm import QuantizedTiles, fp8_tile, int4_tile, int8_tile, tiles_of
-from archerfish.ops.triton.moe.expert_tiles import Tiled, pairs_of_program, store_pairs
-from archerfish.ops.triton.runtime import await_inputs, launch, let_next_start
+from archerfish.ops.triton.moe.expert_tiles import TiledPairs, pairs_of_program, store_pairs
+from archerfish.ops.triton.runtime import launch, pdl_trigger, pdl_wait
 
 _FEWEST, _FEW, _SOME = 8, 16, 64
 _LONGEST_STEP = 256
-"""Rows lie apart, and where each of them is takes registers that a longer step would need."""
+"""Longest step. Rows are not contiguous, and their addresses take registers that a longer step would need."""
 _MANY = 1 << 20
-"""Pairs for which every format takes the largest tiles it has."""
+"""Pairs for which every format has its largest tiles."""
 
 
 class ExpertTiles(NamedTuple):
-    """How both products are cut: along the pairs alike."""
+    """Tiles of both GEMMs, which group pairs alike."""
 
     gate_up: QuantizedTiles
     down: QuantizedTiles
@@ -38,22 +38,22 @@ class ExpertTiles(NamedTuple):
 
 
 def tiles_for(gate_up: DeviceExperts, down: DeviceExperts, num_tokens: int, num_chosen: int) -> ExpertTiles:
-    """By what an expert gets on average: what each gets is known on the device alone."""
+    """Return tiles for the average pairs of an expert: the actual numbers are known on the device alone."""
     average = num_tokens * num_chosen / down.num_experts
-    if num_tokens <= _FEWEST:  # No expert gets more: a token chooses different ones.
+    if num_tokens <= _FEWEST:  # No expert gets more pairs than tokens: a token chooses different ones.
         num_rows = _FEWEST
     elif average <= 8:
         num_rows = _FEW
     else:
         num_rows = _SOME if average <= 192 else _MANY
     tiles = ExpertTiles(_cut(gate_up, gate_up.num_outputs // 2, num_rows), _cut(down, down.num_outputs, num_rows))
-    assert tiles.gate_up.rows == tiles.down.rows, "pairs are brought together once for both products"
+    assert tiles.gate_up.rows == tiles.down.rows, "pairs are grouped once for both GEMMs"
     return tiles
 
 
 def _cut(matrices: DeviceExperts, num_outputs: int, num_rows: int) -> QuantizedTiles:
     tiles = tiles_of(matrices.expert(0), num_outputs, num_rows, alone=False)
-    assert tiles.sides == 1, "kernels of experts multiply one step at a time"
+    assert tiles.sides == 1, "experts' kernels multiply one step at a time"
     shorter = -(-tiles.step // _LONGEST_STEP)
     return replace(tiles, step=tiles.step // shorter, stages=tiles.stages * shorter)
 
@@ -62,11 +62,11 @@ def quantized_multiply_into(
     out: Tensor,
     rows: QuantizedRows,
     matrices: DeviceExperts,
-    tiled: Tiled,
+    tiled: TiledPairs,
     tiles: QuantizedTiles,
     activation: Activation | None,
 ) -> None:
-    """A row of out for each pair. Rows are as many, or one for all pairs of a token."""
+    """Store a row of out for each pair. There are as many rows, or one for all pairs of a token."""
     weight = matrices.stacked
     num_outputs = matrices.num_outputs if activation is None else matrices.num_outputs // 2
     grid = (tiled.num_tiles * triton.cdiv(num_outputs, tiles.outputs),)
@@ -98,9 +98,9 @@ def quantized_multiply_into(
 
 @triton.jit
 def _stored_rows(expert, outputs, NUM_OUTPUTS: tl.constexpr, ACTIVATION: tl.constexpr):
-    """Where some outputs of an expert are stored among those of all; with an activation, those of gate and of up.
+    """Return the rows of some outputs of an expert among those of all experts; with an activation, of gate and of up.
 
-    Past the last output its weights are read again: what is made of them is not stored.
+    Past the last output its weights are read again: the result is not stored.
     """
     per_expert: tl.constexpr = NUM_OUTPUTS if ACTIVATION is None else 2 * NUM_OUTPUTS
     stored = expert * per_expert + tl.minimum(outputs, NUM_OUTPUTS - 1)
@@ -111,11 +111,11 @@ def _stored_rows(expert, outputs, NUM_OUTPUTS: tl.constexpr, ACTIVATION: tl.cons
 def fp8_experts_kernel(
     out, rows, row_scales, weight, weight_scales, chosen, order, tiles, num_pairs, most_tiles, num_rows, num_inputs,
     PAIRS_PER_ROW: tl.constexpr, NUM_OUTPUTS: tl.constexpr, COMPARED: tl.constexpr, STEP: tl.constexpr,
-    OUTPUTS: tl.constexpr, ROWS: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr,
+    OUTPUTS: tl.constexpr, ROWS: tl.constexpr, ACTIVATION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Some outputs of a tile of pairs. With an activation a matrix has the rows of gate, then those of up."""
-    let_next_start(EARLY)
-    await_inputs(EARLY)
+    """Compute some outputs of a tile of pairs. With an activation a matrix holds gate, then up."""
+    pdl_trigger(PDL)
+    pdl_wait(PDL)
     first_output, expert, number, pairs = pairs_of_program(
         chosen, order, tiles, num_pairs, most_tiles, NUM_OUTPUTS, COMPARED, ROWS, OUTPUTS
     )
@@ -136,11 +136,11 @@ def int8_experts_kernel(
     num_rows, num_inputs, scale_stride,
     PAIRS_PER_ROW: tl.constexpr, NUM_OUTPUTS: tl.constexpr, COMPARED: tl.constexpr,
     WHOLE: tl.constexpr, STEP: tl.constexpr, AT_ONCE: tl.constexpr,
-    OUTPUTS: tl.constexpr, ROWS: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr,
+    OUTPUTS: tl.constexpr, ROWS: tl.constexpr, ACTIVATION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The same of int8."""
-    let_next_start(EARLY)
-    await_inputs(EARLY)
+    """Compute some outputs of a tile of pairs, in int8."""
+    pdl_trigger(PDL)
+    pdl_wait(PDL)
     first_output, expert, number, pairs = pairs_of_program(
         chosen, order, tiles, num_pairs, most_tiles, NUM_OUTPUTS, COMPARED, ROWS, OUTPUTS
     )
@@ -161,11 +161,11 @@ def int4_experts_kernel(
     num_rows, num_inputs, scale_stride,
     PAIRS_PER_ROW: tl.constexpr, NUM_OUTPUTS: tl.constexpr, COMPARED: tl.constexpr,
     ODD: tl.constexpr, GROUP: tl.constexpr, AT_ONCE: tl.constexpr,
-    OUTPUTS: tl.constexpr, ROWS: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr,
+    OUTPUTS: tl.constexpr, ROWS: tl.constexpr, ACTIVATION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The same of int4."""
-    let_next_start(EARLY)
-    await_inputs(EARLY)
+    """Compute some outputs of a tile of pairs, in int4."""
+    pdl_trigger(PDL)
+    pdl_wait(PDL)
     first_output, expert, number, pairs = pairs_of_program(
         chosen, order, tiles, num_pairs, most_tiles, NUM_OUTPUTS, COMPARED, ROWS, OUTPUTS
     )

@@ -1,11 +1,11 @@
-"""How every kernel here is launched: early, so that what does not depend on the kernel before overlaps with it.
+"""Compiles and launches kernels, with programmatic dependent launch where the GPU has it.
 
-A kernel may start before the one before it has ended (programmatic dependent launch). Each therefore has a constexpr
-EARLY: where it is set, nothing that an earlier kernel writes may be touched before `await_inputs`, and the next kernel
-is let in by `let_next_start`. Weights, which no kernel writes, may be fetched before.
+With programmatic dependent launch (PDL) a kernel may start before the previous one has ended. Each kernel therefore has
+a constexpr PDL: where it is set, nothing that an earlier kernel writes may be read before `pdl_wait`, and `pdl_trigger`
+allows the next kernel to start. Weights, which no kernel writes, may be fetched before.
 
-Launches can be rehearsed: their kernels are then compiled side by side instead of run, because one after the other, as
-each is first launched, a model's take many times as long.
+Kernels can also be compiled without being launched (`compile_only`), in parallel: compiled one after the other, at the
+first launch of each, a model's kernels take many times as long.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,94 +24,98 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 _NUMBERS_PER_THREAD = 8
 INTERPRETED = bool(triton.knobs.runtime.interpret)
-"""Kernels are run by Triton's interpreter, on tensors in main memory."""
+"""Whether kernels are run by Triton's interpreter, on tensors in main memory."""
 
 
 @triton.jit
-def await_inputs(EARLY: tl.constexpr):
-    """Everything that earlier kernels wrote can be read from here on."""
-    if EARLY:
+def pdl_wait(PDL: tl.constexpr):
+    """Wait until everything that earlier kernels wrote can be read."""
+    if PDL:
         gdc_wait()
 
 
 @triton.jit
-def let_next_start(EARLY: tl.constexpr):
-    """The next kernel may be started from here on, as far as there is room for it."""
-    if EARLY:
+def pdl_trigger(PDL: tl.constexpr):
+    """Allow the next kernel to start, as far as there are free resources."""
+    if PDL:
         gdc_launch_dependents()
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **settings: Any) -> None:
-    """`kernel[grid](...)`, early where it runs on a GPU. Settings are constexprs, num_warps and num_stages."""
+    """Launch `kernel[grid](...)`, with PDL where the GPU has it. Settings are constexprs, num_warps and num_stages."""
     if INTERPRETED:
-        if not is_rehearsal():
+        if not is_compile_only():
             settings.pop("num_stages", None)
-            kernel[grid](*arguments, EARLY=False, **settings)
+            kernel[grid](*arguments, PDL=False, **settings)
         return
     early = _starts_early()
-    if is_rehearsal():
-        # With the very arguments of the launch to come: a kernel is compiled for how they are aligned, too.
-        kernel.warmup(*arguments, grid=grid, EARLY=early, launch_pdl=early, **settings)
+    if is_compile_only():
+        # With the arguments of the real launch: a kernel is specialized on their alignment, too.
+        kernel.warmup(*arguments, grid=grid, PDL=early, launch_pdl=early, **settings)
     else:
-        kernel[grid](*arguments, EARLY=early, launch_pdl=early, **settings)
+        kernel[grid](*arguments, PDL=early, launch_pdl=early, **settings)
 
 
 def warps_for(block: int) -> int:
-    """Of a program that holds so many numbers at once."""
+    """Return the number of warps for a program that holds `block` numbers at once."""
     return min(32, max(1, block // (32 * _NUMBERS_PER_THREAD)))
 
 
-_rehearsal: ContextVar[bool] = ContextVar("rehearsal", default=False)
+_compile_only: ContextVar[bool] = ContextVar("compile_only", default=False)
 
 
-def is_rehearsal() -> bool:
-    """Nothing is launched, so nothing that a kernel should have written means anything."""
-    return _rehearsal.get()
+def is_compile_only() -> bool:
+    """Return whether kernels are only compiled, so that their outputs are undefined."""
+    return _compile_only.get()
 
 
 @contextmanager
-def rehearsal(num_threads: int) -> Iterator[None]:
-    """Launches meanwhile are not made: their kernels are compiled by some threads, and ready to be launched at the end.
+def compile_only(num_threads: int) -> Iterator[None]:
+    """Compile the kernels that are launched within this context, by several threads, instead of running them.
 
-    One that cannot be compiled, or does not fit the GPU, says so when it is launched.
+    A kernel that cannot be compiled, or does not fit the GPU, fails when it is launched.
     """
-    before = _rehearsal.set(True)
+    before = _compile_only.set(True)
     try:
-        with ThreadPoolExecutor(num_threads) as pool, triton.AsyncCompileMode(_Loading(pool), ignore_errors=True):
+        with (
+            ThreadPoolExecutor(num_threads) as pool,
+            triton.AsyncCompileMode(_LoadAfterCompile(pool), ignore_errors=True),
+        ):
             yield
     finally:
-        _rehearsal.reset(before)
+        _compile_only.reset(before)
 
 
-def compiled_directory() -> Path:
-    """Where Triton keeps what it compiled, for later processes."""
+def compile_cache_directory() -> Path:
+    """Return the directory in which Triton stores compiled kernels for later processes."""
     return Path(triton.knobs.cache.dir)
 
 
 @triton.jit
-def _nothing_kernel(EARLY: tl.constexpr):
-    let_next_start(EARLY)
+def _empty_kernel(PDL: tl.constexpr):
+    pdl_trigger(PDL)
 
 
 @cache
-def wake_compiler() -> Thread:
-    """What Triton does before its first kernel, done by a thread, once: its driver is opened, and all of its code read
-    to tell whether what it compiled before still holds. A few tenths of a second, most of them without the interpreter.
+def start_compiler() -> Thread:
+    """Start the work that Triton does before its first kernel on a thread, once: it opens the driver, and reads all of
+    its own code to decide whether compiled kernels are still valid. It takes a few tenths of a second, most of them
+    without the GIL.
 
-    Whoever launches something before the thread has ended does the same work again.
+    A launch before the thread has ended does the same work again.
     """
-    thread = Thread(target=_launch_nothing, name="wake Triton", daemon=True)
+    thread = Thread(target=_launch_empty, name="wake Triton", daemon=True)
     thread.start()
     return thread
 
 
-def _launch_nothing() -> None:
-    if not INTERPRETED:  # The interpreter has nothing to wake, and runs one kernel at a time.
-        launch(_nothing_kernel, (1,), num_warps=1)
+def _launch_empty() -> None:
+    if not INTERPRETED:  # The interpreter needs no start-up, and runs one kernel at a time.
+        launch(_empty_kernel, (1,), num_warps=1)
 
 
-class _Loading(Executor):
-    """Has what was compiled loaded by the same thread: the code that launches a kernel is compiled only then."""
+class _LoadAfterCompile(Executor):
+    """Loads a compiled kernel on the thread that compiled it: its launcher is compiled only then."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._pool = pool
@@ -127,13 +131,13 @@ class _Loading(Executor):
 
 @cache
 def _starts_early() -> bool:
-    """Whether the GPU can start a kernel before the one before it has ended."""
+    """Return whether the GPU has programmatic dependent launch."""
     return torch.cuda.get_device_capability() >= (9, 0)
 
 
 @triton.jit
 def prefetch(pointers):
-    """Have what lies there brought into the second-level cache, and wait for nothing."""
+    """Prefetch addresses into the L2 cache without waiting."""
     tl.inline_asm_elementwise(
         "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
     )
@@ -144,7 +148,7 @@ _WIDEN: tl.constexpr = tl.constexpr(INTERPRETED)
 
 @triton.jit
 def dot(a, b, total):
-    """total + a @ b in float32."""
+    """Return total + a @ b in float32."""
     if _WIDEN:  # The interpreter would multiply the bit patterns of bfloat16 and of eight-bit floats.
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, total, input_precision="ieee")

@@ -1,7 +1,7 @@
-"""The draw of next tokens by Triton kernels, each row by its own parameters. Knows tensors, not how one is drawn.
+"""Draws next tokens by Triton kernels, each row with its own parameters.
 
-Two launches, whatever rows ask for. What a step needs to be able to do is its kind, said on the host, so that nothing
-waits for the device; a row draws the same token in steps of every kind that can do what it asks.
+Two launches, whatever the parameters. The host decides the kind of a step from all rows' parameters, so that nothing
+waits for the device; a row draws the same token in steps of every kind that supports its parameters.
 """
 
 from dataclasses import dataclass
@@ -18,25 +18,25 @@ from archerfish.ops.triton.runtime import launch, summing_vector_of
 from archerfish.ops.triton.sampling import draw_kernels
 
 MOST_TOKENS = 1 << 19
-"""Of a vocabulary: a program holds the largest logit of each group of them."""
+"""Largest vocabulary: a program holds the largest logit of each group of tokens."""
 WORDS = DRAW_ROW.itemsize // 4
-"""32-bit numbers of a row's parameters, as the device reads them."""
+"""32-bit words of a row's parameters, as kernels read them."""
 _TILE = 2048
 
 
 class Kind(IntEnum):
-    """What rows of a step may ask for; each can do what the one before can."""
+    """What rows of a step can request; each kind includes the ones before."""
 
     GREEDY = 0
     """The likeliest token."""
     PLAIN = 1
-    """A temperature, and no filter."""
+    """A temperature without filters."""
     FILTERED = 2
-    """Anything."""
+    """All parameters."""
 
 
 def kind_of(rows: DrawRows) -> Kind:
-    """The least that can do what all rows ask."""
+    """Return the least kind that supports all rows."""
     draws = rows["temperature"] != 0.0
     filters = draws & ((rows["top_p"] < 1.0) | (rows["min_p"] > 0.0) | (rows["top_k"] > 0))
     return Kind.FILTERED if filters.any() else Kind.PLAIN if draws.any() else Kind.GREEDY
@@ -44,36 +44,36 @@ def kind_of(rows: DrawRows) -> Kind:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawScratch:
-    """Room for what the first launch leaves to the second. What is in it means nothing afterwards."""
+    """Buffers between the first launch and the second. Their content is undefined afterwards."""
 
     peaks: Tensor
     """[rows, tiles] float32: the largest logit of each tile."""
     scores: Tensor
-    """[rows, tiles] float32: the best score of each."""
+    """[rows, tiles] float32: the best score of each tile."""
     tokens: Tensor
-    """[rows, tiles] int32: whose it is."""
+    """[rows, tiles] int32: the token of that score."""
     totals: Tensor
-    """[rows, tiles] float32: what its tokens weigh beside its largest."""
+    """[rows, tiles] float32: the total weight of a tile's tokens, relative to its largest."""
     maxima: Tensor
     """[rows, groups] float32: the largest logit of each group."""
     groups: Tensor
-    """[rows, groups] int32: those that matter."""
+    """[rows, groups] int32: the selected groups."""
 
     @classmethod
-    def room_for(cls, num_rows: int, vocabulary: int, device: torch.device | str) -> Self:
+    def allocate(cls, num_rows: int, vocabulary: int, device: torch.device | str) -> Self:
         num_tiles = triton.cdiv(vocabulary, _TILE)
         num_groups = num_tiles * _TILE // _group(vocabulary)
 
-        def room(width: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        def empty(width: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.empty(num_rows, width, dtype=dtype, device=device)
 
         return cls(
-            peaks=room(num_tiles),
-            scores=room(num_tiles),
-            tokens=room(num_tiles, torch.int32),
-            totals=room(num_tiles),
-            maxima=room(num_groups),
-            groups=room(num_groups, torch.int32),
+            peaks=empty(num_tiles),
+            scores=empty(num_tiles),
+            tokens=empty(num_tiles, torch.int32),
+            totals=empty(num_tiles),
+            maxima=empty(num_groups),
+            groups=empty(num_groups, torch.int32),
         )
 
 
@@ -81,25 +81,26 @@ def draw(logits: Tensor, rows: DrawRows) -> Drawn:
     on_device = device_rows(rows).to(logits.device)
     tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     peaks = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
-    scratch = DrawScratch.room_for(len(logits), logits.shape[1], logits.device)
+    scratch = DrawScratch.allocate(len(logits), logits.shape[1], logits.device)
     draw_into(tokens, peaks, logits, on_device, kind_of(rows), scratch)
     return Drawn(tokens, peaks)
 
 
 def device_rows(rows: DrawRows) -> Tensor:
-    """The parameters as kernels read them, still on the host: int32 [rows, WORDS]."""
+    """Return the parameters in the layout that kernels read, on the host: int32 [rows, WORDS]."""
     return torch.from_numpy(np.ascontiguousarray(rows).view(np.int32).reshape(-1, WORDS))
 
 
 def draw_into(tokens: Tensor, peaks: Tensor, logits: Tensor, rows: Tensor, kind: Kind, scratch: DrawScratch) -> None:
-    """tokens [rows] int64, peaks [rows] float32. logits may be of any float type and are taken as float32.
+    """Draw tokens [rows] int64 and store peaks [rows] float32. Logits of any float type are taken as float32.
 
-    rows as device_rows gives them, on the device. Rows that nobody waits for may have any parameters and logits.
+    `rows` are on the device, in the layout of `device_rows`. Rows whose tokens are not used may have any parameters and
+    logits.
     """
     num_rows, vocabulary = logits.shape
     num_tiles = triton.cdiv(vocabulary, _TILE)
     assert 0 < vocabulary <= MOST_TOKENS, f"a vocabulary of {vocabulary} is more than {MOST_TOKENS}"
-    assert scratch.peaks.shape[0] >= num_rows and scratch.peaks.shape[1] == num_tiles, "the scratch is of another shape"
+    assert scratch.peaks.shape[0] >= num_rows and scratch.peaks.shape[1] == num_tiles, "the scratch has another shape"
     assert rows.shape[1] == WORDS and rows.is_contiguous()
     vector = summing_vector_of(vocabulary, logits)
     group = _group(vocabulary)
@@ -114,7 +115,7 @@ def draw_into(tokens: Tensor, peaks: Tensor, logits: Tensor, rows: Tensor, kind:
     partial = (scratch.peaks, scratch.scores, scratch.tokens, scratch.totals, scratch.maxima)
     given = (logits, rows, logits.stride(0) // vector)
     launch(
-        draw_kernels.survey_kernel,
+        draw_kernels.topk_scan_kernel,
         (num_rows, num_tiles),
         *(*partial, *given),
         TILE=_TILE,
@@ -124,7 +125,7 @@ def draw_into(tokens: Tensor, peaks: Tensor, logits: Tensor, rows: Tensor, kind:
     )
     num_groups = num_tiles * _TILE // group
     launch(
-        draw_kernels.settle_kernel,
+        draw_kernels.sample_kernel,
         (num_rows,),
         *(tokens, peaks, *partial, scratch.groups, *given),
         TILES=triton.next_power_of_2(num_tiles),
@@ -137,5 +138,5 @@ def draw_into(tokens: Tensor, peaks: Tensor, logits: Tensor, rows: Tensor, kind:
 
 
 def _group(vocabulary: int) -> int:
-    """How many tokens go by their largest logit: so many that the largest ones fit into registers."""
+    """Return the number of tokens in a group: so many that the largest logits of all groups fit into registers."""
     return 16 if vocabulary <= MOST_TOKENS // 2 else 32

@@ -154,19 +154,19 @@ def test_whoever_makes_rows_for_weights_of_few_bits_rounds_them(name: str) -> No
     triton = opened()
     model = decoder(QUANTIZABLE["one after the other"], triton, WeightFormat(name=name, group=32))
     program = captured(model, triton, rows_of(model.arch))._program
-    feed_forward = ["linear_add_rounded_norm", "rounded_gated_linear"]
-    layers = ["linear", "place", "attend", *feed_forward, "linear_add_rounded_norm"]
+    feed_forward = ["linear_add_norm_quantized", "gated_linear_quantized"]
+    layers = ["linear", "qk_norm_rope_kv_write", "attend", *feed_forward, "linear_add_norm_quantized"]
     # Of the last norm somebody else wants the rows themselves.
-    layers += ["linear", "place", "attend", *feed_forward, "linear_add_norm"]
-    lines = [line.operation for line in program.lines]
-    assert lines == ["embed", "rounded_norm", *layers, "select", "wide_linear"]
+    layers += ["linear", "qk_norm_rope_kv_write", "attend", *feed_forward, "linear_add_norm"]
+    lines = [line.operation for line in program.ops]
+    assert lines == ["embed", "rms_norm_quantized", *layers, "select", "wide_linear"]
 
 
 def test_it_joins_what_one_kernel_can_do() -> None:
     triton = opened()
     model = decoder(MODELS["rotated"], triton)
-    lines = [line.operation for line in captured(model, triton, rows_of(model.arch))._program.lines]
-    layer_lines = ["linear", "place", "attend", "linear_add_norm", "gated_linear", "linear_add_norm"]
+    lines = [line.operation for line in captured(model, triton, rows_of(model.arch))._program.ops]
+    layer_lines = ["linear", "qk_norm_rope_kv_write", "attend", "linear_add_norm", "gated_linear", "linear_add_norm"]
     assert lines == ["embed", "rms_norm", *layer_lines, *layer_lines, "select", "wide_linear"]
 
 

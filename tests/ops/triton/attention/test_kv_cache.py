@@ -7,7 +7,13 @@ import torch
 from archerfish.ops.reference import cache as reference
 from archerfish.ops.reference.layers import rms_norm, rotate
 from archerfish.ops.signatures import LayerCache
-from archerfish.ops.triton.attention.kv_cache import HeadSteps, copy_blocks, move_kv, place_into, write_kv
+from archerfish.ops.triton.attention.kv_cache import (
+    QkNormRope,
+    copy_blocks,
+    move_kv,
+    qk_norm_rope_kv_write_into,
+    write_kv,
+)
 from archerfish.ops.triton.runtime.kernel_launch import INTERPRETED
 from tests.ops.triton.attention.paged import FP8, arranged, exact_in
 
@@ -39,7 +45,7 @@ def clone(cache):
 def steps(head_dim, rotated, normed, dtype, device):
     q_weight, k_weight = (numbers(i, head_dim, dtype=dtype).to(device) if normed else None for i in range(2))
     angles = numbers(3, 12, rotated, dtype=torch.float32).to(device) if rotated else None
-    return HeadSteps(angles=angles, q_weight=q_weight, k_weight=k_weight, eps=EPS, weight_offset=0.5)
+    return QkNormRope(angles=angles, q_weight=q_weight, k_weight=k_weight, eps=EPS, weight_offset=0.5)
 
 
 def composed(x, weight, angles, positions):
@@ -67,7 +73,7 @@ def test_placing_is_norm_rotation_and_storing(num_heads, num_kv_heads, head_dim,
     cache = empty_cache(num_kv_heads, head_dim, dtype, device)
     before = clone(cache)
     out = torch.full((len(SLOTS), num_heads, head_dim), torch.nan, dtype=dtype, device=device)
-    place_into(out, qkv, cache, slots, positions, given)
+    qk_norm_rope_kv_write_into(out, qkv, cache, slots, positions, given)
 
     q, k, v = (part.unflatten(1, (-1, head_dim)) for part in qkv.split(split_sizes(qkv, num_heads, head_dim), dim=1))
     check_close(out, composed(q, given.q_weight, given.angles, positions))
@@ -94,7 +100,7 @@ def test_a_layer_that_reads_anothers_keys_places_queries_alone(dtype, device):
     q = numbers(0, len(SLOTS), 6 * 32, dtype=dtype).to(device)
     positions = torch.tensor(POSITIONS, device=device)
     out = torch.full((len(SLOTS), 6, 32), torch.nan, dtype=dtype, device=device)
-    place_into(out, q, None, None, positions, given)
+    qk_norm_rope_kv_write_into(out, q, None, None, positions, given)
     check_close(out, composed(q.unflatten(1, (6, 32)), given.q_weight, given.angles, positions))
 
 
@@ -105,11 +111,11 @@ def test_a_token_is_placed_alike_alone_among_others_and_into_strided_rows(dtype,
     qkv = numbers(0, len(SLOTS), 8 * 32, dtype=dtype).to(device)
     together, alone = (empty_cache(2, 32, dtype, device) for _ in range(2))
     out = torch.empty(len(SLOTS), 4, 32, dtype=dtype, device=device)
-    place_into(out, qkv, together, slots, positions, given)
+    qk_norm_rope_kv_write_into(out, qkv, together, slots, positions, given)
     wide = torch.empty(1, 9, 32, dtype=dtype, device=device)
     for token in range(len(SLOTS)):
         place = slice(token, token + 1)
-        place_into(wide[:, :4], qkv[place], alone, slots[place], positions[place], given)
+        qk_norm_rope_kv_write_into(wide[:, :4], qkv[place], alone, slots[place], positions[place], given)
         assert torch.equal(wide[0, :4], out[token])
     assert torch.equal(alone.keys, together.keys)
     assert torch.equal(alone.values, together.values)
@@ -189,4 +195,6 @@ def test_a_cache_with_scales_is_refused():
 def test_queries_that_do_not_fill_the_row_are_refused():
     out, qkv = torch.zeros(1, 2, 16, dtype=torch.float16), torch.zeros(1, 64, dtype=torch.float16)
     with pytest.raises(AssertionError, match="64 numbers"):
-        place_into(out, qkv, None, None, torch.zeros(1, dtype=torch.int32), steps(16, 0, False, torch.float16, "cpu"))
+        qk_norm_rope_kv_write_into(
+            out, qkv, None, None, torch.zeros(1, dtype=torch.int32), steps(16, 0, False, torch.float16, "cpu")
+        )

@@ -11,10 +11,10 @@ from archerfish.ops.signatures import LayerCache
 from archerfish.ops.triton.attention.attention_schedule import UNIT_FIELDS, Cut, TileCut, attention_units
 from archerfish.ops.triton.attention.paged_attention import (
     AttentionScratch,
+    AttentionWork,
     HeadShape,
     Scoring,
     UnitList,
-    Work,
     attend,
     attend_into,
     num_processors,
@@ -157,7 +157,7 @@ class Sequences:
         q = torch.cat([self.q[sequence][start:stop] for sequence, start, stop in stretches])
         out = torch.full_like(q, torch.nan)
         scratch = AttentionScratch.of(self.shape, cut.most_partials, q.device)
-        work = Work(*(unit_list(one, spare_units) for one in units))
+        work = AttentionWork(*(unit_list(one, spare_units) for one in units))
         scoring = Scoring(SCALE, self.window, self.softcap)
         attend_into(out, q, self.cache, work, self.table, scratch, scoring)
         assert not scratch.counters.any(), "the next launch would fold before all have arrived"
@@ -242,7 +242,7 @@ def test_rows_and_blocks_may_lie_apart():
     units = attention_units(*(np.array([x]) for x in (0, 590, 10, 0)), None, sequences.cut())
     out = torch.full((10, 9, 16), torch.nan, dtype=torch.float16, device=DEVICE)
     scratch = AttentionScratch.of(sequences.shape, 500, out.device)
-    work = Work(*(unit_list(one, 0) if len(one) else None for one in units))
+    work = AttentionWork(*(unit_list(one, 0) if len(one) else None for one in units))
     q = sequences.q[0][590:]
     attend_into(out[:, 2:6], q, sequences.cache, work, sequences.table, scratch, Scoring(SCALE, None, None))
     assert torch.equal(out[:, 2:6], wanted)

@@ -13,7 +13,7 @@ from archerfish.ops.reference import layers as reference
 from archerfish.ops.reference.cache import round_heads
 from archerfish.ops.triton.elementwise import row_ops as rows
 from archerfish.ops.triton.elementwise.quantized_rows import QuantizedRows, quantize_groups, quantize_into
-from archerfish.ops.triton.elementwise.row_kernels import added_in_pairs
+from archerfish.ops.triton.elementwise.row_kernels import pairwise_sum
 
 pytestmark = pytest.mark.each_choice
 
@@ -45,7 +45,7 @@ def in_wider_rows(x: Tensor) -> Tensor:
     return wider[..., 8 : 8 + x.shape[-1]]
 
 
-def eight_bits(x: Tensor, eight: torch.dtype) -> tuple[Tensor, Tensor]:
+def quantize_8bit(x: Tensor, eight: torch.dtype) -> tuple[Tensor, Tensor]:
     """What rounding to eight bits must give, in plain torch."""
     if eight == torch.int8:
         rounded = round_heads(x[:, None])
@@ -137,7 +137,7 @@ def test_eight_bits(eight: torch.dtype, dtype: torch.dtype, width: int, device: 
     x[2, width // 2] = torch.nan
     x[3, -1] = -torch.inf
     x[4] = 6e-8  # With width numbers all of one size, and the smallest that float16 has.
-    same(quantized(x, eight), eight_bits(x, eight))
+    same(quantized(x, eight), quantize_8bit(x, eight))
 
 
 @every_format
@@ -145,7 +145,7 @@ def test_eight_bits_of_every_size(eight: torch.dtype, device: str) -> None:
     """Ties, subnormal numbers and carries, one after the other."""
     x = torch.linspace(-448.0, 448.0, 7169, device=device)[None] * torch.tensor([[1.0], [0.001]], device=device)
     x[:, 0] = 448.0
-    same(quantized(x, eight), eight_bits(x, eight))
+    same(quantized(x, eight), quantize_8bit(x, eight))
 
 
 @every_format
@@ -238,10 +238,10 @@ def test_a_row_has_the_same_bits_in_every_batch_and_wherever_it_lies(
 @triton.jit
 def sums_kernel(out, x, ROWS: tl.constexpr, WIDTH: tl.constexpr):  # noqa: N803
     if ROWS == 1:
-        tl.store(out, added_in_pairs(tl.load(x + tl.arange(0, WIDTH))))
+        tl.store(out, pairwise_sum(tl.load(x + tl.arange(0, WIDTH))))
     else:
         rows = tl.arange(0, ROWS)
-        tl.store(out + rows, added_in_pairs(tl.load(x + rows[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :])))
+        tl.store(out + rows, pairwise_sum(tl.load(x + rows[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :])))
 
 
 @pytest.mark.parametrize("num_warps", [1, 4, 8])

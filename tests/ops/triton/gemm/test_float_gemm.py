@@ -9,8 +9,8 @@ from torch import Tensor
 
 from archerfish.ops.reference import layers as reference
 from archerfish.ops.triton.gemm import linear_ops as products
-from archerfish.ops.triton.gemm.float_gemm import FloatEpilogue, linear_by_kernel
-from archerfish.ops.triton.gemm.float_tiles import FloatTiles, default_tiles, num_parts
+from archerfish.ops.triton.gemm.float_gemm import FloatEpilogue, float_gemm_into
+from archerfish.ops.triton.gemm.float_tiles import FloatTiles, default_tiles, num_k_splits
 from archerfish.ops.triton.runtime.kernel_launch import INTERPRETED
 from tests.lanes import examples
 
@@ -41,7 +41,7 @@ def by_kernel(
 ) -> Tensor:
     gated = finish.get("activation") is not None
     out = torch.full((len(x), len(weight) // (2 if gated else 1)), torch.nan, dtype=x.dtype, device=x.device)
-    linear_by_kernel(out, x, weight, bias, FloatEpilogue(**finish), tiles)  # type: ignore[arg-type]
+    float_gemm_into(out, x, weight, bias, FloatEpilogue(**finish), tiles)  # type: ignore[arg-type]
     return out
 
 
@@ -89,7 +89,7 @@ def test_a_row_has_its_bits_whatever_comes_with_it_and_however_the_work_is_cut(
 @pytest.mark.skipif(INTERPRETED, reason="needs cuBLAS")
 @pytest.mark.parametrize("shape", [(1024, 3072), (2048, 2048), (4096, 4096), (6144, 1024), (4096, 14336), (320, 864)])
 def test_many_rows_have_the_bits_of_few(shape: tuple[int, int], device: str) -> None:
-    products.walk_in_order()
+    products.require_ordered_cublas()
     weight, x = matrix(*shape, torch.bfloat16, device), numbers(2048, shape[1], dtype=torch.bfloat16, device=device)
     few = by_kernel(x[:16], weight)
     for num_rows in (33, 64, 100, 256, 512, 1000, 1100, 2048):
@@ -97,9 +97,9 @@ def test_many_rows_have_the_bits_of_few(shape: tuple[int, int], device: str) -> 
 
 
 def test_only_few_outputs_have_their_inputs_cut_into_parts() -> None:
-    assert num_parts(1024, 3072) == num_parts(WIDE - 1, 64) == 4
-    assert num_parts(WIDE, 14336) == num_parts(128256, 4096) == 1
-    assert num_parts(100, 40) == 1, "no parts of whole blocks"
+    assert num_k_splits(1024, 3072) == num_k_splits(WIDE - 1, 64) == 4
+    assert num_k_splits(WIDE, 14336) == num_k_splits(128256, 4096) == 1
+    assert num_k_splits(100, 40) == 1, "no parts of whole blocks"
 
 
 @examples(30)

@@ -6,11 +6,11 @@ from torch import Tensor
 
 from archerfish.ops.triton.elementwise.quantized_rows import QuantizedRows
 from archerfish.ops.triton.gemm.quantized_gemm import (
+    activation_format,
+    gated_linear_quantized,
     quantize_for,
     quantized_gated,
     quantized_linear,
-    rounded_gated,
-    rounding_of,
 )
 from tests.ops.triton.gemm.matrices import FORMATS, assert_same_bits, make_matrix, make_rows
 
@@ -37,7 +37,7 @@ def test_gated_products_leave_rows_as_the_next_product_wants_them(name: str, num
     following = make_matrix("int4 g32" if name.startswith("int") else name, 40, 160, device).weight
     x = make_rows(num_rows, 128, device, torch.bfloat16)
     plain = quantized_gated(x, weight, None, "silu")
-    made = rounded_gated(x, weight, None, "silu", rounding_of(following))
+    made = gated_linear_quantized(x, weight, None, "silu", activation_format(following))
     wanted = quantized_linear(plain, following, None)
     assert_same_bits(quantized_linear(made, following, None), wanted)
     if num_rows == 17 or not name.startswith("int"):

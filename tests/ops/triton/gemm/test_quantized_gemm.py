@@ -18,12 +18,12 @@ from archerfish.ops.triton.gemm import fp8_gemm as fp8_product
 from archerfish.ops.triton.gemm import int4_gemm as int4_product
 from archerfish.ops.triton.gemm import int8_gemm as int8_product
 from archerfish.ops.triton.gemm.quantized_gemm import (
-    prepared,
     quantize_for,
     quantized_embed,
     quantized_embed_into,
     quantized_gated,
     quantized_gated_into,
+    quantized_input,
     quantized_linear,
     quantized_linear_into,
     tiles_of,
@@ -232,7 +232,7 @@ def test_steps_side_by_side_give_the_same_bits(name: str, num_inputs: int, devic
     found, gated = x.new_empty(1, 20), x.new_empty(1, 10)
     chosen = tiles_of(weight, 20, 1)
     assert chosen.sides > 1 or num_inputs == 896
-    given = [quantize_for(x, weight), prepared(x, weight)]
+    given = [quantize_for(x, weight), quantized_input(x, weight)]
     wanted, wanted_gated = quantized_linear(x.repeat(17, 1), weight, None)[:1], quantized_gated(x, weight, None, "silu")
     for sides in (1, 2, 4):
         if weight.data.shape[1] // (chosen.step if weight.format != "int4" else 1) % sides:
@@ -300,10 +300,10 @@ def test_a_vocabulary_of_four_bits_is_refused(device: str) -> None:
 
 def test_what_cannot_be_arranged_is_told() -> None:
     assert why_not_arranged(4096, 128) is None
-    assert why_not_arranged(4100, 4100) == "4100 inputs are no multiple of 32"
-    assert why_not_arranged(4128, 64) == "4128 inputs are no multiple of the group of 64"
+    assert why_not_arranged(4100, 4100) == "4100 inputs are not a multiple of 32"
+    assert why_not_arranged(4128, 64) == "4128 inputs are not a multiple of the group of 64"
     assert "more than 131072" in str(why_not_arranged(1 << 18, 64))
-    with pytest.raises(AssertionError, match="no multiple of the group of 64"):
+    with pytest.raises(AssertionError, match="not a multiple of the group of 64"):
         make_matrix("int4 g64", 16, 96, "cpu")
 
 

@@ -29,7 +29,7 @@ def test_tokens_and_slots_are_those_of_rows_at_positions(device: str) -> None:
     slots = torch.empty((2, 4), dtype=torch.int64, device=device)
     starts = torch.tensor([len(tokens), len(tokens) + num_rows * num_blocks], device=device)
     strides = (length, num_blocks, block_size)
-    steps.find_tokens(found, slots, memory, starts, ints(rows, device), ints(positions, device), strides)
+    steps.gather_tokens(found, slots, memory, starts, ints(rows, device), ints(positions, device), strides)
     assert found.tolist() == [2 * 40 + 39, 17, 0, 40 + 15]
     blocks = tables.view(2, num_rows, num_blocks)
     for group in range(2):
@@ -44,7 +44,7 @@ def test_drawn_tokens_are_kept_and_told_with_their_peaks(device: str) -> None:
     memory = torch.zeros(30, dtype=torch.int32, device=device)
     tokens, peaks = torch.tensor([7, 8, 9], device=device), torch.tensor([1.5, torch.nan, -torch.inf], device=device)
     results = torch.empty((2, 3), dtype=torch.int32, device=device)
-    steps.keep_tokens(results, memory, tokens, peaks, ints([1, -1, 2], device), ints([4, 0, 9], device), 10)
+    steps.store_tokens(results, memory, tokens, peaks, ints([1, -1, 2], device), ints([4, 0, 9], device), 10)
     assert results[0].tolist() == [7, 8, 9]
     assert torch.equal(results[1].view(torch.float32).nan_to_num(nan=99.0), peaks.nan_to_num(nan=99.0))
     assert {place: int(memory[place]) for place in memory.nonzero().flatten().tolist()} == {14: 7, 29: 9}

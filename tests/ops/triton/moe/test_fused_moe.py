@@ -258,9 +258,9 @@ def test_a_larger_workspace_serves_whatever_was_left_in_it(device: str, tokens: 
 @pytest.mark.parametrize(
     ("dtype", "hidden", "size", "among", "reason"),
     [
-        (torch.float32, 64, 64, 8, "they know bfloat16 and float16, not float32"),
-        (torch.float16, 72, 64, 8, "a hidden size of 72 is no multiple of 16"),
-        (torch.float16, 64, 24, 8, "an expert size of 24 is no multiple of 16"),
+        (torch.float32, 64, 64, 8, "they support bfloat16 and float16, not float32"),
+        (torch.float16, 72, 64, 8, "a hidden size of 72 is not a multiple of 16"),
+        (torch.float16, 64, 24, 8, "an expert size of 24 is not a multiple of 16"),
         (torch.float16, 64, 64, MOST_EXPERTS + 1, "1025 experts are more than 1024"),
         (torch.bfloat16, 64, 64, MOST_EXPERTS, None),
     ],

@@ -122,5 +122,5 @@ def test_no_tokens_give_no_rows(device: str) -> None:
 
 
 def test_tiles_of_outputs_belong_to_one_expert() -> None:
-    with pytest.raises(AssertionError, match="24 outputs are no multiple of 16"):
+    with pytest.raises(AssertionError, match="24 outputs are not a multiple of 16"):
         stacked("int8", 2, 24, 64, "cpu")

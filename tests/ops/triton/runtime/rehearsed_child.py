@@ -1,4 +1,4 @@
-"""Run by a test where kernels are compiled: prints which were compiled before a rehearsal, in it, and after it.
+"""Run by a test where kernels are compiled: prints which were compiled before a compile_only, in it, and after it.
 
 Without a GPU they are compiled for one all the same, and launching them does nothing.
 """
@@ -74,7 +74,7 @@ def main() -> None:
     triton.knobs.compilation.listener = lambda **event: compiled.append(event["src"].name)  # type: ignore[assignment]
 
     from archerfish.ops.triton.elementwise import row_ops as rows
-    from archerfish.ops.triton.gemm.float_gemm import linear_by_kernel
+    from archerfish.ops.triton.gemm.float_gemm import float_gemm_into
     from archerfish.ops.triton.gemm.float_tiles import FloatTiles
     from archerfish.ops.triton.graph import step_kernels as steps
     from archerfish.ops.triton.runtime import kernel_launch
@@ -84,14 +84,14 @@ def main() -> None:
     def work() -> None:
         for num_rows in (1, 16, 2):
             x = torch.zeros(num_rows, 64, device=device).bfloat16()
-            linear_by_kernel(torch.empty(num_rows, 32, device=device).bfloat16(), x, weight, None)
+            float_gemm_into(torch.empty(num_rows, 32, device=device).bfloat16(), x, weight, None)
         for first in (0, 1, 8):  # The second is no multiple of 16 bytes.
             rows.add_into(torch.empty_like(x[:1]), x[:1], room[None, first : first + 64], 1.0)
         steps.select_into(torch.empty_like(x), x, torch.zeros(num_rows, dtype=torch.int32, device=device))
 
-    kernel_launch.wake_compiler().join()
+    kernel_launch.start_compiler().join()
     woken = compiled.copy()
-    with kernel_launch.rehearsal(2):
+    with kernel_launch.compile_only(2):
         work()
     num_rehearsed = len(compiled)
     work()
@@ -99,12 +99,12 @@ def main() -> None:
 
     def too_large(x: torch.Tensor) -> None:
         tiles = FloatTiles(outputs=64, inputs=512, rows=64, num_warps=4, num_stages=8)
-        linear_by_kernel(torch.empty(len(x), 4096, device=device).bfloat16(), x, matrix, None, tiles=tiles)
+        float_gemm_into(torch.empty(len(x), 4096, device=device).bfloat16(), x, matrix, None, tiles=tiles)
 
     matrix, x = (torch.zeros(shape, device=device).bfloat16() for shape in ((4096, 4096), (64, 4096)))
-    with kernel_launch.rehearsal(2):
+    with kernel_launch.compile_only(2):
         too_large(x)
-    with kernel_launch.rehearsal(2):
+    with kernel_launch.compile_only(2):
         work()
     print(json.dumps({"woken": woken, "rehearsed": rehearsed, "after": after, "refused": refused(too_large, x)}))
 

@@ -1,4 +1,4 @@
-"""What is launched in a rehearsal is compiled, as it will be needed, and not run."""
+"""What is launched in a compile_only is compiled, as it will be needed, and not run."""
 
 import json
 import os
@@ -17,19 +17,19 @@ from archerfish.ops.triton.runtime import kernel_launch
 def test_nothing_is_run_in_a_rehearsal(device: str) -> None:
     x, y = torch.ones(3, 64, device=device), torch.ones(3, 64, device=device)
     out = torch.zeros(3, 64, device=device)
-    with kernel_launch.rehearsal(1):
-        assert kernel_launch.is_rehearsal()
+    with kernel_launch.compile_only(1):
+        assert kernel_launch.is_compile_only()
         rows.add_into(out, x, y, 1.0)
-    assert not kernel_launch.is_rehearsal()
+    assert not kernel_launch.is_compile_only()
     assert not out.any()
     rows.add_into(out, x, y, 1.0)
     assert (out == 2).all()
 
 
 def test_a_rehearsal_that_fails_is_over() -> None:
-    with pytest.raises(ZeroDivisionError), kernel_launch.rehearsal(1):
+    with pytest.raises(ZeroDivisionError), kernel_launch.compile_only(1):
         raise ZeroDivisionError
-    assert not kernel_launch.is_rehearsal()
+    assert not kernel_launch.is_compile_only()
 
 
 def test_kernels_are_compiled_once_and_none_is_left_to_compile(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_kernels_are_compiled_once_and_none_is_left_to_compile(tmp_path: Path) -
     ran = subprocess.run(child, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
-    assert (found["woken"], found["after"]) == (["_nothing_kernel"], [])
-    assert found["refused"], "what does not fit says so when it is launched, and spoils no other rehearsal"
+    assert (found["woken"], found["after"]) == (["_empty_kernel"], [])
+    assert found["refused"], "what does not fit says so when it is launched, and spoils no other compile_only"
     # Tiles of 8 and of 16 rows; rows at aligned addresses and at another.
-    assert Counter(found["rehearsed"]) == {"_linear_kernel": 2, "add_kernel": 2, "_select_kernel": 1}
+    assert Counter(found["rehearsed"]) == {"_float_gemm_kernel": 2, "add_kernel": 2, "_gather_rows_kernel": 1}

@@ -1,4 +1,4 @@
-"""Measured tiles are stored and used, and no stored choice can be anything but a candidate."""
+"""Measured tiles are stored_tiles and used, and no stored_tiles choice can be anything but a candidate."""
 
 import json
 from collections.abc import Iterator
@@ -8,16 +8,22 @@ import pytest
 import torch
 
 from archerfish.disk_cache import DiskCache
-from archerfish.ops.triton.gemm.float_gemm import FloatEpilogue, linear_by_kernel
-from archerfish.ops.triton.gemm.float_tiles import FloatTiles, candidate_tiles, chosen_tiles, default_tiles, num_parts
+from archerfish.ops.triton.gemm.float_gemm import FloatEpilogue, float_gemm_into
+from archerfish.ops.triton.gemm.float_tiles import (
+    FloatTiles,
+    candidate_tiles,
+    chosen_tiles,
+    default_tiles,
+    num_k_splits,
+)
 from archerfish.ops.triton.runtime import tuning
 from archerfish.ops.triton.runtime.kernel_launch import INTERPRETED
-from archerfish.ops.triton.runtime.tuning import Product, stored, tune
+from archerfish.ops.triton.runtime.tuning import GemmShape, stored_tiles, tune_gemm
 
 pytestmark = pytest.mark.each_choice
 
 SHAPE = (16, 6144, 4096)
-PRODUCT = Product(*SHAPE)
+PRODUCT = GemmShape(*SHAPE)
 
 
 @pytest.fixture
@@ -42,7 +48,7 @@ def tuned_to(place: int) -> FloatTiles:
     """The candidate at a place is measured to be the fastest."""
     candidates = candidate_tiles(*SHAPE)
     seconds = dict.fromkeys(candidates, 2.0) | {candidates[place]: 1.0}
-    found = tune(PRODUCT, candidates, seconds.__getitem__)
+    found = tune_gemm(PRODUCT, candidates, seconds.__getitem__)
     assert (found.best, found.seconds) == (candidates[place], 1.0)
     return candidates[place]
 
@@ -68,9 +74,9 @@ def test_what_was_measured_elsewhere_is_not_used(directory: Path, monkeypatch: p
 @pytest.mark.usefixtures("directory")
 def test_what_is_hardly_slower_is_left_as_it_is() -> None:
     candidates = candidate_tiles(*SHAPE)
-    assert tune(PRODUCT, candidates, lambda _: 1.0).best == candidates[0]
+    assert tune_gemm(PRODUCT, candidates, lambda _: 1.0).best == candidates[0]
     hardly = dict.fromkeys(candidates, 0.95) | {candidates[0]: 1.0}
-    assert tune(PRODUCT, candidates, hardly.__getitem__).best == candidates[0]
+    assert tune_gemm(PRODUCT, candidates, hardly.__getitem__).best == candidates[0]
 
 
 @pytest.mark.parametrize("changed", [{"inputs": 8}, {"rows": 24}, {"num_warps": 3}])
@@ -84,7 +90,7 @@ def test_a_stored_choice_that_is_no_candidate_is_not_used(
     written["entries"] = {key: list(best._replace(**changed)) for key in written["entries"]}
     path.write_text(json.dumps(written))
     _start_again(directory, monkeypatch)
-    assert stored(PRODUCT, candidate_tiles(*SHAPE)) is None
+    assert stored_tiles(PRODUCT, candidate_tiles(*SHAPE)) is None
     assert chosen_tiles(*SHAPE, False) == default_tiles(*SHAPE)
 
 
@@ -100,7 +106,7 @@ def test_no_candidate_changes_a_bit(shape: tuple[int, int, int], gated: bool, de
     candidates = candidate_tiles(*shape)
     for tiles in candidates[:: 7 if INTERPRETED else 1]:
         out = torch.empty(num_rows, num_outputs // (2 if gated else 1), dtype=torch.float16, device=device)
-        linear_by_kernel(out, x, weight, None, FloatEpilogue(activation="silu" if gated else None), tiles)
+        float_gemm_into(out, x, weight, None, FloatEpilogue(activation="silu" if gated else None), tiles)
         made.append(out)
     assert len(made) > 1
     for other in made[1:]:
@@ -113,9 +119,9 @@ def test_candidates_fit_a_multiprocessor(num_rows: int, num_outputs: int, num_in
     candidates = candidate_tiles(num_rows, num_outputs, num_inputs)
     assert candidates[0] == default_tiles(num_rows, num_outputs, num_inputs)
     assert len(set(candidates)) == len(candidates)
-    parts = num_parts(num_outputs, num_inputs)
+    parts = num_k_splits(num_outputs, num_inputs)
     for tiles in candidates[1:]:
-        assert tiles.rows == candidates[0].rows and tiles.parts_by == candidates[0].parts_by
-        at_once = parts if tiles.parts_by == "warps" else 1
+        assert tiles.rows == candidates[0].rows and tiles.split_k_mode == candidates[0].split_k_mode
+        at_once = parts if tiles.split_k_mode == "warps" else 1
         assert 2 * (tiles.outputs + tiles.rows) * tiles.inputs * (tiles.num_stages + 1) * at_once <= 227 << 10
         assert tiles.inputs * parts <= num_inputs

@@ -128,7 +128,7 @@ def test_a_row_draws_the_same_token_in_steps_of_every_kind_that_can(device: str)
         for kind in (kind for kind in Kind if kind >= kind_of(rows)):
             tokens, peaks = torch.empty(1, dtype=torch.int64, device=device), torch.empty(1, device=device)
             row = logits[place : place + 1]
-            draw_into(tokens, peaks, row, device_rows(rows).to(device), kind, DrawScratch.room_for(1, 2500, device))
+            draw_into(tokens, peaks, row, device_rows(rows).to(device), kind, DrawScratch.allocate(1, 2500, device))
             drawn.add((int(tokens), float(peaks)))
         assert len(drawn) == 1
 
@@ -178,7 +178,7 @@ def test_rows_that_nobody_waits_for_are_harmless(device: str) -> None:
     asked = rows_of({"seed": 5, "top_p": 0.9, "top_k": 20})
     words[3] = device_rows(asked)[0]
     tokens, peaks = torch.empty(24, dtype=torch.int64, device=device), torch.empty(24, device=device)
-    draw_into(tokens, peaks, logits, words.to(device), Kind.FILTERED, DrawScratch.room_for(24, 2100, device))
+    draw_into(tokens, peaks, logits, words.to(device), Kind.FILTERED, DrawScratch.allocate(24, 2100, device))
     assert int(tokens[3]) == int(draw(logits[3:4], asked).tokens)
     assert ((tokens >= 0) & (tokens < 2100)).all()
     assert torch.equal(peaks, logits.amax(-1))
@@ -193,4 +193,4 @@ def test_a_scratch_of_another_vocabulary_is_refused(device: str) -> None:
     tokens, peaks = torch.empty(1, dtype=torch.int64, device=device), torch.empty(1, device=device)
     with pytest.raises(AssertionError, match="scratch"):
         draw_into(tokens, peaks, random_logits(0, 1, 5000).to(device), device_rows(rows_of({})).to(device), Kind.PLAIN,
-                  DrawScratch.room_for(1, 2000, device))  # fmt: skip
+                  DrawScratch.allocate(1, 2000, device))  # fmt: skip
