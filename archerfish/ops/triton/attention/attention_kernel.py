@@ -53,8 +53,8 @@ class WorkUnit(NamedTuple):
 class KernelCache(NamedTuple):
     """The KV cache of a layer, and the block tables of all rows."""
 
-    keys: Any
-    values: Any
+    k_cache: Any
+    v_cache: Any
     block_stride: Any
     table: Any
     table_stride: Any
@@ -178,7 +178,7 @@ def attend_unit(
     HAS_TREE: tl.constexpr,
 ):
     """Attend with a unit's queries q [rows, D] to one head of keys; into scratch, if the tile is shared."""
-    if stored.keys.dtype.element_ty == tl.float8e4nv:
+    if stored.k_cache.dtype.element_ty == tl.float8e4nv:
         q = q.to(tl.float16)  # One instruction converts eight bits to float16; bfloat16 takes four.
     BLOCK_M: tl.constexpr = q.shape[0]
     D: tl.constexpr = q.shape[1]
@@ -192,8 +192,8 @@ def attend_unit(
     first = tl.maximum(oldest // BLOCK_N * BLOCK_N, unit.first_split * SPLIT)
     stop = tl.minimum(end, unit.end_split * SPLIT)
     cache = KVBlocks(
-        stored.keys + head * (BLOCK_SIZE * D),
-        stored.values + head * (BLOCK_SIZE * D),
+        stored.k_cache + head * (BLOCK_SIZE * D),
+        stored.v_cache + head * (BLOCK_SIZE * D),
         stored.block_stride,
         stored.table + unit.table_row.to(tl.int64) * stored.table_stride,
     )
@@ -230,8 +230,8 @@ def attend_unit(
     split_total = tl.max(split_ones, 0 if SWAP_AB else 1)
     if unit.num_arrivals == 1:
         peak, total, weighted = fold(peak, total, weighted, split_peak, split_total, split_weighted, SWAP_AB)
-        weighted = rows_first(weighted, SWAP_AB)
-        _write(out, out_stride, unit.first_token + tokens, head * REPEAT + heads, real, total, weighted)
+        by_row = rows_first(weighted, SWAP_AB)
+        _write(out, out_stride, unit.first_token + tokens, head * REPEAT + heads, real, total, by_row)
     else:
         store_split(sharing, unit.end_split - 1 - first_of_all, split_peak, split_total, split_weighted, SWAP_AB)
         tl.debug_barrier()  # All threads have stored before one of them counts the unit.

@@ -18,11 +18,14 @@ _RUN: tl.constexpr = tl.constexpr(16)
 _COMPILED: tl.constexpr = tl.constexpr(not INTERPRETED)
 
 
+# Named tuples become Triton's tuples in kernels, whose own attributes (values, type, ...) cannot be field names.
+
+
 class KVBlocks(NamedTuple):
     """Keys and values of one head, and the block table of one sequence."""
 
-    keys: Any
-    values: Any
+    k_cache: Any
+    v_cache: Any
     block_stride: Any
     table: Any
 
@@ -144,17 +147,17 @@ def _load_keys_values(
     if MASKED:
         positions = firsts[:, None] + numbers // D
         alive = (positions >= reach.oldest) & (positions < reach.end)
-        k = tl.load(cache.keys + addresses, mask=alive, other=0.0)
-        v = tl.load(cache.values + addresses, mask=alive, other=0.0)
+        k = tl.load(cache.k_cache + addresses, mask=alive, other=0.0)
+        v = tl.load(cache.v_cache + addresses, mask=alive, other=0.0)
     else:
-        k, v = tl.load(cache.keys + addresses), tl.load(cache.values + addresses)
+        k, v = tl.load(cache.k_cache + addresses), tl.load(cache.v_cache + addresses)
     return tl.reshape(k, (KEYS, D)), tl.reshape(v, (KEYS, D))
 
 
 @triton.jit
 def _blocks(cache, start, stop, KEYS: tl.constexpr, BLOCK_SIZE: tl.constexpr):
     """Look up blocks of positions from start on: of each, or of each run of bytes, too short to be loaded singly."""
-    RUN: tl.constexpr = _RUN if cache.keys.dtype.element_ty == tl.float8e4nv else 1
+    RUN: tl.constexpr = _RUN if cache.k_cache.dtype.element_ty == tl.float8e4nv else 1
     firsts = start + tl.arange(0, KEYS // RUN) * RUN
     return tl.load(cache.table + firsts // BLOCK_SIZE, mask=firsts < stop, other=0)
 
