@@ -15,7 +15,7 @@ from archerfish.config.resolve import ResolvedConfig
 from archerfish.console import logger
 from archerfish.disk_cache import DiskCache
 from archerfish.execution.executor import Executor
-from archerfish.execution.memory import CacheSize, Measured, Memory
+from archerfish.execution.memory import CacheSize, MeasuredMemory, MemoryBudget
 from archerfish.execution.profile_run import MemoryReader, Rehearsed, measure_peak, rehearsed_steps
 from archerfish.request import SamplingParams
 
@@ -45,7 +45,7 @@ class Stage:
 
 
 def measured_size(
-    memory: Memory, config: ResolvedConfig, stage: Stage, weights: int, recommended: Mapping[str, Any]
+    memory: MemoryBudget, config: ResolvedConfig, stage: Stage, weights: int, recommended: Mapping[str, Any]
 ) -> CacheSize:
     """What the budget leaves for the cache, by what was measured; a DoesNotFit tells those numbers.
 
@@ -62,18 +62,18 @@ def measured_size(
         activations = 2 * taken
         logger.info("the largest step was tried, and takes %.2f GB", taken / 1e9)
         stage.cache.put(key, activations)
-    return replace(memory, measured=Measured(weights, activations, config)).size_cache(config)
+    return replace(memory, measured=MeasuredMemory(weights, activations, config)).size_cache(config)
 
 
 @contextmanager
-def refusing(memory: Memory, config: ResolvedConfig, weights: int | None = None) -> Iterator[None]:
+def refusing(memory: MemoryBudget, config: ResolvedConfig, weights: int | None = None) -> Iterator[None]:
     """A device without room is told of as a model that does not fit."""
     try:
         yield
     except torch.OutOfMemoryError:
         weights = memory.weights if weights is None else weights
         # How much more it would have taken nobody knows: all that there was is the least.
-        measured = Measured(weights, max(0, memory.available - weights), config)
+        measured = MeasuredMemory(weights, max(0, memory.available - weights), config)
         raise replace(memory, measured=measured).refusal(config) from None
 
 
@@ -93,6 +93,6 @@ def _rehearse(stage: Stage, steps: Rehearsed, num_cores: int) -> int:
     return taken
 
 
-def _key(memory: Memory, config: ResolvedConfig, where: str) -> str:
+def _key(memory: MemoryBudget, config: ResolvedConfig, where: str) -> str:
     settings = {name: getattr(config, name) for name in _DECISIVE}
     return hashlib.sha256(f"{memory.arch!r} {settings!r} {where}".encode()).hexdigest()

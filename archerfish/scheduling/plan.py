@@ -5,9 +5,8 @@ new. A row is free for another sequence once a plan starts one on it. A plan may
 ones are known: its chunks then start at tokens that only the executor has.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from archerfish.kvcache.pool import BlockId
 from archerfish.kvcache.tables import BlockCopy, Blocks
@@ -53,21 +52,14 @@ class Plan:
     starts: list[SequenceStart]
     copies: list[BlockCopy]
     chunks: list[Chunk]
+    max_draft_tokens: int = 0
+    """Draft tokens that were planned for, per chunk; single chunks may have fewer."""
+    others_wait: bool = False
+    """Whether a waiting sequence starts as soon as a row is free. Only determined for executors that speculate."""
 
     @property
     def num_tokens(self) -> int:
         return sum(chunk.length for chunk in self.chunks)
-
-
-class RoomForGuesses(Protocol):
-    """Who says how many tokens are guessed for each sequence of a step."""
-
-    def skips(self) -> bool:
-        """Whether there are none in the next step, whatever it has. Asked for every step, before anything else."""
-
-    def most(self, chunks: Collection[Chunk], starts: Collection[SequenceStart], room: int, others_wait: bool) -> int:
-        """For one sequence, given the step's chunks, who begins with it, how many guesses there is room for if all have
-        as many, and whether others wait to begin as soon as somebody ends."""
 
 
 @dataclass(slots=True)
@@ -98,3 +90,5 @@ class StepResult:
     """Seconds spent on proposing draft tokens."""
     saved_seconds: float = 0.0
     """Estimated seconds that speculation saved: what the tokens would have taken without it, minus what they took."""
+    max_draft_tokens: int | None = None
+    """Draft tokens that each chunk of the next step may have; None from executors that never speculate."""
