@@ -16,7 +16,7 @@ from archerfish.console import logger
 from archerfish.disk_cache import DiskCache
 from archerfish.execution.executor import Executor
 from archerfish.execution.memory import CacheSize, MeasuredMemory, MemoryBudget
-from archerfish.execution.profile_run import MemoryReader, Rehearsed, measure_peak, rehearsed_steps
+from archerfish.execution.profile_run import MemoryReader, ProfileSteps, measure_peak, profile_steps
 from archerfish.request import SamplingParams
 
 _MOST_THREADS = 16
@@ -55,7 +55,7 @@ def measured_size(
     activations = stage.cache.get(key)
     if not isinstance(activations, int):
         params = SamplingParams(**{name: recommended[name] for name in _DRAWN_BY if name in recommended})
-        steps = rehearsed_steps(config, len(memory.layout.windows), params)
+        steps = profile_steps(config, len(memory.layout.windows), params)
         with refusing(memory, config, weights):
             taken = _rehearse(stage, steps, config.threads) - steps.num_blocks * memory.block_bytes(config)
         # Captured steps have memory of their own, as much as those that are launched kernel by kernel.
@@ -77,7 +77,7 @@ def refusing(memory: MemoryBudget, config: ResolvedConfig, weights: int | None =
         raise replace(memory, measured=measured).refusal(config) from None
 
 
-def _rehearse(stage: Stage, steps: Rehearsed, num_cores: int) -> int:
+def _rehearse(stage: Stage, steps: ProfileSteps, num_cores: int) -> int:
     """Compile what steps need, run the largest; the bytes it takes, those of the small cache among them."""
 
     def run() -> None:

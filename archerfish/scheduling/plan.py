@@ -67,12 +67,12 @@ class StepResult:
     """What became of a plan's chunks, in their order."""
 
     tokens: list[list[int]]
-    """Tokens drawn for each chunk: none where it does not sample, one or more where it does.
+    """Tokens sampled for each chunk: none where it does not sample, one or more where it does.
 
-    The scheduler takes them up to where the sequence ends and ignores the rest; the executor keeps all of them on the
-    row. The sequence's next chunk starts after this one and what it had room for, or at the last token drawn if that
-    comes first: keys and values of tokens that lie past it are computed then. More than one can be drawn only where the
-    next step is not planned before this one's result is known.
+    The scheduler takes them up to where the sequence ends and ignores the rest; the executor writes all of them to the
+    row. The sequence's next chunk starts after this one and its draft tokens, or at the last token sampled if that is
+    first: keys and values of tokens past it are computed then. More than one can be sampled only where the next step is
+    not planned before this one's result is known.
     """
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     """By chunk, one entry for each token drawn."""

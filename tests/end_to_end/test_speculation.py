@@ -427,7 +427,7 @@ def test_windows_pass_over_guesses(kernels: str, tmp_path: Path) -> None:
         ({"method": "magic"}, "method 'magic' is none of auto, off, suffix"),
         ({"methods": "off"}, "no key 'methods'; it knows method, model, "),
         ({"method": "suffix", "num_speculative_tokens": 0}, "must be a number from 1 to 63"),
-        ({"num_speculative_tokens": 4}, "needs a method that guesses, not auto"),
+        ({"num_speculative_tokens": 4}, "needs a named method, not auto"),
         ({"method": "draft_model", "quantization": "int3"}, "quantization 'int3' is none of none, int8"),
         (
             {"method": "suffix", "model": "minnow"},
@@ -436,7 +436,10 @@ def test_windows_pass_over_guesses(kernels: str, tmp_path: Path) -> None:
         ({"method": "draft_model", "shared": True}, "shared needs suffix or auto, not draft_model"),
         ({"method": "draft_model", "branches": 8, "num_speculative_tokens": 8}, "times branches is more than 63"),
         ({"verification": "hopeful"}, "verification 'hopeful' is none of coupled, rejection, typical"),
-        ({"method": "off", "verification": "rejection"}, "verification rejection needs a method that guesses, not off"),
+        (
+            {"method": "off", "verification": "rejection"},
+            "verification rejection needs a method that drafts, not off",
+        ),
         ({"verification": "typical", "typical_epsilon": 1}, "typical_epsilon 1 must be a number above 0 and below 1"),
         ({"verification": "typical", "typical_delta": "x"}, "typical_delta 'x' must be a number above 0"),
     ],

@@ -19,7 +19,7 @@ from archerfish.engine.sizing import Stage, measured_size, refusing
 from archerfish.errors import DoesNotFit
 from archerfish.execution.executor import Executor, FinishedStep
 from archerfish.execution.memory import CacheSize, MemoryBudget
-from archerfish.execution.profile_run import Reading
+from archerfish.execution.profile_run import MemoryReading
 from archerfish.kvcache.layout import kv_layout
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
@@ -82,10 +82,10 @@ class Device:
         yield
         self.is_compile_only = False
 
-    def read(self) -> Reading:
-        return Reading(allocated=WEIGHTS, peak=self.peak, outside=0)
+    def read(self) -> MemoryReading:
+        return MemoryReading(allocated=WEIGHTS, peak=self.peak, outside=0)
 
-    def forget_peak(self) -> None:
+    def reset_peak(self) -> None:
         self.peak = WEIGHTS
 
 
