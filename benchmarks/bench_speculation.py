@@ -41,23 +41,24 @@ MODEL_1B = Path(__file__).parent / "gpu" / "shapes" / "llama-3.2-1b.json"
 VERIFIED = (1, 2, 3, 4, 6, 8, 12, 16)
 
 _NAMES = ("Tom", "Anna", "Ben", "Mia", "Sam", "Lily", "Max", "Sara")
-_PLACES = ("park", "garden", "forest", "beach", "school", "farm")
+_LOCATIONS = ("park", "garden", "forest", "beach", "school", "farm")
 _THINGS = ("red ball", "small boat", "blue kite", "old hat", "little dog", "yellow car")
 
 
 def copied(rng: random.Random) -> str:
-    """A text to be written again with a small change."""
-    one, other, new = rng.sample(_NAMES, 3)
-    thing, place = rng.choice(_THINGS), rng.choice(_PLACES)
+    """Return a request to write a text again with a small change."""
+    hero, friend, new = rng.sample(_NAMES, 3)
+    thing, location = rng.choice(_THINGS), rng.choice(_LOCATIONS)
     return (
-        f"Write the text again with {new} instead of {other}.\n{one} had a {thing}. {one} took the {thing} to the "
-        f"{place}. {other} saw the {thing} and smiled. They played until the sun went down. Then {one} went home and "
-        f"put the {thing} under the bed. {other} came back to the {place} the next day and looked for the {thing}."
+        f"Write the text again with {new} instead of {friend}.\n{hero} had a {thing}. {hero} took the {thing} to the "
+        f"{location}. {friend} saw the {thing} and smiled. They played until the sun went down. Then {hero} went home "
+        f"and put the {thing} under the bed. {friend} came back to the {location} the next day and looked for "
+        f"the {thing}."
     )
 
 
 def begun(rng: random.Random) -> str:
-    return f"Once upon a time, {rng.choice(_NAMES)} found a {rng.choice(_THINGS)} in the {rng.choice(_PLACES)}."
+    return f"Once upon a time, {rng.choice(_NAMES)} found a {rng.choice(_THINGS)} in the {rng.choice(_LOCATIONS)}."
 
 
 def unrelated(rng: random.Random) -> list[int]:

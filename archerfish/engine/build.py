@@ -17,7 +17,7 @@ from archerfish.config.settings import EngineConfig
 from archerfish.console import logger
 from archerfish.engine.engine import Engine
 from archerfish.engine.factory.drafters import choose_drafter, with_named_method
-from archerfish.engine.factory.executors import build_executor, rehearsal_stage
+from archerfish.engine.factory.executors import build_executor, profile_stage
 from archerfish.engine.factory.kernels import choose_kernels
 from archerfish.engine.factory.speculation import DrafterFactory
 from archerfish.engine.footprint import bytes_per_kv_value, bytes_per_weight, footprint, free_memory
@@ -138,7 +138,7 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
 
     if kernels.triton is not None and resolved.device == "cuda":
         num_bytes = _allocated(resolved.device) - before
-        cache_size = measured_size(memory, resolved, rehearsal_stage(executor_of), num_bytes, recommended)
+        cache_size = measured_size(memory, resolved, profile_stage(executor_of), num_bytes, recommended)
     forms = None if tokenizer is None else CompiledForms(tokenizer, checkpoint.arch.vocab_size, eos_token_ids)
     with refusing(memory, resolved):
         executor = executor_of(cache_size.num_blocks, None if forms is None else Grammars(forms))

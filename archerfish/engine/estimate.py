@@ -151,7 +151,7 @@ def _estimate(
         draft_weights=memory.drafter.weights,
         activations=memory.activations(resolved),
         kv_cache_per_token=memory.kv_bytes_per_token(resolved),
-        kv_cache_per_request=memory.one_request(resolved),
+        kv_cache_per_request=memory.bytes_per_request(resolved),
         needed=memory.needed(resolved),
         fit=None if size is None else _fit(size),
         remedy=None if size is not None else memory.remedy(resolved),

@@ -164,13 +164,13 @@ class MemoryBudget:
         logprobs = _LOGPROB_COPIES * min(LOGIT_ROWS_AT_ONCE, tokens)
         return max(_LOGIT_COPIES * drawing, drawn, logprobs) * self.arch.vocab_size * 4
 
-    def one_request(self, config: ResolvedConfig) -> int:
+    def bytes_per_request(self, config: ResolvedConfig) -> int:
         """Return the bytes of the KV cache that a single request of full length holds."""
         return self._blocks_per_request(config) * self.block_bytes(config)
 
     def needed(self, config: ResolvedConfig) -> int:
         """Return the bytes of the minimum: weights, activations, and the cache of one request."""
-        return self.weights + self.activations(config) + self.one_request(config)
+        return self.weights + self.activations(config) + self.bytes_per_request(config)
 
     def usable(self, config: ResolvedConfig) -> int:
         """Return the bytes that may be used, where the size of the cache is not given."""
@@ -204,7 +204,7 @@ class MemoryBudget:
         rows = [
             ("weights", self.weights),
             ("activations", self.activations(config)),
-            (f"KV cache of one request of {config.max_model_len} tokens", self.one_request(config)),
+            (f"KV cache of one request of {config.max_model_len} tokens", self.bytes_per_request(config)),
             ("needed", self.needed(config)),
             ("available", self.available),
         ]
@@ -267,7 +267,7 @@ class MemoryBudget:
         """Describe what an option changes."""
         parts = (
             ("weights of", self.weights, smaller.weights),
-            ("a KV cache per request of", self.one_request(config), smaller.one_request(config)),
+            ("a KV cache per request of", self.bytes_per_request(config), smaller.bytes_per_request(config)),
         )
         changed = [
             f"{name} {format_bytes(after)} instead of {format_bytes(before)}"
@@ -291,8 +291,8 @@ class MemoryBudget:
                 yield {**steps, "max_model_len": self._longest(changed)}
                 yield {**steps, "max_model_len": shortened.max_model_len, "gpu_memory_utilization": most}
             else:
-                yield {**steps, "kv_cache_memory_bytes": self.one_request(changed)}
-                size = self.one_request(shortened)
+                yield {**steps, "kv_cache_memory_bytes": self.bytes_per_request(changed)}
+                size = self.bytes_per_request(shortened)
                 yield {**steps, "max_model_len": shortened.max_model_len, "kv_cache_memory_bytes": size}
             if changed.max_num_batched_tokens == 1:
                 return

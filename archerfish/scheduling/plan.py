@@ -79,7 +79,7 @@ class StepResult:
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     """By chunk, for the prompt tokens that follow the chunk's tokens."""
     embeddings: dict[int, list[float]] = field(default_factory=dict)
-    """By chunk, the mean state over the prompt that ends with it, for rows that asked."""
+    """By chunk, the mean state over the prompt that ends with it, for rows that request it."""
     states: dict[int, bytes] = field(default_factory=dict)
     """By chunk, the state of each token of the prompt that ends with it, likewise: float32, row after row."""
     failures: dict[int, str] = field(default_factory=dict)

@@ -85,7 +85,7 @@ def build_executor(
     return executor
 
 
-def rehearsal_stage(build: Callable[[int], Executor]) -> Stage:
+def profile_stage(build: Callable[[int], Executor]) -> Stage:
     """Return what a profile run on a GPU needs, given how an executor is built with a cache of so many blocks."""
     from archerfish.ops.triton import runtime
 

@@ -49,7 +49,7 @@ class RunnableDrafter(Protocol):
         """
 
 
-class NativeDrafting(Protocol):
+class DraftFunction(Protocol):
     """Whole drafts in one native call."""
 
     def __call__(self, batch: StepBatch, draw_rows: DrawRows, counts: Ints, *given: Tensor) -> Drafted:
@@ -63,7 +63,7 @@ class RunnableDraftModel:
     model: RunnableModel
     storage: KVStorage
     rows: Rows
-    native_drafting: NativeDrafting | None = None
+    native_drafting: DraftFunction | None = None
     token_lag: int = 0
     has_kv_cache: bool = True
     reuses_accepted_kv: bool = True
@@ -120,7 +120,7 @@ class RunnableEagle:
         features: FeatureStore,
         rows: Rows,
         vocabulary: DraftVocabulary,
-        native_drafting: NativeDrafting | None = None,
+        native_drafting: DraftFunction | None = None,
     ) -> None:
         """`first` takes features, `further` states. At each position rows have the token after it."""
         self._first = first

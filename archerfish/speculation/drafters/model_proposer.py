@@ -186,9 +186,9 @@ class ModelProposer:
 
     def _draft(self, batch: StepBatch, requests: Sequence[DraftRequest]) -> list[_DraftInProgress]:
         """Compute a batch, whose chunks' last tokens have logits, and draft on from there."""
-        return self._draft_in_one_call(batch, requests) or self._draft_autoregressively(batch, requests)
+        return self._draft_natively(batch, requests) or self._draft_autoregressively(batch, requests)
 
-    def _draft_in_one_call(self, batch: StepBatch, requests: Sequence[DraftRequest]) -> list[_DraftInProgress] | None:
+    def _draft_natively(self, batch: StepBatch, requests: Sequence[DraftRequest]) -> list[_DraftInProgress] | None:
         """Draft in one native call; None if the drafter cannot, or if sampling of a row needs more than its logits."""
         if self.branches > 1 or any(self._needs_proposals(request.row) for request in requests):
             return None

@@ -31,8 +31,8 @@ from archerfish.scheduling.plan import Chunk, Plan, SequenceStart
 from archerfish.speculation.draft import Draft
 from archerfish.speculation.drafters.cache_progress import DraftCacheProgress
 from archerfish.speculation.drafters.drafter import (
+    DraftFunction,
     DraftVocabulary,
-    NativeDrafting,
     RunnableDrafter,
     RunnableDraftModel,
     RunnableEagle,
@@ -177,7 +177,7 @@ def eagle_head(num_tokens: int, stage: Stage, *, at_once: bool) -> tuple[Runnabl
     first, further = (record_eagle(head, storage, stage.native, MOST, joins=joins) for joins in (True, False))
     rows, vocabulary = stage.rows.drafter_view(0, shift=1), DraftVocabulary(VOCABULARY, head.target_ids)
     watched = Watched(RecordedDrafts(first, further, rows, VOCABULARY, head.target_ids))
-    given: NativeDrafting | None = watched if at_once else None
+    given: DraftFunction | None = watched if at_once else None
     return RunnableEagle(first, further, storage, stage.features, rows, vocabulary, given), watched
 
 
