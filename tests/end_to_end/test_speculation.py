@@ -161,7 +161,7 @@ def test_every_kind_of_request_has_its_answer(
 
 
 @pytest.mark.parametrize("length", [3, *full(1, 8, 31)])
-def test_however_many_are_guessed_and_stand(length: int, plain: Callable[[str], list[RequestOutput]]) -> None:
+def test_however_many_are_drafted_and_accepted(length: int, plain: Callable[[str], list[RequestOutput]]) -> None:
     oracle = Oracle()
     fixed = {"method": "suffix", "num_speculative_tokens": length}
     with drafted_by(LLM(speculative_config=fixed, check_invariants=True), oracle) as llm:
@@ -178,7 +178,7 @@ def test_however_many_are_guessed_and_stand(length: int, plain: Callable[[str], 
 @pytest.mark.parametrize(
     "settings", [{}, {"kernels": "reference", "dtype": "float32"}, {"kv_cache_dtype": "int8"}], ids=str
 )
-def test_guesses_may_stand_side_by_side(settings: dict[str, Any]) -> None:
+def test_draft_tokens_may_be_siblings(settings: dict[str, Any]) -> None:
     """In plain torch bits depend on the number of tokens: with float32 that is far from any choice."""
     asked = [PARAMS[name] for name in ("greedy", "seeded", "penalties", "a form")]
     with LLM(speculative_config=OFF, **settings) as llm:
@@ -277,7 +277,7 @@ def networks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
     "more", [{}, {"num_speculative_tokens": 3}, {"num_speculative_tokens": 2, "branches": 3}], ids=str
 )
 @pytest.mark.parametrize("method", ["draft_model", "eagle", "medusa"])
-def test_whatever_network_guesses(
+def test_whatever_drafter_is_used(
     method: str,
     more: dict[str, Any],
     networks: dict[str, dict[str, Any]],
@@ -312,7 +312,7 @@ def test_heads_in_the_box_guess_well(
 
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle", "medusa"])
-def test_networks_guess_for_who_was_thrown_out(
+def test_drafters_draft_for_preempted_sequences(
     method: str, networks: dict[str, dict[str, Any]], plain: Callable[[str], list[RequestOutput]]
 ) -> None:
     # What each keeps in a block differs; there are about thirty.
@@ -326,7 +326,7 @@ def test_networks_guess_for_who_was_thrown_out(
 
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle", "medusa"])
-def test_networks_guess_in_plain_torch(method: str, networks: dict[str, dict[str, Any]]) -> None:
+def test_drafters_run_in_plain_torch(method: str, networks: dict[str, dict[str, Any]]) -> None:
     """In plain torch bits depend on the number of tokens: with float32 that is far from any choice."""
     settings: dict[str, Any] = {"kernels": "reference", "dtype": "float32", "threads": 1}
     with LLM(speculative_config=OFF, **settings) as llm:
@@ -337,7 +337,7 @@ def test_networks_guess_in_plain_torch(method: str, networks: dict[str, dict[str
         assert llm.assembly.engine.counts.num_draft_tokens > 40
 
 
-def test_who_guesses_may_be_rounded(plain: Callable[[str], list[RequestOutput]]) -> None:
+def test_a_drafter_may_be_quantized(plain: Callable[[str], list[RequestOutput]]) -> None:
     stood = {}
     for quantization in ("none", "int8", "int4"):
         asked = {"method": "draft_model", "quantization": quantization, "num_speculative_tokens": 4}
@@ -349,7 +349,7 @@ def test_who_guesses_may_be_rounded(plain: Callable[[str], list[RequestOutput]])
     assert len(set(stood.values())) == 3, "each is another model"
 
 
-def test_a_request_chooses_who_guesses(plain: Callable[[str], list[RequestOutput]]) -> None:
+def test_a_request_chooses_its_method(plain: Callable[[str], list[RequestOutput]]) -> None:
     with LLM(speculative_config={"method": "draft_model", "num_speculative_tokens": 3}) as llm:
         executor, counts = llm.assembly.executor, llm.assembly.engine.counts
         assert isinstance(executor, LocalExecutor) and executor.speculation is not None
@@ -403,7 +403,7 @@ def test_who_is_thrown_out_goes_on_with_the_same_tokens(plain: Callable[[str], l
 
 
 @pytest.mark.parametrize("kernels", ["auto", "reference"])
-def test_windows_pass_over_guesses(kernels: str, tmp_path: Path) -> None:
+def test_windows_pass_over_draft_tokens(kernels: str, tmp_path: Path) -> None:
     path = tmp_path / "tiny.json"
     path.write_text(json.dumps({**CONFIG, "model_type": "mistral", "sliding_window": 24}))
     settings: dict[str, Any] = {"model": str(path), "load_format": "dummy", "skip_tokenizer_init": True}

@@ -29,7 +29,7 @@ PROMPT = (1, 0)
 
 
 class Branches:
-    """VerificationRng that go as a script says, then the first way there is; the ways not gone are scripts still to
+    """Decisions that go as a script says, then the first way there is; the ways not gone are scripts still to
     play."""
 
     def __init__(self, script: Tokens) -> None:
@@ -196,7 +196,7 @@ class Erratic(DraftOffer):
 
 
 def play_round(rule: Rule, offer: DraftOffer, parents: Tokens) -> Callable[[Branches], Tokens]:
-    """DraftedRow for a tree of this shape, drawn one after the other, then what the rule makes of them."""
+    """A draft for a tree of this shape, drawn one after the other, then what the rule makes of them."""
 
     def play(branches: Branches) -> Tokens:
         draft, claimed = Draft((), ()), []

@@ -1,4 +1,4 @@
-"""AcceptanceRate follows what was seen: of a row first, of all rows where little is known of it."""
+"""The acceptance rate follows what was seen: of a row first, of all rows where little is known of it."""
 
 from archerfish.speculation.acceptance_rate import AcceptanceRate
 
@@ -12,7 +12,7 @@ def trust_of(shares: list[float]) -> AcceptanceRate:
     return trust
 
 
-def test_a_row_is_trusted_by_how_its_own_guesses_went() -> None:
+def test_a_rows_rate_follows_its_own_draft_tokens() -> None:
     trust = trust_of([0.9, 0.1])
     assert trust.of(0) > 0.8 and trust.of(1) < 0.3
     assert trust.of(1) < trust.of(7) < trust.of(0), "of others nothing but the mean is known"
@@ -28,7 +28,7 @@ def test_what_was_not_reached_was_not_checked() -> None:
     assert trust.of(0) == other.of(0), "five guesses hung on one that fell"
 
 
-def test_nobody_is_mistrusted_for_ever() -> None:
+def test_a_low_rate_expires() -> None:
     trust = trust_of([0.0])
     before = trust.of(0)
     for _ in range(2000):

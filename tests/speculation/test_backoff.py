@@ -25,19 +25,19 @@ def steps_asked(gains: set[int], num_steps: int) -> list[int]:
     return asked
 
 
-def test_rests_double_up_to_a_limit() -> None:
+def test_backoff_doubles_up_to_a_limit() -> None:
     asked = steps_asked(set(), 120)
     backoff = [later - earlier - 1 for earlier, later in pairwise(asked)]
     assert backoff == [0, 1, 2, 4, 8, 16, 16, 16, 16, 16]
 
 
-def test_who_gains_is_asked_again_at_once() -> None:
+def test_a_row_that_succeeds_has_no_backoff() -> None:
     asked = steps_asked(set(range(40, 60)), 60)
     first = next(step for step in asked if step >= 40)
     assert asked[asked.index(first) :] == list(range(first, 60))
 
 
-def test_all_rest_only_while_nobody_may_propose() -> None:
+def test_a_method_is_idle_only_while_no_row_may_propose() -> None:
     backoff = ProposalBackoff()
     for row in (0, 1):
         backoff.start(row)
@@ -59,7 +59,7 @@ def test_all_rest_only_while_nobody_may_propose() -> None:
     assert begin(backoff, 6), "a new sequence wakes everybody"
 
 
-def test_who_comes_when_nobody_has_gained_for_long_begins_late() -> None:
+def test_after_many_failures_new_sequences_begin_with_a_backoff() -> None:
     backoff = ProposalBackoff()
     begin(backoff, 1)
     for _ in range(32):
@@ -72,7 +72,7 @@ def test_who_comes_when_nobody_has_gained_for_long_begins_late() -> None:
     assert backoff.may_propose(2)
 
 
-def test_a_pause_is_for_everybody() -> None:
+def test_a_pause_is_for_all_rows() -> None:
     backoff = ProposalBackoff()
     begin(backoff, 1)
     backoff.pause()
@@ -87,7 +87,7 @@ def test_a_pause_is_for_everybody() -> None:
     assert backoff.idle_until == 30 + 8
 
 
-def test_a_cold_row_without_a_hint_dozes_longer_and_longer() -> None:
+def test_a_row_without_a_hint_backs_off_longer_and_longer() -> None:
     backoff, looked = ProposalBackoff(), []
     backoff.start(0)
     assert not backoff.needs_hint(0), "nothing is known yet"
@@ -109,7 +109,7 @@ def test_a_cold_row_without_a_hint_dozes_longer_and_longer() -> None:
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 64])
-def test_rows_are_looked_at_the_seldomer_the_more_there_are(num_rows: int) -> None:
+def test_rows_are_checked_the_less_often_the_more_there_are(num_rows: int) -> None:
     backoff, looked = ProposalBackoff(), []
     backoff.record(0, succeeded=False)
     for step in range(1, 100):

@@ -63,7 +63,7 @@ def test_plain_steps_are_timed_that_follow_plain_ones() -> None:
     assert bench.controller.cost_model.plain.seconds(1) == pytest.approx(1.0, rel=0.01)
 
 
-def test_now_and_then_it_is_seen_what_steps_take_without_guesses() -> None:
+def test_plain_steps_are_timed_now_and_then() -> None:
     bench = Bench("lookahead")
     room = [bench.step(2.0) for _ in range(NUM_SPECULATIVE)]
     assert all(room) and not bench.controller.cost_model.plain
@@ -71,7 +71,7 @@ def test_now_and_then_it_is_seen_what_steps_take_without_guesses() -> None:
     assert bench.controller.cost_model.plain.seconds(1) == 1.0 < bench.controller.cost_model.speculative.seconds(1)
 
 
-def test_nobody_is_looked_for_where_there_is_no_room() -> None:
+def test_a_step_without_budget_for_drafts_is_idle() -> None:
     bench = Bench("lookahead")
     assert [bench.step(1.0, has_budget=has_budget) for has_budget in (True, False, False, True)] == [4, 0, 0, 4]
     bench.step(1.0, has_budget=False)
@@ -80,7 +80,7 @@ def test_nobody_is_looked_for_where_there_is_no_room() -> None:
     assert bench.controller.is_idle
 
 
-def test_where_prompts_never_end_nobody_waits_for_that() -> None:
+def test_where_prompts_never_end_no_plain_step_is_awaited() -> None:
     bench = Bench("lookahead")
     for _ in range(NUM_SPECULATIVE):
         bench.step(2.0)

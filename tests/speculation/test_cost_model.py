@@ -1,4 +1,4 @@
-"""DraftedRow are checked where they pay: against every other choice, by the same estimates."""
+"""Drafts are verified where they pay: against every other choice, by the same estimates."""
 
 from itertools import product
 
@@ -73,7 +73,7 @@ def test_no_other_choice_makes_tokens_cheaper(
     slope=st.sampled_from([0.0, 0.05, 0.3]),
     drafting=st.sampled_from([0.01, 0.1, 0.3, 1.0]),
 )
-def test_what_it_takes_to_guess_counts(trust: float, slope: float, drafting: float) -> None:
+def test_what_drafting_takes_counts(trust: float, slope: float, drafting: float) -> None:
     model = model_of([1.0 + slope * count for count in range(16)], drafting)
     [offer], step = offers_of([trust], [8], num_uncomputed=1.0), PlannedStep(1, 1)
     [chosen] = model.choose_lengths(step, [offer])
@@ -81,7 +81,7 @@ def test_what_it_takes_to_guess_counts(trust: float, slope: float, drafting: flo
     assert costs[chosen] == pytest.approx(min(costs), rel=1e-9)
 
 
-def test_a_network_that_takes_longer_than_it_saves_is_not_asked() -> None:
+def test_a_drafter_that_takes_longer_than_it_saves_is_not_used() -> None:
     model = model_of([1.0] * 16, drafting=2.0)
     assert model.choose_lengths(PlannedStep(1, 1), offers_of([0.9], [8], num_uncomputed=1.0)) == [0]
     assert model.choose_lengths(PlannedStep(1, 1), offers_of([0.9], [8])) == [8], (
@@ -89,7 +89,7 @@ def test_a_network_that_takes_longer_than_it_saves_is_not_asked() -> None:
     )
 
 
-def test_what_a_network_costs_the_steps_it_guesses_for_counts_once() -> None:
+def test_what_a_drafter_costs_its_steps_counts_once() -> None:
     model = model_of([1.0 + 0.1 * count for count in range(16)], drafting=0.05)
     drafted, copied = offers_of([0.5], [4], num_uncomputed=1.0), offers_of([0.5], [4])
     assert model.choose_lengths(PlannedStep(1, 1), drafted)[0] > 0 and model.may_pay(1, [1.0], 0.5, is_drafted=True)
@@ -143,7 +143,7 @@ def test_the_classical_estimate() -> None:
     assert model.speedup(1.0, 1, is_drafted=False) == pytest.approx(1.0), "against steps that ask nobody"
 
 
-def test_the_better_of_two_offers_is_told_by_what_it_brings() -> None:
+def test_the_better_of_two_offers_gains_more() -> None:
     model = model_of([1.0, 1.1], drafting=0.2)
     copied, drafted = offers_of([0.5], [4])[0], offers_of([0.9], [8], num_uncomputed=1.0)[0]
     assert model.gain(drafted) > model.gain(copied)
@@ -153,11 +153,11 @@ def test_the_better_of_two_offers_is_told_by_what_it_brings() -> None:
     )
 
 
-def test_before_anything_was_measured_one_guess_is_tried() -> None:
+def test_before_anything_was_measured_one_draft_token_is_verified() -> None:
     assert SpeculationCostModel().choose_lengths(PlannedStep(2, 2), [DraftOffer((0.5,) * 5), DraftOffer(())]) == [1, 0]
 
 
-def test_where_only_a_network_has_guessed_others_are_tried() -> None:
+def test_other_methods_are_tried_where_only_a_drafter_was_used() -> None:
     model = SpeculationCostModel()
     model.drafter_passes.record(1, 0.1)
     model.drafter_steps.record(2, 1.0)
@@ -177,12 +177,12 @@ def test_what_never_paid_is_tried_again_now_and_then() -> None:
     assert model.may_pay(1, [1.0], 0.5)
 
 
-def test_guesses_for_several_sequences_may_pay_where_those_for_one_do_not() -> None:
+def test_drafts_for_several_sequences_may_pay_where_those_for_one_do_not() -> None:
     model = model_of([1.0, 1.1, 1.2, 1.3, *[2.0] * 60])
     assert model.may_pay(4, [1.0] * 4, 0.6) and not model.may_pay(4, [1.0], 0.6)
 
 
-def test_guesses_count_for_what_tokens_are_worth() -> None:
+def test_draft_tokens_count_for_what_tokens_are_worth() -> None:
     model = model_of([1.0 + 0.08 * count for count in range(64)])
     full, little = ([offer._replace(value=worth) for offer in offers_of([0.9], [8])] for worth in (1.0, 0.1))
     assert model.choose_lengths(PlannedStep(8, 8), full)[0] > model.choose_lengths(PlannedStep(8, 8), little)[0] == 0
@@ -191,7 +191,7 @@ def test_guesses_count_for_what_tokens_are_worth() -> None:
     assert many > few, "those that are worth more come first"
 
 
-def test_what_a_network_guesses_saves_no_more_than_tokens_cost_lately() -> None:
+def test_tokens_of_a_drafter_save_no_more_than_tokens_cost_lately() -> None:
     model = model_of([1.0 + 0.1 * count for count in range(16)], drafting=0.05)
     [drafted], [copied] = offers_of([0.7], [4], num_uncomputed=1.0), offers_of([0.7], [4])
     gain = model.gain(drafted)
@@ -205,7 +205,7 @@ def test_what_a_network_guesses_saves_no_more_than_tokens_cost_lately() -> None:
     assert model.may_pay(1, [1.0], 0.7) and not model.may_pay(1, [1.0], 0.7, is_drafted=True)
 
 
-def test_what_a_step_with_guesses_costs_is_told_in_steps_without() -> None:
+def test_extra_steps_are_counted_in_plain_steps() -> None:
     model = model_of([1.0, 1.5, 2.0, 2.5])
     for _ in range(3):
         model.plain.record(1, 0.5)

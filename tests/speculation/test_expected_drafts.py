@@ -25,7 +25,7 @@ def test_the_next_use_is_always_expected() -> None:
     assert uses.expected(0) == 1.0
 
 
-def test_if_nobody_begins_expectations_return() -> None:
+def test_if_no_sequence_begins_expectations_return() -> None:
     uses = ExpectedDrafts()
     for _ in range(40):
         uses.record(0)

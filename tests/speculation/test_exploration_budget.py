@@ -37,7 +37,7 @@ def test_time_that_passes_can_be_spent() -> None:
     assert budget.steps_to_wait() == 0
 
 
-def test_tokens_cost_what_steps_took_lately_with_what_was_spent_on_guesses() -> None:
+def test_the_token_price_includes_what_was_spent_on_drafts() -> None:
     budget = ExplorationBudget()
     assert budget.token_price == 1.0
     for _ in range(1000):

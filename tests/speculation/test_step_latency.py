@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from archerfish.speculation.step_latency import MachineSlowdown, StepLatencyModel
 
 
-def test_what_was_measured_is_told_and_lies_between_on_a_line() -> None:
+def test_what_was_measured_is_returned_and_interpolated() -> None:
     times = StepLatencyModel()
     assert not times
     times.record(2, 1.0)
@@ -68,7 +68,7 @@ def test_new_measurements_move_it_the_less_the_more_there_were() -> None:
     assert times.seconds(2) == pytest.approx(2.0, rel=0.02)
 
 
-def test_what_is_learned_is_what_steps_take_at_the_usual_pace() -> None:
+def test_latencies_are_those_at_the_usual_speed_of_the_machine() -> None:
     pace = MachineSlowdown()
     often, network = StepLatencyModel(pace, sets_slowdown=True), StepLatencyModel(pace)
     for _ in range(200):
@@ -87,7 +87,7 @@ def test_what_is_learned_is_what_steps_take_at_the_usual_pace() -> None:
     assert network.seconds(1) / often.seconds(1) == pytest.approx(1.0, rel=0.05), "what changes alone is learned, too"
 
 
-def test_the_pace_is_one_in_the_long_run() -> None:
+def test_the_slowdown_is_one_in_the_long_run() -> None:
     """Otherwise what is seldom measured would be told in units that have changed since."""
     pace, rng = MachineSlowdown(), random.Random(1)
     often, network = StepLatencyModel(pace, sets_slowdown=True), StepLatencyModel(pace)

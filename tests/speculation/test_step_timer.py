@@ -31,7 +31,7 @@ class Watched:
             self.step(seconds)
 
 
-def test_a_step_with_guesses_that_follows_a_prompt_is_no_measure() -> None:
+def test_a_speculative_step_after_a_prompt_is_not_representative() -> None:
     watched = Watched()
     watched.step(5.0, num_tokens=7)
     watched.step(9.0, num_draft_tokens=3)
@@ -49,7 +49,7 @@ def test_what_is_done_once_for_a_sequence_is_left_out() -> None:
     assert watched.cost_model.speculative.seconds(2) == 2.0
 
 
-def test_what_a_network_took_is_no_part_of_the_step() -> None:
+def test_drafter_passes_are_no_part_of_the_step() -> None:
     watched = Watched()
     for _ in range(3):
         watched.step(3.0, num_draft_tokens=1, drafting=1.0)
@@ -65,7 +65,7 @@ def test_to_look_in_vain_is_paid_for_and_no_part_of_a_plain_step() -> None:
     assert watched.budget.steps_to_wait() > 0
 
 
-def test_guesses_are_paid_for_by_what_they_cost_more_and_tell_what_they_saved() -> None:
+def test_drafts_are_debited_what_they_cost_and_report_what_they_saved() -> None:
     watched = Watched()
     watched.plain(1.0)
     watched.step(3.0, num_draft_tokens=4)

@@ -65,7 +65,7 @@ class LadderSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RungResult:
-    """The fastest run of a rung. MemoryBudget in bytes."""
+    """The fastest run of a rung. Memory in bytes."""
 
     seconds: float
     outputs: tuple[TokenIds, ...]

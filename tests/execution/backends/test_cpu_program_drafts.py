@@ -233,7 +233,7 @@ def test_what_is_too_much_for_a_pass_is_read_before(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DRAFTER_METHODS)
-def test_a_row_is_guessed_for_as_if_it_were_alone(name: str) -> None:
+def test_a_row_is_drafted_for_as_if_it_were_alone(name: str) -> None:
     together = drafts_of(stages(name, KERNELS[0])[0], PARAMS["sampled"])[: len(PROMPTS)]
     for row, (length, draft) in enumerate(zip(PROMPTS, together, strict=True)):
         alone = stages(name, KERNELS[0])[0]
@@ -242,7 +242,7 @@ def test_a_row_is_guessed_for_as_if_it_were_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DRAFTER_METHODS)
-def test_guesses_go_to_the_end_of_the_context_and_no_further(name: str) -> None:
+def test_drafts_go_to_the_end_of_the_context_and_no_further(name: str) -> None:
     at_once, in_turn = stages(name, KERNELS[0])
     for stage in (at_once, in_turn):
         stage.start(0, LENGTH - 3, PARAMS["sampled"])
@@ -270,7 +270,7 @@ def test_rows_that_want_more_than_the_draw_are_drawn_for_in_turn(params: Samplin
     assert at_once.at_once.num_asked == is_at_once
 
 
-def test_so_are_guesses_that_stand_side_by_side() -> None:
+def test_so_are_siblings() -> None:
     at_once, in_turn = stages("a draft model", KERNELS[0], branches=2)
     for stage in (at_once, in_turn):
         stage.start(0, 9, PARAMS["greedy"])

@@ -80,7 +80,7 @@ def test_tokens_and_slots_go_by_index_and_positions_by_depth():
     assert all(tensor.is_contiguous() and tensor.data_ptr() % 16 == 0 for tensor in tensors)
 
 
-def test_a_step_of_chains_is_told_nothing_new():
+def test_a_step_of_chains_has_no_trees():
     batch = StepBatch.of([Chunk(0, 5, 4, True), Chunk(1, 3, 1, True)])
     drafted = batch.with_trees([Draft.chain([1, 2, 3]), NO_DRAFT])
     assert drafted.trees is None

@@ -45,14 +45,14 @@ def test_rows_are_told_apart_and_the_last_writing_counts() -> None:
     assert values(cached, (0, 0, 5), (1, 4, 2)) == [1, 2, 30, 41, 50, 11, 12]
 
 
-def test_much_that_was_set_aside_is_put_away() -> None:
+def test_many_pending_features_are_flushed() -> None:
     cached = store()
     for turn in range(200):
         cached.record(batch((0, turn % 8, 1)), passed(turn))
     assert values(cached, (0, 0, 8)) == [192, 193, 194, 195, 196, 197, 198, 199]
 
 
-def test_what_is_set_aside_does_not_change_with_the_place_it_was_computed_in() -> None:
+def test_pending_features_do_not_change_with_the_buffer_they_were_computed_in() -> None:
     cached, one = store(), passed(1, 2)
     cached.record(batch((0, 0, 2)), one)
     one.aux_hidden_states[0].fill_(9)

@@ -102,7 +102,7 @@ class Stage:
         return self.proposer.propose([DraftRequest(*ask) for ask in asks])
 
 
-def test_rows_are_guessed_for_together_and_go_on_as_far_as_each_is_asked() -> None:
+def test_rows_are_drafted_for_together_each_as_far_as_requested() -> None:
     stage = Stage()
     stage.start(0, [1, 2, 3])
     stage.start(2, [10, 20])
@@ -112,7 +112,7 @@ def test_rows_are_guessed_for_together_and_go_on_as_far_as_each_is_asked() -> No
     assert stage.times, "what passes take is learned"
 
 
-def test_what_was_read_is_not_read_again_and_what_stood_is_right() -> None:
+def test_what_was_computed_is_not_computed_again_if_it_was_accepted() -> None:
     stage = Stage()
     stage.start(0, [1, 2, 3])
     [draft] = stage.propose((0, 4, 3))
@@ -125,7 +125,7 @@ def test_what_was_read_is_not_read_again_and_what_stood_is_right() -> None:
     assert stage.network.reads == [[(0, 5, 1)]]
 
 
-def test_of_the_last_guess_nothing_was_read() -> None:
+def test_the_last_draft_token_was_not_computed() -> None:
     stage = Stage()
     stage.start(0, [1, 2, 3])
     [draft] = stage.propose((0, 2, 3))
@@ -134,7 +134,7 @@ def test_of_the_last_guess_nothing_was_read() -> None:
     assert stage.proposer.num_uncomputed(0, 6) == 2
 
 
-def test_a_head_reads_tokens_one_place_behind_and_never_trusts_its_guesses() -> None:
+def test_a_head_reads_tokens_one_position_behind_and_never_reuses_its_drafts() -> None:
     stage = Stage(lag=1)
     stage.start(0, [1, 2, 3])
     [draft] = stage.propose((0, 3, 3))
@@ -171,13 +171,13 @@ def test_a_sequence_that_comes_again_is_read_from_where_its_blocks_end() -> None
     assert stage.proposer.num_uncomputed(0, 6) == 1
 
 
-def test_beside_each_guess_stand_the_next_likely_ones() -> None:
+def test_siblings_of_each_draft_token_are_the_next_likely_ones() -> None:
     stage = Stage(branches=2)
     stage.start(0, [1, 2, 3])
     assert stage.propose((0, 2, 3)) == [Draft((4, 5, 5, 6), (-1, 0, -1, 0))]
 
 
-def test_draws_have_the_noise_of_their_places() -> None:
+def test_samples_have_the_noise_of_their_positions() -> None:
     params = SamplingParams(temperature=2.0, seed=5)
     stage = Stage()
     stage.start(0, [1, 2, 3], params)
@@ -192,7 +192,7 @@ def test_draws_have_the_noise_of_their_places() -> None:
     assert draft == Draft.chain(expected)
 
 
-def test_who_is_judged_by_it_hears_what_guesses_were_drawn_from() -> None:
+def test_rows_verified_by_rejection_get_proposal_distributions() -> None:
     params = SamplingParams(temperature=1.0, top_k=2, seed=5)
     stage = Stage()
     stage.judged.add(1)
@@ -211,5 +211,5 @@ def test_who_is_judged_by_it_hears_what_guesses_were_drawn_from() -> None:
         assert row.sum().item() == pytest.approx(1.0)
 
 
-def test_no_room_is_left_at_the_end_of_the_context() -> None:
+def test_no_draft_exceeds_the_end_of_the_context() -> None:
     assert Stage().proposer.max_depth(LENGTH - 2) == 2 and Stage().proposer.max_depth(LENGTH) == 0

@@ -164,7 +164,7 @@ def test_with_little_room_a_draft_is_what_fits_and_still_helps(most: int) -> Non
     assert 1 < max(counts) <= most + 1
 
 
-def test_without_room_for_an_n_gram_only_the_pool_is_asked() -> None:
+def test_where_no_column_fits_only_the_pool_is_used() -> None:
     proposer, text = LookaheadProposer(), [1, 2, 3]
     assert write(proposer, periodic, text, 20, 3) == [1] * 20
     assert proposer.propose([DraftRequest(0, 3)]) == [NO_DRAFT]

@@ -108,7 +108,7 @@ def test_a_short_match_makes_a_short_draft_and_a_long_one_a_long() -> None:
     assert lengths == [3, 6, 12]
 
 
-def test_a_line_that_repeats_is_guessed_beyond_the_end_of_the_text() -> None:
+def test_a_line_that_repeats_is_drafted_beyond_the_end_of_the_text() -> None:
     line = [4, 5, 6]
     assert guess(started(line * 20, min_probability=WIDE), most=12) == Draft.chain(line * 4)
 
@@ -134,7 +134,7 @@ def test_shortest_is_the_least_match() -> None:
     assert len(guess(started(text, min_length=3))) and not len(guess(started(text, min_length=4)))
 
 
-def test_a_string_that_went_on_in_many_ways_tells_nothing() -> None:
+def test_a_string_with_many_followers_predicts_nothing() -> None:
     ways = [token for way in range(MAX_FOLLOWERS + 1) for token in (1, 1000 + way)]
     assert guess(started([*ways, 1], min_probability=WIDE, branches=8)) == NO_DRAFT
     assert len(guess(started([*ways[2:], 1], min_probability=WIDE, branches=8), most=8)) == 8
@@ -180,7 +180,7 @@ def known(proposer: SuffixProposer) -> list[float]:
 
 
 @pytest.mark.parametrize("branches", [1, 2])
-def test_what_nobody_checked_is_learned_from_what_was_written_instead(branches: int) -> None:
+def test_unverified_drafts_are_learned_from_by_what_was_written_instead(branches: int) -> None:
     text = [*PROSE, *PROSE[:6]]
     fits, fails = (started(text, branches=branches) for _ in range(2))
     before = known(fits)
@@ -222,7 +222,7 @@ def test_copies_are_worth_looking_for_the_less_the_worse_long_ones_went() -> Non
     assert badly.max_acceptance < started(text).max_acceptance < well.max_acceptance < 1
 
 
-def test_branches_are_the_ways_a_text_went_on_merged_where_they_begin_alike() -> None:
+def test_branches_are_how_a_text_went_on_with_common_prefixes_merged() -> None:
     text = [1, 2, 3, 4, 5, 9, 1, 2, 3, 4, 6, 9, 1, 2, 3, 8, 1, 2]
     chain = guess(started(text, min_probability=WIDE), most=3)
     assert chain.is_chain and chain.tokens[0] == 3
@@ -335,7 +335,7 @@ def test_memory_is_bounded_and_what_was_written_last_stays(monkeypatch: pytest.M
     assert guess(proposer, row=3) == NO_DRAFT, "by now it is forgotten"
 
 
-def test_a_sequence_keeps_its_place_when_generations_change(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sequence_is_found_again_when_generations_rotate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suffix, "MAX_SHARED_TOKENS", 80)
     proposer = served(PROSE[:30])
     proposer.extend(0, PROSE[:10])
@@ -346,7 +346,7 @@ def test_a_sequence_keeps_its_place_when_generations_change(monkeypatch: pytest.
     assert len(guess(proposer)) > 15 and guess(proposer).tokens[:3] == tuple(PROSE[11:14])
 
 
-def test_a_sequence_that_waited_while_its_place_was_forgotten_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sequence_that_waited_while_its_texts_were_dropped_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suffix, "MAX_SHARED_TOKENS", 80)
     proposer = served(PROSE[:30])
     proposer.extend(0, PROSE[:10])

@@ -29,7 +29,7 @@ def tokens_by_noise(target: Target) -> Callable[[Tokens, int], int]:
 
 
 @pytest.mark.parametrize("parents", CHAINS + TREES, ids=name)
-def test_coupled_tokens_are_those_of_no_speculation_for_every_noise_and_every_guess(parents: Tokens) -> None:
+def test_coupled_tokens_are_those_of_no_speculation_for_every_noise_and_every_draft(parents: Tokens) -> None:
     depth = depth_of(parents)
     drafts = [Draft(tokens, parents) for tokens in itertools.product(range(3), repeat=len(parents))]
     nodes = {draft: [(), *(guessed(draft, node) for node in range(len(draft)))] for draft in drafts}

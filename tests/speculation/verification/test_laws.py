@@ -51,7 +51,7 @@ NOTICED = 1e-3
 # Enumeration itself.
 
 
-def test_a_law_is_summed_over_every_way_once() -> None:
+def test_a_law_is_summed_over_every_path_once() -> None:
     def play(branches: Branches) -> Tokens:
         first = branches.choose((1.0, 0.0, 3.0))
         return (first, branches.sample(0, torch.tensor([0.5, 0.5]))) if branches.accept(0, 0, 0.75) else (first,)
@@ -85,7 +85,7 @@ def test_rejection_keeps_the_law_over_a_larger_vocabulary(seed: int) -> None:
         assert discrepancy(rejection, offer(Target(5, seed)), parents) < EXACT
 
 
-def test_rejection_without_guesses_is_the_target() -> None:
+def test_rejection_without_a_draft_is_the_target() -> None:
     target = Target(5, 1)
     found = law_of(lambda branches: (rejection(NO_DRAFT, target.of(NO_DRAFT), torch.zeros(0, 5), branches).token,))
     assert distance(found, target.law(1)) < EXACT
@@ -130,7 +130,7 @@ class _Deeper:
         return self.branches.sample(depth + self.by, weights)
 
 
-# VerificationConfig that are wrong, each in one way.
+# Rules that are wrong, each in one way.
 
 
 def whole_residual(wanted: np.ndarray, offered: np.ndarray, token: int) -> np.ndarray:  # noqa: ARG001
@@ -265,7 +265,7 @@ def test_by_hand_and_rejection_agree_round_by_round() -> None:
         )
 
 
-# TypicalAcceptance promises no law.
+# Typical acceptance promises no law.
 
 
 def test_typical_is_lossy_and_the_sum_notices() -> None:
@@ -319,5 +319,5 @@ def test_answers_by_seeded_choices_are_counted_as_often_as_the_target_says() -> 
     assert counted_surprise(SeededVerificationRng) < 4.5
 
 
-def test_accepting_by_the_noise_of_guesses_would_be_noticed() -> None:
+def test_accepting_by_the_noise_of_drafts_would_be_noticed() -> None:
     assert counted_surprise(SameNoise) > 10

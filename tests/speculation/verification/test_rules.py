@@ -24,7 +24,7 @@ TREE = Draft((1, 2, 3, 1, 4), (ROOT, ROOT, 1, 1, 3))
 
 
 class Told:
-    """VerificationRng made by the test: attempts in their order, and the token; what was asked is noted."""
+    """Decisions made by the test: attempts in their order, and the token; what was asked is noted."""
 
     def __init__(self, *accepted: bool, token: int = 0) -> None:
         self._accepted = list(accepted)
@@ -63,11 +63,11 @@ def test_coupled_walks_down_while_a_child_is_what_was_drawn(drawn: list[int], pa
     assert coupled(TREE, drawn) == AcceptedPath(path, token)
 
 
-def test_of_equal_siblings_the_first_stands() -> None:
+def test_of_equal_siblings_the_first_is_accepted() -> None:
     assert coupled(Draft((5, 5, 6), (ROOT, ROOT, 1)), [5, 6, 6, 0]) == AcceptedPath([0], 6)
 
 
-def test_without_guesses_there_is_the_next_token() -> None:
+def test_without_a_draft_there_is_the_next_token() -> None:
     assert coupled(NO_DRAFT, [3]) == AcceptedPath([], 3)
     told = Told(token=2)
     assert rejection(NO_DRAFT, rows([0.2, 0.3, 0.5]), torch.zeros(0, 3), told) == AcceptedPath([], 2)
@@ -88,7 +88,7 @@ def test_a_chain_is_accepted_by_the_ratios_and_ends_with_a_bonus() -> None:
     assert told.attempts == [(0, 0, 0.5), (1, 0, 0.25)] and told.picked == (2, [0.0, 0.0, 1.0])
 
 
-def test_what_a_rejected_guess_leaves_is_over_the_whole_vocabulary() -> None:
+def test_what_a_rejection_leaves_is_over_the_whole_vocabulary() -> None:
     told = Told(False, token=0)
     assert rejection(CHAIN, TARGET, OFFERED, told) == AcceptedPath([], 0)
     assert told.picked == (0, [1.0, 0.0, 0.0])
@@ -108,7 +108,7 @@ def test_siblings_are_tried_against_what_is_left_each_by_its_own_row() -> None:
     assert told.attempts == [(0, 0, 0.5), (0, 1, 0.0), (1, 0, 0.0)] and told.picked == (1, [0.0, 1.0, 0.0])
 
 
-def test_a_certain_guess_is_accepted_as_often_as_the_target_has_it() -> None:
+def test_a_certain_draft_token_is_accepted_as_often_as_the_target_has_it() -> None:
     told = Told(False, token=0)
     rejection(Draft.chain([1]), rows([0.5, 0.25, 0.25], [1, 0, 0]), rows([0.0, 1.0, 0.0]), told)
     assert told.attempts == [(0, 0, 0.25)]
@@ -121,7 +121,7 @@ def test_where_nothing_is_left_the_target_decides() -> None:
     assert told.attempts == [(0, 0, 1.0)] and told.picked == (0, TARGET[0].tolist())
 
 
-def test_guesses_that_cannot_have_been_drawn_are_refused() -> None:
+def test_draft_tokens_that_cannot_have_been_sampled_are_refused() -> None:
     with pytest.raises(AssertionError, match="excludes it"):
         rejection(Draft.chain([1]), TARGET[:2], rows([0.5, 0.0, 0.5]), Told())
     with pytest.raises(AssertionError, match="the distribution it was sampled from"):
@@ -140,7 +140,7 @@ def test_single_precision_proposals_and_large_vocabularies_will_do() -> None:
         assert target[len(path), token] > 0.0
 
 
-# TypicalAcceptance.
+# Typical acceptance.
 
 
 def test_typical_has_the_published_parameters() -> None:
@@ -149,7 +149,7 @@ def test_typical_has_the_published_parameters() -> None:
 
 @pytest.mark.parametrize("epsilon", [0.09, 0.3])
 @pytest.mark.parametrize("delta", [0.05, 0.3])
-def test_a_guess_stands_if_it_exceeds_the_threshold_of_its_entropy(epsilon: float, delta: float) -> None:
+def test_a_draft_token_is_accepted_above_the_threshold_of_its_entropy(epsilon: float, delta: float) -> None:
     random, seen = np.random.default_rng(0), set()
     for _ in range(200):
         row = random.dirichlet(np.full(VOCABULARY, 0.7))
@@ -162,7 +162,7 @@ def test_a_guess_stands_if_it_exceeds_the_threshold_of_its_entropy(epsilon: floa
     assert {stands for stands, _ in seen} == {True, False}
 
 
-def test_a_guess_exactly_at_the_threshold_does_not_stand() -> None:
+def test_a_draft_token_exactly_at_the_threshold_is_rejected() -> None:
     target = rows([0.25, 0.75], [0.5, 0.5])
     assert TypicalAcceptance(epsilon=0.25, delta=10.0)(Draft.chain([0]), target, Told()).path == []
     assert TypicalAcceptance(epsilon=0.24, delta=10.0)(Draft.chain([0]), target, Told()).path == [0]
@@ -232,7 +232,7 @@ def assert_root_path(draft: Draft, path: list[int]) -> None:
 
 @examples(150)
 @given(trees(), st.integers(0, 2**32))
-def test_what_stands_is_a_path_from_the_root_of_tokens_that_the_target_may_write(draft: Draft, seed: int) -> None:
+def test_what_is_accepted_is_a_path_from_the_root_of_tokens_that_the_target_may_write(draft: Draft, seed: int) -> None:
     target, proposals = distributions(seed, draft)
     for path, token in (
         rejection(draft, target, proposals, SeededVerificationRng(seed, 9)),

@@ -156,7 +156,7 @@ class Bench:
 
 
 def drawn_tree(offer: DraftOffer, parents: Tokens, written: Tokens, choose: Callable[[Row, int], int]) -> Draft:
-    """DraftedRow for a tree of this shape: `choose` draws the next one, at a depth, from what is offered."""
+    """A draft for a tree of this shape: `choose` draws the next one, at a depth, from what is offered."""
     draft, claimed = NO_DRAFT, []
     for parent in parents:
         siblings = tuple(draft.tokens[child] for child in draft.children(parent))
@@ -302,7 +302,7 @@ HORIZON, NUM_SEEDS, MANY = 2, 800, 8
 
 
 def counted(bench: Bench, offer: DraftOffer) -> dict[Tokens, int]:
-    """Answers of as many seeds. DraftedRow are drawn by the noise of ordinary draws, and after some tokens none is."""
+    """Answers of as many seeds. Drafts are drawn by the noise of ordinary draws, and after some tokens none is."""
     counts: dict[Tokens, int] = defaultdict(int)
     for first in range(0, NUM_SEEDS, NUM_ROWS):
         seeds = range(first, first + NUM_ROWS)
