@@ -39,7 +39,7 @@ def test_kernels_are_compiled_once_and_none_is_left_to_compile(tmp_path: Path) -
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
     assert (found["at_start"], found["after"]) == (["_empty_kernel"], [])
-    assert found["refused"], "what does not fit says so when it is launched, and spoils no other compile_only"
+    assert found["refused"], "what does not fit says so when it is launched, and affects no other kernel"
     # Tiles of 8 and of 16 rows; rows at aligned addresses and at another; small and large tiles of query tokens.
     assert Counter(found["ahead"]) == {
         "_float_gemm_kernel": 2, "add_kernel": 2, "_gather_rows_kernel": 1, "attend_kernel": 2
