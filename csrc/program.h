@@ -436,14 +436,14 @@ struct Kernel {
 
 struct KernelTable {
     Kernel kernels[NUM_OPERATIONS];
+    uint64_t filled;  // One bit for each operation that has a kernel.
 
-    constexpr Kernel& operator[](Operation operation) { return kernels[(int)operation]; }
-    constexpr const Kernel& operator[](Operation operation) const { return kernels[(int)operation]; }
-    constexpr bool is_complete() const {
-        for (const Kernel& kernel : kernels)
-            if (!kernel.count || !kernel.run) return false;
-        return true;
+    constexpr void set(Operation operation, Kernel kernel) {
+        kernels[(int)operation] = kernel;
+        filled |= 1ull << (int)operation;
     }
+    constexpr const Kernel& operator[](Operation operation) const { return kernels[(int)operation]; }
+    constexpr bool is_complete() const { return filled == (1ull << NUM_OPERATIONS) - 1; }
 };
 
 }  // namespace archerfish

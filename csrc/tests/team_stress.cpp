@@ -127,7 +127,7 @@ void run_attention(Team& team, std::vector<float>& result) {
 int main() {
     using namespace archerfish;
     KernelTable kernels = {};
-    kernels[Operation::add] = {count_stage, run_stage};
+    kernels.set(Operation::add, {count_stage, run_stage});
     std::vector<float> result;
     for (int num_threads : {1, NUM_THREADS})
         for (int i = 0; i < NUM_TEAMS; ++i) {
