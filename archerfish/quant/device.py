@@ -1,4 +1,4 @@
-"""Makes weights of few bits for a GPU, on whatever device the full ones are. Knows no kernels."""
+"""Quantizes weights for GPU kernels, on the device that the full weights are on."""
 
 from torch import Tensor
 
@@ -9,11 +9,11 @@ from archerfish.quant.rounding import round_fp8, round_int4, round_int8
 
 
 def device_weight(weight: Tensor, weight_format: WeightFormat, inputs: InputStatistics | None = None) -> DeviceWeight:
-    """[outputs, inputs], rounded and arranged; of int4 to the nearest where nothing is known of the inputs."""
+    """Quantize and pack [outputs, inputs]; int4 is rounded to nearest without statistics of the inputs."""
     assert inputs is None or weight_format.calibrated
     match weight_format.name:
         case "none":
-            raise AssertionError("full numbers need no arrangement")
+            raise AssertionError("full weights are not packed")
         case "int8" | "w8a8" as name:
             return arrange_int8(*round_int8(weight), name, weight.dtype)
         case "int4":
@@ -25,5 +25,5 @@ def device_weight(weight: Tensor, weight_format: WeightFormat, inputs: InputStat
 
 
 def device_experts(matrices: Tensor, weight_format: WeightFormat) -> DeviceExperts:
-    """[experts, outputs, inputs], each rounded as it would be alone."""
+    """Quantize and pack [experts, outputs, inputs], each expert as it would be alone."""
     return DeviceExperts(num_experts=len(matrices), stacked=device_weight(matrices.flatten(0, 1), weight_format))

@@ -1,7 +1,4 @@
-"""Rounding with searched scales: to cut off a group's largest numbers can leave less error in all others.
-
-Knows numbers, and perhaps what the inputs did that they will be multiplied with; not which matrix they are.
-"""
+"""Rounding with searched scales: clipping the largest numbers of a group can reduce the error of all others."""
 
 from typing import NamedTuple
 
@@ -13,32 +10,36 @@ from archerfish.quant.feedback import InputStatistics, round_with_feedback
 
 _CLIPS_INT8 = (1.0, 0.95)
 _CLIPS_INT4 = (1.0, 0.96, 0.92, 0.88, 0.84, 0.8, 0.75, 0.7)
-"""Shares of a group's largest number to try."""
+"""Ratios to try, of the scale that clips nothing."""
 _LARGEST_FP8 = 448.0
-_IN_A_CACHE = 1 << 19
-"""Numbers rounded at once by a CPU: few enough for all that is tried on them to stay in a cache."""
-_IN_A_LAUNCH = 1 << 25
-"""The same by a GPU: enough for its launches not to be what takes the time, few enough for some copies of them."""
+_NUMBERS_PER_CPU_PIECE = 1 << 19
+"""Numbers that a CPU rounds at once: few enough to stay in its cache while scales are tried."""
+_NUMBERS_PER_GPU_PIECE = 1 << 25
+"""Numbers that a GPU rounds at once: enough to outweigh launches, few enough for several copies in memory."""
 
 
-class Rounded(NamedTuple):
+class RoundedOutputs(NamedTuple):
+    """A matrix rounded with one scale for each output."""
+
     values: Tensor
-    """int8 or float8_e4m3fn [outputs, inputs]."""
+    """[outputs, inputs] int8 or float8_e4m3fn."""
     scales: Tensor
-    """float32 [outputs]."""
+    """[outputs] float32."""
 
 
 class RoundedGroups(NamedTuple):
+    """A matrix rounded with one scale for each group of inputs."""
+
     values: Tensor
-    """uint8 0 to 15, [outputs, inputs]."""
+    """[outputs, inputs] uint8, 0 to 15."""
     scales: Tensor
-    """float16 [outputs, groups]."""
+    """[outputs, groups] float16."""
     zeros: Tensor | None
-    """uint8 [outputs, groups]; without them 8 is zero."""
+    """[outputs, groups] uint8; if None, 8 is zero."""
 
 
-def round_int8(weight: Tensor) -> Rounded:
-    """One scale for each output."""
+def round_int8(weight: Tensor) -> RoundedOutputs:
+    """Round to int8 with one scale for each output."""
     values = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
     scales = torch.empty(len(weight), device=weight.device)
     for rows in _pieces(weight):
@@ -46,12 +47,14 @@ def round_int8(weight: Tensor) -> Rounded:
         scale = _best_scale(numbers, _outermost(numbers) / 127, -127, 127, _CLIPS_INT8)
         values[rows] = (numbers / scale[:, None]).round_().clamp_(-127, 127).to(torch.int8)
         scales[rows] = scale
-    return Rounded(values, scales)
+    return RoundedOutputs(values, scales)
 
 
-def round_fp8(weight: Tensor) -> Rounded:
-    """To float8_e4m3fn, one scale for each output: its largest number is the largest there is. Smaller numbers keep
-    their digits, so nothing is won by cutting off large ones."""
+def round_fp8(weight: Tensor) -> RoundedOutputs:
+    """Round to float8_e4m3fn with one scale for each output, which maps its largest number to the format's largest.
+
+    Small floats are as precise as large ones, so clipping gains nothing.
+    """
     values = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
     scales = torch.empty(len(weight), device=weight.device)
     for rows in _pieces(weight):
@@ -60,15 +63,15 @@ def round_fp8(weight: Tensor) -> Rounded:
         scale = torch.where(scale > 0, scale, torch.ones_like(scale))
         values[rows] = (numbers / scale[:, None]).to(torch.float8_e4m3fn)
         scales[rows] = scale
-    return Rounded(values, scales)
+    return RoundedOutputs(values, scales)
 
 
 def round_int4(
     weight: Tensor, group: int, *, zero_points: bool, inputs: InputStatistics | None = None
 ) -> RoundedGroups:
-    """One scale, and perhaps one zero point, for each group of inputs. The last group may be short.
+    """Round to int4 with a scale, and a zero point if requested, for each group of inputs. The last group may be short.
 
-    To the nearest; or, where it is known what inputs do, so that errors make up for each other.
+    With statistics of the inputs errors compensate for each other; without, weights are rounded to nearest.
     """
     num_outputs, num_inputs = weight.shape
     num_groups = -(-num_inputs // group)
@@ -77,15 +80,15 @@ def round_int4(
     scales = torch.empty(num_outputs, num_groups, dtype=torch.float16, device=device)
     zeros = torch.empty(num_outputs, num_groups, dtype=torch.uint8, device=device) if zero_points else None
     importance = torch.ones(num_inputs, device=device) if inputs is None else inputs.importance
-    weighed = F.pad(importance, (0, num_groups * group - num_inputs)).view(num_groups, group)
+    grouped_importance = F.pad(importance, (0, num_groups * group - num_inputs)).view(num_groups, group)
     for rows in _pieces(weight):
         numbers = weight[rows].float()
         grouped = F.pad(numbers, (0, num_groups * group - num_inputs)).view(-1, num_groups, group)
         if zeros is None:
-            scale = _best_scale(grouped, _outermost(grouped) / -8, -8, 7, _CLIPS_INT4, weighed)
+            scale = _best_scale(grouped, _outermost(grouped) / -8, -8, 7, _CLIPS_INT4, grouped_importance)
             shift = torch.full_like(scale, 8)
         else:
-            scale, shift = _range_scale(grouped, weighed)
+            scale, shift = _range_scale(grouped, grouped_importance)
             zeros[rows] = shift.to(torch.uint8)
         scales[rows] = scale.half()
         wide, moved = (part.repeat_interleave(group, 1)[:, :num_inputs] for part in (scale, shift))
@@ -98,14 +101,14 @@ def round_int4(
 
 
 def _pieces(weight: Tensor) -> list[slice]:
-    at_once = _IN_A_CACHE if weight.device.type == "cpu" else _IN_A_LAUNCH
+    at_once = _NUMBERS_PER_CPU_PIECE if weight.device.type == "cpu" else _NUMBERS_PER_GPU_PIECE
     step = max(1, at_once // weight.shape[1])
     return [slice(first, first + step) for first in range(0, len(weight), step)]
 
 
 def _outermost(numbers: Tensor) -> Tensor:
-    """The number farthest from 0 in each group, with its sign: scales may be negative, so that it meets the end of the
-    range that reaches farther."""
+    """Return the number farthest from 0 in each group, with its sign: the sign of a scale is chosen so that this number
+    gets the end of the range that is farther from 0."""
     low, high = numbers.amin(-1), numbers.amax(-1)
     return torch.where(-low > high, low, high)
 
@@ -113,7 +116,7 @@ def _outermost(numbers: Tensor) -> Tensor:
 def _best_scale(
     numbers: Tensor, widest: Tensor, low: int, high: int, clips: tuple[float, ...], importance: Tensor | None = None
 ) -> Tensor:
-    """Of the widest scale times each clip, the one with the least squared error."""
+    """Return the scale with the least squared error, among the widest one times each clip."""
     best, least = _storable(widest), torch.full_like(widest, torch.inf)
     for clip in clips:
         scale = _storable(widest * clip)
@@ -126,19 +129,19 @@ def _best_scale(
 
 
 def _storable(scale: Tensor) -> Tensor:
-    """As float16 keeps it; never 0, which a group of zeros would have."""
-    kept = scale.half().float()
-    return torch.where(kept.abs() < _SMALLEST_HALF, _SMALLEST_HALF, kept)
+    """Round a scale to float16, but never to 0, even for a group of zeros."""
+    rounded = scale.half().float()
+    return torch.where(rounded.abs() < _SMALLEST_HALF, _SMALLEST_HALF, rounded)
 
 
 def _squared_error(rounded: Tensor, numbers: Tensor, importance: Tensor | None) -> Tensor:
-    """Of each group. Overwrites what was rounded."""
+    """Return the error of each group. Overwrites `rounded`."""
     squares = rounded.sub_(numbers).square_()
     return (squares if importance is None else squares.mul_(importance)).sum(-1)
 
 
 def _range_scale(numbers: Tensor, importance: Tensor) -> tuple[Tensor, Tensor]:
-    """From the smallest to the largest number; 0 is always among the values."""
+    """Return scales and zero points for the range from the smallest to the largest number, which always includes 0."""
     low, high = numbers.amin(-1).clamp(max=0), numbers.amax(-1).clamp(min=0)
     best_scale, best_shift = torch.ones_like(low), torch.zeros_like(low)
     least = torch.full_like(low, torch.inf)
@@ -156,4 +159,4 @@ def _range_scale(numbers: Tensor, importance: Tensor) -> tuple[Tensor, Tensor]:
 
 
 _SMALLEST_HALF = 2.0**-24
-"""Of float16; a group of zeros has it for a scale."""
+"""Smallest positive float16, the scale of a group of zeros."""
