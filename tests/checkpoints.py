@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from archerfish.models.decoder import Decoder
 from archerfish.models.families import Fields, find_family
-from archerfish.ops import Target, choose_ops
+from archerfish.ops import KernelTarget, choose_ops
 from archerfish.weights.load import random_weights
 
 CONFIG = {
@@ -47,7 +47,7 @@ def tensors() -> dict[str, torch.Tensor]:
     """Random weights under the names a Llama checkpoint uses."""
     family = find_family(CONFIG)
     arch = family.read(Fields(CONFIG))
-    ops, _ = choose_ops(Target(device="cpu", dtype="float32"))
+    ops, _ = choose_ops(KernelTarget(device="cpu", dtype="float32"))
     model = Decoder(arch, ops, 16)
     random_weights(model, seed=0)
     parameters = dict(model.named_parameters())

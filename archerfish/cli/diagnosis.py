@@ -11,12 +11,12 @@ from archerfish import __version__
 from archerfish.arch.cost import kv_bytes, kv_bytes_per_token, num_parameters, weight_bytes, weight_bytes_read
 from archerfish.config.settings import EngineConfig
 from archerfish.engine.build import Blueprint, examine
-from archerfish.engine.factory.kernels import model_target
+from archerfish.engine.kernels import model_target
 from archerfish.errors import NoKernel
 from archerfish.machine.cpu import cpu
 from archerfish.machine.measure import read_bandwidth
 from archerfish.machine.memory import available_memory, total_memory
-from archerfish.ops import Target, all_implementations, choose_ops, torch_dtype
+from archerfish.ops import KernelTarget, all_implementations, choose_ops, torch_dtype
 
 _PACKAGES = ("torch", "tokenizers", "safetensors", "huggingface_hub", "triton")
 _X86_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16")
@@ -112,7 +112,7 @@ def diagnose(model: str | None = None) -> Diagnosis:
     Nothing is read of the model but its config.json.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    targets = [Target(device=device, dtype=dtype) for dtype in _DTYPES]
+    targets = [KernelTarget(device=device, dtype=dtype) for dtype in _DTYPES]
     blueprint = None
     if model is not None:
         blueprint = examine(EngineConfig(model=model, load_format="dummy"))
@@ -199,7 +199,7 @@ def _model(blueprint: Blueprint, memory: MemoryReport) -> ModelReport:
     )
 
 
-def _kernels(target: Target) -> list[KernelReport]:
+def _kernels(target: KernelTarget) -> list[KernelReport]:
     _, choices = choose_ops(target, all_implementations(target))
     return [
         KernelReport(

@@ -1,4 +1,4 @@
-"""Profile runs: the steps that are run at the start, and the peak memory of the largest."""
+"""Steps that are tried before there are any: which ones, and what memory the largest takes. Knows no model."""
 
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -12,73 +12,71 @@ from archerfish.request import SamplingParams
 from archerfish.scheduling.plan import Chunk, Plan, SequenceStart
 
 _PROMPTS = (16, 32, 64)
-"""Tokens of prompts whose GEMMs have kernels of their own; those of longer prompts are in the largest step."""
+"""Tokens of prompts whose products have kernels of their own; those of longer ones are in the largest step."""
 
 
-class MemoryReading(NamedTuple):
-    """Bytes of a device in use at one time."""
+class Reading(NamedTuple):
+    """Bytes of a device at one time."""
 
     allocated: int
-    """Bytes of tensors."""
+    """By tensors."""
     peak: int
-    """Peak bytes of tensors since the last reset."""
+    """Most that tensors had since it was last forgotten."""
     outside: int
-    """Bytes of everything else: code, libraries, other processes."""
+    """By anything else: code, libraries, other processes."""
 
 
 class MemoryReader(Protocol):
-    """Reads the memory of a device."""
+    def read(self) -> Reading: ...
 
-    def read(self) -> MemoryReading: ...
-
-    def reset_peak(self) -> None:
-        """Begin to measure the peak."""
+    def forget_peak(self) -> None:
+        """It is counted from here on."""
 
 
 class CudaMemory:
-    """Reads the memory of the current GPU."""
+    """Of the current GPU."""
 
-    def read(self) -> MemoryReading:
+    def read(self) -> Reading:
         torch.cuda.synchronize()
         free, total = torch.cuda.mem_get_info()
-        return MemoryReading(
+        return Reading(
             allocated=torch.cuda.memory_allocated(),
             peak=torch.cuda.max_memory_allocated(),
             outside=total - free - torch.cuda.memory_reserved(),
         )
 
-    def reset_peak(self) -> None:
+    def forget_peak(self) -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
 def measure_peak(run: Callable[[], None], reader: MemoryReader) -> int:
-    """Return the peak bytes that a call takes while it runs, in addition to those in use before."""
-    reader.reset_peak()
+    """Bytes that something takes at most while it runs, beside what was there before."""
+    reader.forget_peak()
     before = reader.read()
     run()
     after = reader.read()
     return after.peak - before.allocated + max(0, after.outside - before.outside)
 
 
-class ProfileSteps(NamedTuple):
-    """Steps of sequences that have just been started, and the blocks they write to."""
+class Rehearsed(NamedTuple):
+    """Steps, each of sequences that have just been started, and the blocks they write to."""
 
     plans: tuple[Plan, ...]
     largest: Plan
     num_blocks: int
-    """Blocks that each of the plans fits in."""
+    """Of either the plans or the largest one."""
 
 
-def profile_steps(config: ResolvedConfig, num_groups: int, params: SamplingParams) -> ProfileSteps:
-    """Return the steps that services usually begin with, prompts and decode, and the largest that settings allow."""
+def rehearsed_steps(config: ResolvedConfig, num_groups: int, params: SamplingParams) -> Rehearsed:
+    """What most services begin with: a prompt and its first tokens; and the largest step that the settings allow."""
     sizes = [size for size in _PROMPTS if size <= min(config.max_model_len, config.max_num_batched_tokens)]
     plans = tuple(_plan([size], config, num_groups, params) for size in (1, *sizes))
     largest = _plan(_largest(config), config, num_groups, params)
-    return ProfileSteps(plans, largest, max(_num_blocks(plan) for plan in (*plans, largest)))
+    return Rehearsed(plans, largest, max(_num_blocks(plan) for plan in (*plans, largest)))
 
 
 def _largest(config: ResolvedConfig) -> list[int]:
-    """Return lengths of chunks: as many tokens and sequences as a step may have, each chunk as long as possible."""
+    """Lengths of chunks: as many tokens and as many sequences as a step may have, in as long pieces as possible."""
     lengths: list[int] = []
     left = config.max_num_batched_tokens
     for others in reversed(range(config.max_num_seqs)):

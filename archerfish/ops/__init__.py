@@ -1,8 +1,8 @@
-"""Operations: one signature each (signatures.py), ordered implementations, chosen once (choose.py)."""
+"""Operations: one signature each (`signatures`), with ordered implementations that are chosen once (`choose`)."""
 
 from archerfish.ops.choose import (
     Choice,
-    Target,
+    KernelTarget,
     all_implementations,
     choose_ops,
     implementations,
@@ -17,9 +17,9 @@ from archerfish.ops.signatures import Chunks, LayerCache, Ops
 __all__ = [
     "Choice",
     "Chunks",
+    "KernelTarget",
     "LayerCache",
     "Ops",
-    "Target",
     "all_implementations",
     "choose_ops",
     "implementations",

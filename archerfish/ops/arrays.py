@@ -1,4 +1,4 @@
-"""Names for numpy arrays of one kind, as steps are described by on the host."""
+"""Types of numpy arrays that describe steps on the host."""
 
 import numpy as np
 

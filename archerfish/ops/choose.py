@@ -1,4 +1,4 @@
-"""Chooses one implementation for each operation, once, from an ordered list; keeps the reasons against the others."""
+"""Chooses one implementation for each operation from an ordered list, and records why others were rejected."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """What the chosen kernels will be asked to run on."""
+class KernelTarget:
+    """The device, number format and model that kernels are chosen for."""
 
     device: str
     dtype: str
     head_dim: int | None = None
-    """None, like block_size, where no model is in sight yet: kernels then answer for the machine alone."""
+    """None, like block_size, where kernels are chosen for a machine without a model."""
     block_size: int | None = None
     has_window: bool = False
-    """Some layer's attention does not reach back to the start."""
+    """Some layers have an attention window."""
     has_softcap: bool = False
-    """Some layer squashes its scores."""
+    """Some layers limit attention scores by tanh."""
     threads: int = 1
-    """Of the CPU."""
+    """Number of CPU threads."""
     vocab_size: int = 0
-    """0, like the sizes below, where no model is in sight yet."""
+    """0, like the sizes below, where kernels are chosen without a model."""
     widest_row: int = 0
-    """Numbers of a token that are computed together."""
+    """Width of the widest activation of a token."""
     num_experts: int = 0
-    num_sharing_queries: int = 0
-    """Query heads that share a head of keys, at most."""
+    queries_per_kv_head: int = 0
+    """Largest number of query heads that share a KV head."""
 
     @classmethod
     def of_model(cls, arch: Arch, *, device: str, dtype: str, block_size: int, threads: int = 1) -> Self:
@@ -52,10 +52,10 @@ class Target:
             threads=threads,
             vocab_size=arch.vocab_size,
             widest_row=max(
-                arch.hidden_size, *(max(one.attention.q_width, one.feed_forward.size) for one in arch.layers)
+                arch.hidden_size, *(max(layer.attention.q_width, layer.feed_forward.size) for layer in arch.layers)
             ),
             num_experts=max(_num_experts(layer.feed_forward) for layer in arch.layers),
-            num_sharing_queries=max(spec.num_heads // spec.num_kv_heads for spec in attention),
+            queries_per_kv_head=max(spec.num_heads // spec.num_kv_heads for spec in attention),
         )
 
 
@@ -65,22 +65,22 @@ def _num_experts(spec: MlpSpec | ExpertsSpec) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Implementation:
-    """One way to run one operation."""
+    """An implementation of an operation."""
 
     operation: str
     name: str
     function: Callable[..., Any]
-    supports: Callable[[Target], str | None]
-    """None if it runs on the target, else the reason why not."""
+    supports: Callable[[KernelTarget], str | None]
+    """Returns None if it runs on the target, else the reason why not."""
     adapt: Callable[..., tuple[Any, ...]] = lambda *arguments: arguments
-    """The reference's arguments as this one wants them, for whoever compares the two."""
+    """Converts the reference's arguments to its own, to compare the two."""
     takes_packed: bool = False
-    """Matrices may come packed, in any format."""
+    """Matrices may be packed, in any format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What was taken for an operation, and why not what stood before it."""
+    """The implementation chosen for an operation, and the ones rejected before it."""
 
     operation: str
     name: str
@@ -93,39 +93,42 @@ class ChosenOps(NamedTuple):
     choices: list[Choice]
 
 
-def open_native(target: Target, kernels: str | None = None) -> NativeOps | None:
-    """The native operations with their threads, if they run on the target; by default with the fastest kernels."""
+def open_native(target: KernelTarget, kernels: str | None = None) -> NativeOps | None:
+    """Start the threads of native operations if they run on the target; by default with the fastest kernels."""
     return None if why_not_native(target, kernels) is not None else NativeOps(Team(target.threads, kernels))
 
 
-def why_not_native(target: Target, kernels: str | None = None) -> str | None:
-    """The reason, or None. They are chosen all together: they share packed weights and an arrangement of the cache."""
-    found = library()
+def why_not_native(target: KernelTarget, kernels: str | None = None) -> str | None:
+    """Return why native operations do not run on the target, or None.
+
+    They are chosen all together, because they share packed weights and a layout of KV cache blocks.
+    """
+    loaded = library()
     if target.device != "cpu":
         return f"they run on a CPU, not on {target.device}"
-    if not isinstance(found, Library):
-        return found
+    if not isinstance(loaded, Library):
+        return loaded
     if target.dtype not in ("float32", "bfloat16"):
-        return f"they know float32 and bfloat16, not {target.dtype}"
+        return f"they support float32 and bfloat16, not {target.dtype}"
     if target.head_dim is not None and (target.head_dim % NativeOps.LANES or target.head_dim > NativeOps.MAX_HEAD_DIM):
-        return f"heads of {target.head_dim} are no multiple of {NativeOps.LANES} up to {NativeOps.MAX_HEAD_DIM}"
+        return f"head_dim {target.head_dim} is not a multiple of {NativeOps.LANES} up to {NativeOps.MAX_HEAD_DIM}"
     if target.block_size is not None and target.block_size % NativeOps.LANES:
-        return f"--block-size {target.block_size} is no multiple of {NativeOps.LANES}"
-    for what, size, most in (
-        ("vocabularies", target.vocab_size, NativeOps.MAX_VOCAB_SIZE),
-        ("rows", target.widest_row, NativeOps.MAX_ROW_WIDTH),
-        ("numbers of experts", target.num_experts, NativeOps.MAX_EXPERTS),
-        ("groups of query heads", target.num_sharing_queries, NativeOps.MAX_QUERIES_PER_KV_HEAD),
+        return f"--block-size {target.block_size} is not a multiple of {NativeOps.LANES}"
+    for name, size, limit in (
+        ("the vocabulary size", target.vocab_size, NativeOps.MAX_VOCAB_SIZE),
+        ("the width of activations", target.widest_row, NativeOps.MAX_ROW_WIDTH),
+        ("the number of experts", target.num_experts, NativeOps.MAX_EXPERTS),
+        ("the number of query heads per KV head", target.queries_per_kv_head, NativeOps.MAX_QUERIES_PER_KV_HEAD),
     ):
-        if size > most:
-            return f"they have memory for {what} of up to {most}, not of {size}"
-    if kernels is not None and kernels not in found.kernels:
-        return f"this CPU runs {', '.join(found.kernels)}"
+        if size > limit:
+            return f"{name} is {size}, and native kernels support at most {limit}"
+    if kernels is not None and kernels not in loaded.kernels:
+        return f"this CPU supports {', '.join(loaded.kernels)}"
     return None
 
 
-def open_triton(target: Target) -> "TritonOps | None":
-    """The operations by Triton kernels, if they run on the target."""
+def open_triton(target: KernelTarget) -> "TritonOps | None":
+    """Return the operations by Triton kernels if they run on the target."""
     if why_not_triton(target) is not None:
         return None
     from archerfish.ops.triton.operations import TritonOps
@@ -133,8 +136,11 @@ def open_triton(target: Target) -> "TritonOps | None":
     return TritonOps()
 
 
-def why_not_triton(target: Target) -> str | None:
-    """The reason, or None. They are chosen all together: they share an arrangement of the cache."""
+def why_not_triton(target: KernelTarget) -> str | None:
+    """Return why Triton operations do not run on the target, or None.
+
+    They are chosen all together, because they share a layout of KV cache blocks.
+    """
     if find_spec("triton") is None:
         return "the package triton is not installed"
     from archerfish.ops.triton.attention import why_not_attention
@@ -146,10 +152,7 @@ def why_not_triton(target: Target) -> str | None:
 
 
 def implementations(native: NativeOps | None = None, triton: "TritonOps | None" = None) -> list[Implementation]:
-    """Fastest first; the reference comes last and runs everywhere.
-
-    Native operations belong to threads that somebody has to open first; they want their weights packed.
-    """
+    """Return all implementations that were opened, fastest first. The reference is last and runs everywhere."""
     reference = [Implementation(op, "reference", function, lambda _: None) for op, function in REFERENCE.items()]
     if triton is not None:
         fast = [Implementation(op, "triton", function, why_not_triton) for op, function in triton.functions().items()]
@@ -162,23 +165,23 @@ def implementations(native: NativeOps | None = None, triton: "TritonOps | None" 
     ] + reference
 
 
-def all_implementations(target: Target) -> list[Implementation]:
-    """Also those that do not run on the target, for whoever tells why."""
+def all_implementations(target: KernelTarget) -> list[Implementation]:
+    """Return also the implementations that do not run on the target, so that reports can say why."""
     native, triton = open_native(target), open_triton(target)
     if native is not None:
         return implementations(native)
-    refused = [Implementation(op, "native", _cannot, why_not_native) for op in NATIVE_OPERATIONS]
+    unsupported = [Implementation(op, "native", _unsupported, why_not_native) for op in NATIVE_OPERATIONS]
     if triton is None:
-        refused += [Implementation(op, "triton", _cannot, why_not_triton) for op in NATIVE_OPERATIONS]
-    return [*refused, *implementations(None, triton)]
+        unsupported += [Implementation(op, "triton", _unsupported, why_not_triton) for op in NATIVE_OPERATIONS]
+    return [*unsupported, *implementations(None, triton)]
 
 
-def _cannot(*_: Any) -> None:
-    raise AssertionError("an implementation was called that does not run here")
+def _unsupported(*_: Any) -> None:
+    raise AssertionError("an implementation was called that does not run on this machine")
 
 
-def choose_ops(target: Target, candidates: list[Implementation] | None = None) -> ChosenOps:
-    """The first implementation of each operation that supports the target."""
+def choose_ops(target: KernelTarget, candidates: list[Implementation] | None = None) -> ChosenOps:
+    """Choose the first implementation of each operation that supports the target."""
     candidates = implementations() if candidates is None else candidates
     functions: dict[str, Callable[..., Any]] = {}
     choices = []

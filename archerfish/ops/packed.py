@@ -1,6 +1,6 @@
-"""A matrix in the arrangement that native kernels read: panels of 64 outputs, each one stretch of memory.
+"""Matrices packed for native kernels: panels of 64 outputs, each contiguous in memory.
 
-Made from numbers that are already in their format; how a matrix is rounded to few bits is not decided here.
+Packing only arranges numbers that are already rounded to their format.
 """
 
 from collections.abc import Callable
@@ -14,23 +14,23 @@ from torch import Tensor
 from archerfish.ops.cpu.program import PANEL, Format
 
 _BFLOAT16_GROUP = 32
-"""Inputs that a matrix tile takes at once."""
+"""Inputs that a matrix tile multiplies at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedWeight:
-    """[outputs, inputs], filled up to whole panels and groups."""
+    """A matrix [outputs, inputs], padded to whole panels and groups."""
 
     format: Format
     group: int
-    """Inputs that share a scale. Of int8, whose weights have one for each output, this is about activations."""
+    """Number of inputs that share a scale. int8 weights have one for each output: here it is that of activations."""
     num_outputs: int
     num_inputs: int
     padded_inputs: int
     data: Tensor
-    """uint8 [panels, bytes of a panel]"""
+    """[panels, bytes of a panel] uint8."""
     scales: Tensor | None = None
-    """[padded outputs] float32, of int8."""
+    """[padded outputs] float32, for int8 only."""
 
     @property
     def shape(self) -> torch.Size:
@@ -41,20 +41,20 @@ class PackedWeight:
         return self.data.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
     def moved(self, data: Tensor) -> Self:
-        """With its data elsewhere."""
+        """Return the same matrix with its data in another tensor."""
         return replace(self, data=data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedExperts:
-    """[experts, outputs, inputs]: one matrix for each expert, all of one format."""
+    """Matrices [experts, outputs, inputs], one for each expert, all of one format."""
 
     first: PackedWeight
-    """Of the first expert: a view of what all of them share below."""
+    """The matrix of the first expert, a view of `data` and `scales`."""
     data: Tensor
-    """uint8 [experts, panels, bytes of a panel]"""
+    """[experts, panels, bytes of a panel] uint8."""
     scales: Tensor | None = None
-    """[experts, padded outputs] float32, of int8."""
+    """[experts, padded outputs] float32, for int8 only."""
 
     @property
     def shape(self) -> torch.Size:
@@ -65,26 +65,26 @@ class PackedExperts:
         return self.data.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
     def moved(self, data: Tensor) -> Self:
-        """With its data elsewhere."""
+        """Return the same matrix with its data in another tensor."""
         return replace(self, first=self.first.moved(data[0]), data=data)
 
 
 def pack_experts(weights: Tensor, pack: Callable[[Tensor], PackedWeight]) -> PackedExperts:
-    """[experts, outputs, inputs], each packed on its own: no more than one is there twice."""
+    """Pack [experts, outputs, inputs] one expert after the other, so that only one is in memory twice."""
     first = pack(weights[0])
     data = torch.empty(len(weights), *first.data.shape, dtype=torch.uint8)
     scales = None if first.scales is None else torch.empty(len(weights), len(first.scales))
     for expert, weight in enumerate(weights):
-        one = pack(weight) if expert else first
-        data[expert] = one.data
-        if scales is not None and one.scales is not None:
-            scales[expert] = one.scales
+        packed = pack(weight) if expert else first
+        data[expert] = packed.data
+        if scales is not None and packed.scales is not None:
+            scales[expert] = packed.scales
     first = replace(first, data=data[0], scales=None if scales is None else scales[0])
     return PackedExperts(first=first, data=data, scales=scales)
 
 
 def pack_floats(weight: Tensor) -> PackedWeight:
-    """float32 or bfloat16, as they are."""
+    """Pack float32 or bfloat16."""
     depth = 1 if weight.dtype == torch.float32 else 2
     group = 1 if depth == 1 else _BFLOAT16_GROUP
     padded = _padded(weight, group)
@@ -99,9 +99,11 @@ def pack_floats(weight: Tensor) -> PackedWeight:
 
 
 def pack_int8(values: Tensor, scales: Tensor, group: int) -> PackedWeight:
-    """int8 values [outputs, inputs] with a scale for each output; activations will be int8 in groups."""
+    """Pack int8 values [outputs, inputs] with a scale for each output; activations are quantized in groups."""
     padded = _padded(values, group)
-    shifted = padded.view(torch.uint8) ^ 0x80  # + 128: kernels multiply unsigned weights with signed activations.
+    shifted = (
+        padded.view(torch.uint8) ^ 0x80
+    )  # Plus 128, because kernels multiply unsigned weights with signed activations.
     return PackedWeight(
         format=Format.INT8,
         group=group,
@@ -114,7 +116,7 @@ def pack_int8(values: Tensor, scales: Tensor, group: int) -> PackedWeight:
 
 
 def pack_int4(values: Tensor, scales: Tensor, zeros: Tensor | None, group: int) -> PackedWeight:
-    """uint8 values 0 to 15 [outputs, inputs], scales and zero points [outputs, groups]; without zeros, 8 is zero."""
+    """Pack values 0 to 15 [outputs, inputs] uint8, with scales and zero points (8 if None) [outputs, groups]."""
     padded = _padded(values, group, fill=8 if zeros is None else 0)
     num_groups = padded.shape[1] // group
     fours = _panels(padded, 4).view(-1, num_groups, group // 8, 2, PANEL * 4)
@@ -138,12 +140,12 @@ def _padded(values: Tensor, multiple: int, fill: int = 0) -> Tensor:
 
 
 def _panels(values: Tensor, depth: int) -> Tensor:
-    """[outputs, inputs] -> [panels, inputs / depth, 64, depth]."""
+    """Return [panels, inputs / depth, 64, depth] for [outputs, inputs]."""
     outputs, inputs = values.shape
     return values.view(outputs // PANEL, PANEL, inputs // depth, depth).transpose(1, 2).contiguous()
 
 
 def _by_panel(values: Tensor, num_groups: int) -> Tensor:
-    """[outputs, groups] -> [panels, groups, 64]."""
+    """Return [panels, groups, 64] for [outputs, groups]."""
     values = F.pad(values, (0, num_groups - values.shape[1], 0, -len(values) % PANEL))
     return values.view(-1, PANEL, num_groups).transpose(1, 2).contiguous()

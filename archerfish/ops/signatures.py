@@ -1,4 +1,4 @@
-"""The operations a decoder is made of, one signature each. Implementations live beside; none is named here.
+"""The operations that a decoder consists of, one signature each.
 
 Shapes use one notation: T tokens of a step, H query heads, G key-value heads, D head size, N blocks, B tokens a block.
 """
@@ -16,81 +16,81 @@ from archerfish.ops.arrays import Ints
 Prepared = TypeVar("Prepared")
 
 MAX_TREE_TOKENS = 64
-"""Of a chunk that is a tree. The width of paths, whatever a step has, so that kernels are compiled for one."""
+"""Most tokens of a chunk that is a tree. Also the width of paths, so that kernels are compiled for a single width."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trees:
-    """Of a step in which some chunks are trees: a token there sees what lies before the chunk, and its own line only.
+    """Tree chunks of a step: a token of a tree attends to what precedes the chunk, and to its own path only.
 
-    Keys and values of all of a chunk's tokens lie one after the other, as they always do. But the key at position
-    start + d of a tree's token is the one stored at start + path[d]. Whoever fetches it from there and otherwise walks
-    positions as of any other token, gives it the bits that it would have if there were nothing but its line.
+    Keys and values of a chunk's tokens are stored one after the other, as always. But the key at position start + d of
+    a tree token is the one stored at start + path[d]. A kernel that reads it from there, and otherwise attends as ever,
+    gives the token the bits that it would have if the tree consisted of its path alone.
     """
 
     depths: Tensor
-    """[T] int32: how many tokens of its chunk are in a token's line before it, so that its position is start + depth;
-    -1 for tokens of chunks that are no trees."""
+    """[T] int32: number of tokens of the chunk that precede a token on its path, so that its position is start + depth;
+    -1 for tokens of chunks that are not trees."""
     paths: Tensor
-    """[T, MAX_TREE_TOKENS] uint8: a token's line among the tokens of its chunk, the first one's 0 first and its own
-    number last, and again in what is left over. Means nothing where there is no tree."""
+    """[T, MAX_TREE_TOKENS] uint8: a token's path as numbers of the chunk's tokens, from 0 to its own, which fills the
+    rest. Undefined where there is no tree."""
     host_depths: Ints
-    """[T] on the host."""
+    """[T] depths on the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chunks:
-    """What attention must know of a step. The same for every layer.
+    """The chunks of a step as attention reads them, the same for every layer.
 
-    Tensors are int32, as kernels want them, except for slots: a large cache has more than 32 bits can count.
+    Tensors are int32, except for slots: a large cache has more of them than 32 bits can count.
     """
 
     query_starts: Tensor
-    """[chunks + 1] which rows of the step's tokens each chunk has: from its own entry up to the next one's."""
+    """[chunks + 1] the rows of each chunk among the step's tokens: from its own entry to the next one's."""
     lengths: Tensor
-    """[chunks] tokens of each chunk."""
+    """[chunks] number of tokens of each chunk."""
     ends: Tensor
     """[chunks] context of each chunk, its own tokens included."""
     tables: tuple[Tensor, ...]
-    """For each KV group, [chunks, blocks] the block of each block-sized stretch of positions.
+    """For each KV group, [chunks, blocks] block tables.
 
-    What lies past a chunk's end, or before the window of its first token, may be any block at all.
+    Entries past a chunk's end, or before the window of its first token, are undefined.
     """
     slots: tuple[Tensor, ...]
-    """For each KV group, [T] int64: where each token's keys and values go, block * block_size + offset."""
+    """For each KV group, [T] int64: the slot of each token's keys and values, block * block_size + offset."""
     host_lengths: Ints
-    """[chunks] on the host, because loops and launch grids are made from it."""
+    """[chunks] lengths on the host, where loops and launch grids are made from them."""
     host_ends: Ints
-    """[chunks] the same of ends."""
+    """[chunks] ends on the host."""
     trees: Trees | None = None
-    """Where at least one of the chunks is a tree."""
+    """Set where at least one of the chunks is a tree."""
     _prepared: dict[Callable[["Chunks"], Any], Any] = field(default_factory=dict, init=False, repr=False)
 
     def prepared(self, prepare: Callable[["Chunks"], Prepared]) -> Prepared:
-        """What an implementation makes of the step: made for the first layer that asks, kept for the others."""
+        """Return what an implementation prepares from the step, computed once for all layers."""
         if prepare not in self._prepared:
             self._prepared[prepare] = prepare(self)
-        made: Prepared = self._prepared[prepare]
-        return made
+        prepared: Prepared = self._prepared[prepare]
+        return prepared
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerCache:
-    """Keys and values of one layer, as they are stored."""
+    """The KV cache of one layer."""
 
     keys: Tensor
     """[N, B, G, D]"""
     values: Tensor
     """[N, B, G, D]"""
     key_scales: Tensor | None = None
-    """[N, B, G] float32, if numbers are int8: what a 1 stands for. None of any other format."""
+    """[N, B, G] float32, if numbers are int8. None for other formats."""
     value_scales: Tensor | None = None
-    """[N, B, G] the same of values."""
+    """[N, B, G] float32, if numbers are int8. None for other formats."""
 
     @property
     def tensors(self) -> list[Tensor]:
-        every = (self.keys, self.values, self.key_scales, self.value_scales)
-        return [tensor for tensor in every if tensor is not None]
+        tensors = (self.keys, self.values, self.key_scales, self.value_scales)
+        return [tensor for tensor in tensors if tensor is not None]
 
     @property
     def nbytes(self) -> int:
@@ -103,49 +103,49 @@ AttendFunction = Callable[[int, Tensor, Tensor | None, Tensor | None], Tensor]
 k and v are None where the layer reads the keys and values of another one."""
 
 
-class Linear(Protocol):
+class LinearOp(Protocol):
     def __call__(self, x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
-        """[T, K] x [N, K] -> [T, N]. The weight is as the implementation wants it: a tensor, or packed."""
+        """Return [T, N] for x [T, K] and weight [N, K], a tensor or packed as the implementation needs it."""
 
 
-class Embed(Protocol):
+class EmbedOp(Protocol):
     def __call__(self, tokens: Tensor, table: Any) -> Tensor:
-        """[T] -> [T, hidden]."""
+        """Return [T, hidden], the rows of the table at [T]."""
 
 
-class Add(Protocol):
+class AddOp(Protocol):
     def __call__(self, x: Tensor, y: Tensor, factor: float) -> Tensor:
-        """x + y * factor, both [T, width]."""
+        """Return x + y * factor, both [T, width]."""
 
 
-class Scale(Protocol):
+class ScaleOp(Protocol):
     def __call__(self, x: Tensor, factor: float) -> Tensor:
-        """x * factor, [T, width]."""
+        """Return x * factor, [T, width]."""
 
 
-class Softcap(Protocol):
+class SoftcapOp(Protocol):
     def __call__(self, x: Tensor, cap: float) -> Tensor:
-        """cap * tanh(x / cap), [T, width]."""
+        """Return cap * tanh(x / cap), [T, width]."""
 
 
-class RmsNorm(Protocol):
+class RmsNormOp(Protocol):
     def __call__(self, x: Tensor, weight: Tensor, eps: float, weight_offset: float) -> Tensor:
-        """Over the last dimension; weight + weight_offset is what multiplies."""
+        """Normalize the last dimension, and multiply by weight + weight_offset."""
 
 
-class LayerNorm(Protocol):
+class LayerNormOp(Protocol):
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-        """Over the last dimension."""
+        """Normalize the last dimension, multiply by weight and add bias."""
 
 
-class Rotate(Protocol):
+class RotateOp(Protocol):
     def __call__(self, x: Tensor, angles: Tensor) -> Tensor:
-        """[T, heads, D] by [T, R], cosines and then sines: the first R dimensions turn, pairing i with i + R/2."""
+        """Rotate the first R dimensions of [T, heads, D], pairing i with i + R/2, by cosines and then sines [T, R]."""
 
 
-class Activate(Protocol):
+class ActivateOp(Protocol):
     def __call__(self, x: Tensor, activation: Activation, gated: bool) -> Tensor:
-        """Gated: [T, 2I] holding gate then up -> activation(gate) * up, [T, I]."""
+        """Return activation(x); if gated, activation(gate) * up [T, I] for x [T, 2I] with gate before up."""
 
 
 class Routed(NamedTuple):
@@ -157,25 +157,25 @@ class Routed(NamedTuple):
     """[T, k] float32."""
 
 
-class Route(Protocol):
+class RouteOp(Protocol):
     def __call__(self, logits: Tensor, num_chosen: int, normalize: bool) -> Routed:
-        """The largest of [T, experts], of equals those with lower numbers; each weighs its share of the softmax.
+        """Choose the experts with the largest logits [T, experts], lower numbers first among equals.
 
-        Normalized, a token's weights are scaled to add up to 1. Where a logit is no number, none of them is one.
+        Weights are those of the softmax, scaled to add up to 1 if `normalize`. Where a logit is NaN, they are NaN.
         """
 
 
-class Experts(Protocol):
+class ExpertsOp(Protocol):
     def __call__(
         self, x: Tensor, gate_up: Any, down: Any, chosen: Tensor, weights: Tensor, activation: Activation
     ) -> Tensor:
-        """[T, hidden] through the chosen experts [T, k], summed by weights [T, k].
+        """Return the sum of the chosen experts [T, k] of x [T, hidden], weighted by [T, k].
 
-        gate_up is [experts, 2I, hidden], down [experts, hidden, I], as the implementation wants them.
+        gate_up [experts, 2I, hidden] and down [experts, hidden, I] are tensors or packed as the implementation needs.
         """
 
 
-class Attend(Protocol):
+class AttendOp(Protocol):
     def __call__(
         self,
         q: Tensor,
@@ -186,16 +186,15 @@ class Attend(Protocol):
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        """Causal attention of q [T, H, D] over paged keys and values -> [T, H, D]."""
+        """Return causal attention [T, H, D] of q [T, H, D] over paged keys and values."""
 
 
-class WriteKv(Protocol):
+class WriteKvOp(Protocol):
     def __call__(self, k: Tensor, v: Tensor, cache: LayerCache, slots: Tensor) -> None:
         """Store k and v [T, G, D] at their slots, rounded to the cache's format.
 
-        int8 has one scale for each head of each token, its largest number over 127.
-
-        How numbers are arranged within a block is between this and Attend, which are always chosen together.
+        int8 has one scale for each head of each token, its largest number over 127. The layout within a block is
+        private to this operation and attention, which are always chosen together.
         """
 
 
@@ -215,38 +214,40 @@ DRAW_ROW = np.dtype(
         ("top_k", np.int32),
     ]
 )
-"""What a row's next token is drawn by, as native kernels read it. Idle are a top_p of 1, a min_p of 0 and a top_k of 0;
-with a temperature of 0 the likeliest token is taken."""
+"""The parameters that a row's next token is drawn by, as native kernels read them. Filters are off with a top_p of 1, a
+min_p of 0 and a top_k of 0; with a temperature of 0 the likeliest token is taken."""
 
 DrawRows = np.ndarray[tuple[int], np.dtype[np.void]]
 
 
 class Drawn(NamedTuple):
+    """The tokens that were drawn."""
+
     tokens: Tensor
     """[rows] int64."""
     peaks: Tensor
-    """[rows] the largest logit of each. Where it is not finite, the token means nothing."""
+    """[rows] the largest logit of each row. Where it is not finite, no token was drawn."""
 
 
-class Draw(Protocol):
+class DrawOp(Protocol):
     def __call__(self, logits: Tensor, rows: DrawRows) -> Drawn:
-        """The next token of each row of float32 logits [rows, vocabulary]: the largest of logits / temperature + noise.
+        """Draw the next token of each row of float32 logits [rows, vocabulary]: argmax(logits / temperature + noise).
 
-        Noise is a function of seed, position and token. Of equals the lower id wins. Filters say what may be drawn:
-        min_p, then top_k, then top_p, each on what the one before it left; equally likely tokens stay or go together.
+        Noise is a function of seed, position and token. The lowest id wins among equals. Filters apply before: min_p,
+        then top_k, then top_p, each to what the one before it left; they treat equally likely tokens alike.
         """
 
 
-class CopyBlocks(Protocol):
+class CopyBlocksOp(Protocol):
     def __call__(self, cache: LayerCache, sources: Tensor, targets: Tensor) -> None:
-        """Copy whole blocks, all of them as they were before."""
+        """Copy whole blocks. All sources are read before any target is written."""
 
 
-class MoveKv(Protocol):
+class MoveKvOp(Protocol):
     def __call__(self, cache: LayerCache, sources: Tensor, targets: Tensor) -> None:
-        """Copy keys and values of single tokens from slots [n] int64 to others, all of them as they were before.
+        """Copy keys and values of single tokens from slots [n] int64 to other slots.
 
-        No slot is a target twice.
+        All sources are read before any target is written, and no slot is a target twice.
         """
 
 
@@ -254,19 +255,19 @@ class MoveKv(Protocol):
 class Ops:
     """The chosen implementation of each operation. Field names are operation names."""
 
-    linear: Linear
-    embed: Embed
-    add: Add
-    scale: Scale
-    softcap: Softcap
-    rms_norm: RmsNorm
-    layer_norm: LayerNorm
-    rotate: Rotate
-    activate: Activate
-    route: Route
-    experts: Experts
-    attend: Attend
-    write_kv: WriteKv
-    copy_blocks: CopyBlocks
-    move_kv: MoveKv
-    draw: Draw
+    linear: LinearOp
+    embed: EmbedOp
+    add: AddOp
+    scale: ScaleOp
+    softcap: SoftcapOp
+    rms_norm: RmsNormOp
+    layer_norm: LayerNormOp
+    rotate: RotateOp
+    activate: ActivateOp
+    route: RouteOp
+    experts: ExpertsOp
+    attend: AttendOp
+    write_kv: WriteKvOp
+    copy_blocks: CopyBlocksOp
+    move_kv: MoveKvOp
+    draw: DrawOp

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from archerfish.ops.arrays import Ints
 from archerfish.ops.reference.probabilities import probabilities
-from archerfish.ops.signatures import DRAW_ROW, Drawn, DrawRows
-from archerfish.ops.signatures import Draw as DrawOperation
+from archerfish.ops.signatures import DRAW_ROW, Drawn, DrawOp, DrawRows
 from archerfish.request import SamplingParams, TokenLogprob, TokenLogprobs
 from archerfish.sampling.bad_words import BadWords
 from archerfish.sampling.edits import LogitEdits
@@ -38,7 +37,7 @@ class Draw(NamedTuple):
 class Sampler:
     """Holds each row's parameters; a row is set when a sequence takes it up."""
 
-    def __init__(self, num_rows: int, draw: DrawOperation, grammars: Grammars | None = None) -> None:
+    def __init__(self, num_rows: int, draw: DrawOp, grammars: Grammars | None = None) -> None:
         """Without grammars, no row may ask for a form."""
         self._draw_op = draw
         self._grammars = grammars

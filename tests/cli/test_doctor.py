@@ -13,7 +13,7 @@ from archerfish.compress.drift import Drift
 from archerfish.compress.formats import FormatDrift
 from archerfish.console import logger
 from archerfish.errors import NoKernel
-from archerfish.ops import Choice, Target
+from archerfish.ops import Choice, KernelTarget
 from tests.checkpoints import CONFIG
 from tests.cli.running import archerfish, assert_refused
 
@@ -74,7 +74,7 @@ def test_a_model_that_is_not_there_is_refused() -> None:
 
 
 def test_reasons_against_kernels_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    def choose(target: Target, _: object) -> tuple[None, list[Choice]]:
+    def choose(target: KernelTarget, _: object) -> tuple[None, list[Choice]]:
         rejected = [("turbo", "no engine [x]")]
         if target.dtype == "bfloat16":
             rejected.append(("steam", "no coal"))
@@ -87,7 +87,7 @@ def test_reasons_against_kernels_are_shown(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_missing_kernel_is_a_finding_not_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    def choose(target: Target, _: object) -> tuple[None, list[Choice]]:
+    def choose(target: KernelTarget, _: object) -> tuple[None, list[Choice]]:
         raise NoKernel(f"no linear for {target.dtype}")
 
     monkeypatch.setattr(diagnosis, "choose_ops", choose)

@@ -10,7 +10,7 @@ from archerfish.config import EngineConfig
 from archerfish.engine.models import load_decoder
 from archerfish.models.eagle import Eagle
 from archerfish.models.medusa import Medusa
-from archerfish.ops import Target, choose_ops
+from archerfish.ops import KernelTarget, choose_ops
 from archerfish.weights.heads import choose_tokens, save_head
 
 NUM_TOKENS = 512
@@ -19,7 +19,7 @@ NUM_TOKENS = 512
 def write_heads(directory: Path) -> None:
     """An EAGLE-3 head and three Medusa heads, in directories of their own."""
     perch = load_decoder(EngineConfig(model="perch", device="cpu", dtype="float32"))
-    arch, ops = perch.arch, choose_ops(Target(device="cpu", dtype="float32")).ops
+    arch, ops = perch.arch, choose_ops(KernelTarget(device="cpu", dtype="float32")).ops
     # A few frequent tokens: an untrained head has to be lucky to guess one of thousands.
     tokens = torch.arange(NUM_TOKENS)
     spec = EagleSpec(

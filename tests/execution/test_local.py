@@ -8,24 +8,24 @@ import pytest
 import torch
 
 from archerfish.execution.backends.eager import EagerModel
+from archerfish.execution.local import LocalExecutor
 from archerfish.execution.step.rows import Rows
 from archerfish.kvcache.layout import kv_layout
 from archerfish.kvcache.storage import KVStorage
 from archerfish.kvcache.tables import BlockCopy
 from archerfish.models.decoder import Decoder
-from archerfish.ops import Target, choose_ops
+from archerfish.ops import KernelTarget, choose_ops
 from archerfish.ops.reference.drawing import draw
 from archerfish.request import SamplingParams
 from archerfish.sampling.sampler import Sampler
 from archerfish.scheduling.plan import Chunk, Plan, SequenceStart
 from tests.execution.archs import ALL, FULL, MIXED, VOCABULARY
-from tests.execution.executors import local_executor
 
 MAX_MODEL_LEN = 96
 BLOCK_SIZE = 8
 NUM_ROWS = 5
 GREEDY = SamplingParams(temperature=0.0, logprobs=4)
-OPS, _ = choose_ops(Target(device="cpu", dtype="float32"))
+OPS, _ = choose_ops(KernelTarget(device="cpu", dtype="float32"))
 
 
 def random_model(arch, seed=0):
@@ -73,10 +73,11 @@ class Driver:
         storage = KVStorage(layout, num_blocks, BLOCK_SIZE, torch.float32, "cpu", OPS)
         storage.keys.fill_(leftovers)
         storage.values.fill_(leftovers)
-        self.executor = local_executor(
+        self.executor = LocalExecutor(
             EagerModel(model, storage),
             storage,
             Rows(NUM_ROWS, MAX_MODEL_LEN, len(storage.layout.windows), storage.block_size),
+            "cpu",
             Sampler(NUM_ROWS, draw),
         )
         self.num_groups = len(layout.windows)
@@ -199,7 +200,7 @@ def test_prompt_log_probabilities_do_not_spill_over_to_answers_or_other_rows():
 
 
 def test_more_prompt_log_probabilities_than_are_computed_at_once_stay_in_order(monkeypatch):
-    monkeypatch.setattr("archerfish.execution.prompt_outputs.LOGIT_ROWS_AT_ONCE", 7)
+    monkeypatch.setattr("archerfish.execution.local.LOGIT_ROWS_AT_ONCE", 7)
     model = random_model(FULL)
     driver = Driver(model)
     tokens = prompt(6, 60)

@@ -7,10 +7,10 @@ import torch
 from archerfish.kvcache.layout import KVLayout, Place
 from archerfish.kvcache.storage import KVStorage
 from archerfish.kvcache.tables import BlockCopy
-from archerfish.ops import Target, choose_ops
+from archerfish.ops import KernelTarget, choose_ops
 from archerfish.quant import KvFormat
 
-OPS = choose_ops(Target(device="cpu", dtype="float32")).ops
+OPS = choose_ops(KernelTarget(device="cpu", dtype="float32")).ops
 
 
 def storage(name: str, head_dim: int = 16) -> KVStorage:

@@ -10,9 +10,9 @@ from archerfish.arch import AttentionSpec, EagleSpec, LayerSpec, MedusaSpec, Mlp
 from archerfish.models.eagle import Eagle
 from archerfish.models.layers import Embedding, Linear
 from archerfish.models.medusa import Medusa
-from archerfish.ops import Target, choose_ops
+from archerfish.ops import KernelTarget, choose_ops
 
-OPS = choose_ops(Target(device="cpu", dtype="float32")).ops
+OPS = choose_ops(KernelTarget(device="cpu", dtype="float32")).ops
 LAYER = LayerSpec(
     attention=AttentionSpec(
         num_heads=4, num_kv_heads=2, head_dim=16, scale=16**-0.5, rope=RopeSpec(theta=10_000.0, dim=16)

@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from archerfish.arch import LayerSpec, MlpSpec
 from archerfish.models.decoder import Decoder
-from archerfish.ops import Target, choose_ops
+from archerfish.ops import KernelTarget, choose_ops
 from tests.arch.shapes import attention, uniform
 
 MULTIPLIER = 1152**0.5  # 33.941 is 34 in bfloat16.
@@ -34,7 +34,7 @@ def decoder(dtype, multiplier):
     return model.requires_grad_(False)
 
 
-OPS = choose_ops(Target(device="cpu", dtype="float32")).ops
+OPS = choose_ops(KernelTarget(device="cpu", dtype="float32")).ops
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

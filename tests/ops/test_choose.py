@@ -6,12 +6,12 @@ import pytest
 
 from archerfish.arch import LayerSpec, MlpSpec
 from archerfish.errors import NoKernel
-from archerfish.ops import Ops, Target, choose_ops
+from archerfish.ops import KernelTarget, Ops, choose_ops
 from archerfish.ops.choose import Implementation, implementations
 from archerfish.ops.reference import IMPLEMENTATIONS
 from tests.arch.shapes import arch, attention
 
-CPU = Target(device="cpu", dtype="bfloat16")
+CPU = KernelTarget(device="cpu", dtype="bfloat16")
 
 
 def always(_):
@@ -32,7 +32,7 @@ def chosen(*candidates):
 
 def test_the_reference_has_every_operation_and_runs_everywhere():
     assert set(IMPLEMENTATIONS) == {field.name for field in fields(Ops)}
-    for target in (CPU, Target(device="cuda", dtype="float16"), Target(device="cpu", dtype="float32")):
+    for target in (CPU, KernelTarget(device="cuda", dtype="float16"), KernelTarget(device="cpu", dtype="float32")):
         ops, choices = choose_ops(target)
         assert [choice.operation for choice in choices] == [field.name for field in fields(Ops)]
         for field in fields(Ops):
@@ -84,7 +84,7 @@ def test_an_implementation_is_asked_about_the_very_target():
 def test_an_implementation_can_refuse_the_shape_of_a_model(window, softcap):
     specs = (attention(2, 1, 96), attention(2, 1, 96, window=window, softcap=softcap))
     model = arch(64, 32, [LayerSpec(attention=spec, feed_forward=MlpSpec(size=8)) for spec in specs])
-    target = Target.of_model(model, device="cpu", dtype="float32", block_size=16)
+    target = KernelTarget.of_model(model, device="cpu", dtype="float32", block_size=16)
     assert (target.device, target.dtype, target.head_dim, target.block_size) == ("cpu", "float32", 96, 16)
     assert (target.has_window, target.has_softcap) == (window is not None, softcap is not None)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from archerfish.execution.step.trees import StepTrees
-from archerfish.ops.signatures import Attend, Chunks, LayerCache, Trees, WriteKv
+from archerfish.ops.signatures import AttendOp, Chunks, LayerCache, Trees, WriteKvOp
 from archerfish.speculation.draft import Draft
 
 
@@ -56,8 +56,8 @@ class Tokens:
 class Machine:
     """What runs a step: operations, and the caches they want."""
 
-    write_kv: WriteKv
-    attend: Attend
+    write_kv: WriteKvOp
+    attend: AttendOp
     cache: Callable[[int], LayerCache]
     """Of so many blocks, full of leftovers."""
     device: str = "cpu"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from archerfish.errors import InvalidParameter
 from archerfish.ops.reference.drawing import draw as reference_draw
-from archerfish.ops.reference.filters import keep_likeliest
+from archerfish.ops.reference.filters import filter_logits
 from archerfish.ops.reference.noise import gumbel
 from archerfish.request import SamplingParams
 from archerfish.sampling.sampler import ROWS_AT_ONCE, Sampler
@@ -290,7 +290,7 @@ def test_shortcuts_draw_what_noise_for_the_whole_vocabulary_draws(kind, asked):
         return None if (values == idle).all() else values
 
     scaled = logits / torch.tensor([[one.temperature] for one in params])
-    kept = keep_likeliest(scaled, column("top_k", 0.0), column("top_p", 1.0), column("min_p", 0.0))
+    kept = filter_logits(scaled, column("top_k", 0.0), column("top_p", 1.0), column("min_p", 0.0))
     noise = gumbel(torch.arange(num_rows), torch.full((num_rows,), 2), torch.arange(WIDE))
     assert found == (kept + noise).argmax(-1).tolist()
 

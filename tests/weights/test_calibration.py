@@ -8,7 +8,7 @@ from archerfish.arch import Arch, AttentionSpec, LayerSpec, MlpSpec, NormSpec, R
 from archerfish.bench.ladder.naive import WholeSequence
 from archerfish.models.decoder import Decoder
 from archerfish.models.layers import Linear
-from archerfish.ops import Target, choose_ops, implementations
+from archerfish.ops import KernelTarget, choose_ops, implementations
 from archerfish.ops.packed import PackedWeight
 from archerfish.quant import InputStatistics, WeightFormat
 from archerfish.weights.calibration import CalibratedPacker
@@ -17,7 +17,7 @@ from tests.ops.cpu.native import KERNELS, native, needs_native
 
 pytestmark = needs_native
 
-TARGET = Target(device="cpu", dtype="float32")
+TARGET = KernelTarget(device="cpu", dtype="float32")
 TEXTS = torch.tensor([[1, 5, 9, 2, 7, 7], [3, 3, 8, 0, 4, 6]])
 
 

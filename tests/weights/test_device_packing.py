@@ -7,7 +7,7 @@ import torch
 
 from archerfish.arch import Arch, ExpertsSpec
 from archerfish.models.decoder import Decoder
-from archerfish.ops import Target, choose_ops
+from archerfish.ops import KernelTarget, choose_ops
 from archerfish.ops.triton.device_weight import DeviceExperts, DeviceWeight
 from archerfish.quant import WeightFormat
 from archerfish.quant.device import device_weight
@@ -23,7 +23,7 @@ def with_experts() -> Arch:
 
 
 def packed(weight_format: WeightFormat | None) -> Decoder:
-    ops = choose_ops(Target(device="cpu", dtype="float32")).ops
+    ops = choose_ops(KernelTarget(device="cpu", dtype="float32")).ops
     with torch.device("cpu" if weight_format is None else "meta"):
         model = Decoder(with_experts(), ops, 32).requires_grad_(False)
     random_weights(model, 0, None if weight_format is None else DevicePacker(model, weight_format))

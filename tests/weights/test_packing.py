@@ -9,7 +9,7 @@ from archerfish.arch.cost import num_parameters, num_router_parameters
 from archerfish.engine.models import mean_weight_bytes
 from archerfish.models.decoder import Decoder, Experts
 from archerfish.models.families import Fields, find_family
-from archerfish.ops import Target, choose_ops, implementations
+from archerfish.ops import KernelTarget, choose_ops, implementations
 from archerfish.ops.cpu.program import Format
 from archerfish.ops.packed import PackedExperts, PackedWeight
 from archerfish.quant import WeightFormat
@@ -41,7 +41,7 @@ FORMATS = [
 
 def packed_model(weight_format: WeightFormat, keep_full: dict[str, torch.Tensor] | None = None) -> Decoder:
     arch = find_family(EXPERTS).read(Fields(EXPERTS))
-    ops, _ = choose_ops(Target(device="cpu", dtype="bfloat16"), implementations(native(KERNELS[0])))
+    ops, _ = choose_ops(KernelTarget(device="cpu", dtype="bfloat16"), implementations(native(KERNELS[0])))
     with torch.device("meta"):
         model = Decoder(arch, ops, 16).to(torch.bfloat16)
     packer = Packer(model, weight_format)

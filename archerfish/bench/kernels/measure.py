@@ -9,7 +9,7 @@ import torch
 
 from archerfish.bench.kernels.cases import KernelCase
 from archerfish.bench.kernels.roofs import Roofs
-from archerfish.ops.choose import Implementation, Target
+from archerfish.ops.choose import Implementation, KernelTarget
 from archerfish.ops.packed import PackedExperts, PackedWeight
 from archerfish.ops.signatures import LayerCache, Ops
 
@@ -102,7 +102,7 @@ class Stopwatch:
 def measure_kernels(
     cases: Sequence[KernelCase],
     implementations: Iterable[Implementation],
-    target: Target,
+    target: KernelTarget,
     roofs: Roofs,
     stopwatch: Stopwatch,
     most_inputs: int,
@@ -140,7 +140,7 @@ def _make_inputs(case: KernelCase, most: int) -> list[tuple[Any, ...]]:
 
 
 def _sort_out(
-    implementations: Iterable[Implementation], target: Target
+    implementations: Iterable[Implementation], target: KernelTarget
 ) -> tuple[list[Implementation], list[KernelRefusal]]:
     supported, refusals = [], []
     for kernel in implementations:

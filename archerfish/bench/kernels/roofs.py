@@ -9,7 +9,7 @@ import torch
 from archerfish.bench.kernels.cases import KernelCase
 from archerfish.bench.kernels.matrices import QuantizedMatrices
 from archerfish.machine.peak import Peak
-from archerfish.ops.choose import Implementation, Target
+from archerfish.ops.choose import Implementation, KernelTarget
 from archerfish.quant import WeightFormat
 
 _SECONDS = 0.3
@@ -31,7 +31,7 @@ class Roofs:
         return self.integer_flops
 
 
-def measure_roofs(peak: Peak, implementations: Iterable[Implementation], target: Target) -> Roofs:
+def measure_roofs(peak: Peak, implementations: Iterable[Implementation], target: KernelTarget) -> Roofs:
     """Torch has no product of integers that is as fast as its others, so our own kernel sets this roof."""
     packed = (one for one in implementations if one.operation == "linear" and one.takes_packed)
     linear = next((one for one in packed if one.supports(target) is None), None)

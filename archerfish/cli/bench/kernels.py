@@ -74,14 +74,14 @@ def command(
     from archerfish.bench.kernels.roofs import measure_roofs
     from archerfish.bench.offline.conditions import Conditions
     from archerfish.engine.build import examine
-    from archerfish.ops import Target, all_implementations, torch_dtype
+    from archerfish.ops import KernelTarget, all_implementations, torch_dtype
     from archerfish.quant import KvFormat
 
     blueprint = examine(config)
     resolved, arch = blueprint.config, blueprint.arch
     _check_names(operations, formats)
     conditions = Conditions.of(blueprint)
-    target = Target.of_model(
+    target = KernelTarget.of_model(
         arch,
         device=resolved.device,
         dtype=resolved.dtype,

@@ -35,11 +35,11 @@ def command(**settings: Any) -> None:
     given = take_given(settings, "config_")
     config = load_config(EngineConfig, {**given, "load_format": "dummy"}, None, os.environ)
     from archerfish.engine.build import examine
-    from archerfish.ops import Target, torch_dtype, why_not_triton
+    from archerfish.ops import KernelTarget, torch_dtype, why_not_triton
 
     blueprint = examine(config)
     resolved = blueprint.config
-    reason = why_not_triton(Target(device=resolved.device, dtype=resolved.dtype))
+    reason = why_not_triton(KernelTarget(device=resolved.device, dtype=resolved.dtype))
     if reason is not None or resolved.device != "cuda":
         raise ConfigError(f"kernels are tuned on a GPU, by Triton: {reason or 'there is none here'}")
     from archerfish.bench.kernels.tuning import GpuStopwatch, products_of, tune_products

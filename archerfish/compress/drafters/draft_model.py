@@ -18,8 +18,7 @@ from archerfish.engine.models import load_decoder
 from archerfish.errors import ConfigError
 from archerfish.models.decoder import Decoder
 from archerfish.models.families import Fields, find_family
-from archerfish.ops import Target as OpsTarget
-from archerfish.ops import choose_ops
+from archerfish.ops import KernelTarget, choose_ops
 from archerfish.weights.locate import locate, read_config
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
@@ -134,7 +133,7 @@ def _new_decoder(made: Mapping[str, Any], blueprint: Blueprint, options: Drafter
     """Small normal numbers, smaller where they add to the stream between layers."""
     arch = find_family(made).read(Fields(made))
     device = blueprint.config.device
-    ops = choose_ops(OpsTarget(device=device, dtype="float32")).ops
+    ops = choose_ops(KernelTarget(device=device, dtype="float32")).ops
     decoder = Decoder(arch, ops, arch.max_positions)
     # Drawn on the host, whose numbers are the same everywhere.
     generator = torch.Generator().manual_seed(options.seed)

@@ -23,8 +23,7 @@ from archerfish.engine.build import Blueprint, examine
 from archerfish.engine.models import load_decoder
 from archerfish.errors import ConfigError
 from archerfish.models.decoder import Decoder
-from archerfish.ops import Target as OpsTarget
-from archerfish.ops import choose_ops
+from archerfish.ops import KernelTarget, choose_ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,7 @@ def _drafter(
     vocab_size = blueprint.arch.vocab_size
     has_all = options.vocabulary is None or options.vocabulary == vocab_size
     target_ids = None if has_all else samples.frequent(options.vocabulary or vocab_size, vocab_size)
-    ops = choose_ops(OpsTarget(device=blueprint.config.device, dtype="float32")).ops
+    ops = choose_ops(KernelTarget(device=blueprint.config.device, dtype="float32")).ops
     make = eagle_drafter if options.method == "eagle" else medusa_drafter
     return make(decoder, target_ids, options, ops, _name(config, blueprint))
 

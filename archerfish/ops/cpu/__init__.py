@@ -1,1 +1,1 @@
-"""Native kernels for CPUs: what they are told, the library that has them, programs recorded for it."""
+"""Native CPU kernels: the library, its interface, and programs recorded for it."""

@@ -1,4 +1,4 @@
-"""The operations in plain torch: right everywhere, on any device, and what every other implementation is held to."""
+"""The operations in plain torch: correct on any device, and the reference for all other implementations."""
 
 from collections.abc import Callable
 from typing import Any

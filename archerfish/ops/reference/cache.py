@@ -7,11 +7,13 @@ from torch import Tensor
 
 from archerfish.ops.signatures import LayerCache
 
-_MOST = 127
+_MAX_INT8 = 127
 _LARGEST_INVERSE = 3.4e38
 
 
-class Rounded(NamedTuple):
+class RoundedHeads(NamedTuple):
+    """Keys or values rounded to int8."""
+
     numbers: Tensor
     """[T, G, D] int8."""
     scales: Tensor
@@ -19,25 +21,25 @@ class Rounded(NamedTuple):
 
 
 def write_kv(k: Tensor, v: Tensor, cache: LayerCache, slots: Tensor) -> None:
-    # By block and offset: flattened to slots, a strided cache would be a copy, and what is written to it lost.
-    place = (slots // cache.keys.shape[1], slots % cache.keys.shape[1])
+    # By block and offset: flattening a strided cache to slots would copy it, and writes would be lost.
+    index = (slots // cache.keys.shape[1], slots % cache.keys.shape[1])
     for x, numbers, scales in ((k, cache.keys, cache.key_scales), (v, cache.values, cache.value_scales)):
         if scales is None:
-            numbers[place] = x.to(numbers.dtype)
+            numbers[index] = x.to(numbers.dtype)
         else:
-            numbers[place], scales[place] = round_heads(x)
+            numbers[index], scales[index] = round_heads(x)
 
 
-def round_heads(x: Tensor) -> Rounded:
-    """To int8, each head by its own scale. One that is not finite has a scale of NaN: so will be what is made of it."""
+def round_heads(x: Tensor) -> RoundedHeads:
+    """Round to int8, each head by its own scale. A head that is not finite gets a scale of NaN."""
     wide = x.float()
     peak = wide.abs().amax(-1)
-    inverse = torch.full_like(peak, _MOST) / peak  # A number over a tensor would be rounded twice.
-    inverse.masked_fill_(~(inverse <= _LARGEST_INVERSE), 0.0)  # The smallest of numbers count as zero.
-    scales = torch.where(inverse == 0.0, 0.0, peak / _MOST)
-    spoilt = ~wide.isfinite().all(-1)
-    numbers = (wide * inverse[..., None]).round().masked_fill_(spoilt[..., None], 0.0)
-    return Rounded(numbers.to(torch.int8), scales.masked_fill_(spoilt, torch.nan))
+    inverse = torch.full_like(peak, _MAX_INT8) / peak  # Dividing a Python number by a tensor would round twice.
+    inverse.masked_fill_(~(inverse <= _LARGEST_INVERSE), 0.0)  # The smallest numbers are rounded to zero.
+    scales = torch.where(inverse == 0.0, 0.0, peak / _MAX_INT8)
+    non_finite = ~wide.isfinite().all(-1)
+    numbers = (wide * inverse[..., None]).round().masked_fill_(non_finite[..., None], 0.0)
+    return RoundedHeads(numbers.to(torch.int8), scales.masked_fill_(non_finite, torch.nan))
 
 
 def copy_blocks(cache: LayerCache, sources: Tensor, targets: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The draw of the next tokens in plain torch, each row by its own parameters, without a loop over rows."""
+"""Drawing the next token of each row by its own parameters in plain torch, without a loop over rows."""
 
 from typing import NamedTuple
 
@@ -7,54 +7,54 @@ import torch
 from torch import Tensor
 
 from archerfish.ops.arrays import Ints
-from archerfish.ops.reference.filters import Candidates, keep_likeliest, likeliest_candidates
+from archerfish.ops.reference.filters import Candidates, filter_logits, likeliest_candidates
 from archerfish.ops.reference.noise import LARGEST_GAP, gumbel
 from archerfish.ops.signatures import Drawn, DrawRows
 
-_MOST_CANDIDATES = 1024
-"""Sorting more of the likeliest tokens takes as long as noise for all of them."""
+_MAX_CANDIDATES = 1024
+"""Largest number of tokens to sort: sorting more takes as long as computing noise for all of them."""
 
 
-class Ways(NamedTuple):
-    """By place, which rows are drawn in each way. Every row is in exactly one."""
+class RowsByMethod(NamedTuple):
+    """The indices of the rows that each method draws. Every row is in exactly one of them."""
 
     greedy: Ints
     narrow: Ints
-    """Those that keep a few tokens by top_k."""
+    """Rows whose top_k leaves a few tokens."""
     wide: Ints
-    """Those that may keep any number of tokens."""
+    """Rows that may have any number of candidates."""
 
     @classmethod
-    def of(cls, rows: DrawRows) -> "Ways":
-        """By a row's own parameters alone: neighbours must not change even a rounding."""
+    def of(cls, rows: DrawRows) -> "RowsByMethod":
+        """Choose by a row's own parameters alone: other rows must not change even a rounding."""
         greedy = rows["temperature"] == 0.0
-        narrow = ~greedy & (rows["top_k"] > 0) & (rows["top_k"] <= _MOST_CANDIDATES)
+        narrow = ~greedy & (rows["top_k"] > 0) & (rows["top_k"] <= _MAX_CANDIDATES)
         return cls(np.flatnonzero(greedy), np.flatnonzero(narrow), np.flatnonzero(~greedy & ~narrow))
 
 
 def draw(logits: Tensor, rows: DrawRows) -> Drawn:
-    """Each row in the way that its own parameters ask for."""
+    """Draw each row by the method that its parameters select."""
     tokens = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
-    for asking, choose in zip(Ways.of(rows), (_likeliest, _draw_narrow, _draw_wide), strict=True):
-        if len(asking):
-            places = torch.from_numpy(asking).to(logits.device)
-            tokens[places] = choose(logits[places], rows[asking])
+    for indices, choose in zip(RowsByMethod.of(rows), (_likeliest, _draw_narrow, _draw_wide), strict=True):
+        if len(indices):
+            selected = torch.from_numpy(indices).to(logits.device)
+            tokens[selected] = choose(logits[selected], rows[indices])
     return Drawn(tokens, logits.amax(-1))
 
 
-def keep_narrow(logits: Tensor, rows: DrawRows) -> Candidates:
-    """What narrow rows may draw, their logits divided by the temperature."""
+def narrow_candidates(logits: Tensor, rows: DrawRows) -> Candidates:
+    """Return the candidates of narrow rows, with logits divided by the temperature."""
     top_k = torch.from_numpy(rows["top_k"].copy()).to(logits.device)
     top_p, min_p = _filter("top_p", 1.0, logits, rows), _filter("min_p", 0.0, logits, rows)
     return likeliest_candidates(_scale(logits, rows), top_k, top_p, min_p)
 
 
-def keep_wide(logits: Tensor, rows: DrawRows) -> Tensor:
-    """Logits of wide rows divided by the temperature, -inf for what they may not draw."""
+def filtered_logits(logits: Tensor, rows: DrawRows) -> Tensor:
+    """Return logits of wide rows divided by the temperature, -inf for tokens that the filters remove."""
     top_k, top_p, min_p = (
-        _filter(name, idle, logits, rows) for name, idle in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0))
+        _filter(name, off, logits, rows) for name, off in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0))
     )
-    return keep_likeliest(_scale(logits, rows), top_k, top_p, min_p)
+    return filter_logits(_scale(logits, rows), top_k, top_p, min_p)
 
 
 def _likeliest(logits: Tensor, _: DrawRows) -> Tensor:
@@ -62,27 +62,27 @@ def _likeliest(logits: Tensor, _: DrawRows) -> Tensor:
 
 
 def _draw_narrow(logits: Tensor, rows: DrawRows) -> Tensor:
-    return _draw_candidates(keep_narrow(logits, rows), rows)
+    return _draw_candidates(narrow_candidates(logits, rows), rows)
 
 
 def _draw_wide(logits: Tensor, rows: DrawRows) -> Tensor:
-    kept = keep_wide(logits, rows)
+    filtered = filtered_logits(logits, rows)
     # Noise cannot lift any other token over the likeliest one.
-    num_possible = int((kept >= kept.amax(-1, keepdim=True) - LARGEST_GAP).sum(-1).max())
-    if num_possible > _MOST_CANDIDATES:
-        return _add_noise(kept, torch.arange(kept.shape[1], device=kept.device), rows).argmax(-1)
-    tokens = kept.topk(max(1, num_possible), dim=-1).indices.sort(-1).values
-    return _draw_candidates(Candidates(kept.gather(1, tokens), tokens), rows)
+    num_possible = int((filtered >= filtered.amax(-1, keepdim=True) - LARGEST_GAP).sum(-1).max())
+    if num_possible > _MAX_CANDIDATES:
+        return _add_noise(filtered, torch.arange(filtered.shape[1], device=filtered.device), rows).argmax(-1)
+    tokens = filtered.topk(max(1, num_possible), dim=-1).indices.sort(-1).values
+    return _draw_candidates(Candidates(filtered.gather(1, tokens), tokens), rows)
 
 
 def _scale(logits: Tensor, rows: DrawRows) -> Tensor:
     return logits / torch.from_numpy(rows["temperature"].copy()).to(logits.device)[:, None]
 
 
-def _filter(name: str, idle: float, logits: Tensor, rows: DrawRows) -> Tensor | None:
-    """The rows' values, or None if every row leaves the filter idle."""
+def _filter(name: str, off: float, logits: Tensor, rows: DrawRows) -> Tensor | None:
+    """Return the values of a filter, or None if it is off in every row."""
     values = rows[name]
-    return torch.from_numpy(values.copy()).to(logits.device) if (values != idle).any() else None
+    return torch.from_numpy(values.copy()).to(logits.device) if (values != off).any() else None
 
 
 def _draw_candidates(candidates: Candidates, rows: DrawRows) -> Tensor:

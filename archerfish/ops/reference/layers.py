@@ -1,4 +1,4 @@
-"""Everything of a layer but attention, in plain torch. Norms, rotation and routing compute in float32."""
+"""The operations of a layer apart from attention, in plain torch. Norms, rotation and routing compute in float32."""
 
 import torch
 import torch.nn.functional as F
@@ -42,8 +42,8 @@ def rotate(x: Tensor, angles: Tensor) -> Tensor:
     half = angles.shape[-1] // 2
     first, second, rest = x[..., :half].float(), x[..., half : 2 * half].float(), x[..., 2 * half :]
     cos, sin = angles.unsqueeze(1).chunk(2, dim=-1)  # [T, 1, R/2]
-    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
-    return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    return torch.cat((rotated, rest), dim=-1) if rest.shape[-1] else rotated
 
 
 def activate(x: Tensor, activation: Activation, gated: bool) -> Tensor:
@@ -67,7 +67,7 @@ def _nonlinear(x: Tensor, activation: Activation) -> Tensor:
 
 def route(logits: Tensor, num_chosen: int, normalize: bool) -> Routed:
     logits = logits.float()
-    # Unlike topk, a stable sort says which of equals it takes.
+    # Unlike topk, a stable sort defines the order of equal logits.
     chosen = logits.sort(dim=-1, descending=True, stable=True).indices[:, :num_chosen]
     weights = torch.softmax(logits, dim=-1).gather(-1, chosen)
     return Routed(chosen, weights / weights.sum(-1, keepdim=True) if normalize else weights)
@@ -78,7 +78,7 @@ def experts(
 ) -> Tensor:
     out = torch.zeros_like(x)
     for expert in torch.unique(chosen).tolist():
-        token, place = torch.where(chosen == expert)
+        token, choice = torch.where(chosen == expert)
         inner = activate(F.linear(x[token], gate_up[expert]), activation, gated=True)
-        out.index_add_(0, token, (F.linear(inner, down[expert]) * weights[token, place, None]).to(x.dtype))
+        out.index_add_(0, token, (F.linear(inner, down[expert]) * weights[token, choice, None]).to(x.dtype))
     return out

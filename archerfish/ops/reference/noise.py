@@ -1,7 +1,7 @@
-"""Seeded Gumbel noise: a pure function of seed, position and token, so a draw is the same in any batch.
+"""Seeded Gumbel noise: a pure function of seed, position and token, so that a draw is the same in any batch.
 
-The maximum of logits / T + Gumbel noise is a draw from softmax(logits / T). The bits come from a 32-bit hash whose few
-operations are the same on every device and in every language; nothing is kept between calls.
+The argmax of logits / T + Gumbel noise is a draw from softmax(logits / T). The bits come from a 32-bit hash whose few
+operations are the same on every device and in every language. There is no state between calls.
 """
 
 import torch
@@ -15,19 +15,19 @@ _WORD = 2**32 - 1
 
 
 LARGEST_GAP = 32.0
-"""No two noises differ by as much: they lie between -2.82 and 22.88. The rest is room for sums that are rounded."""
+"""Upper bound of the difference of two noises, which are between -2.82 and 22.88, with a margin for rounding."""
 
 
 def gumbel(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-    """Noise [rows, tokens] for 64-bit seeds [rows] (as int64), positions [rows] and token ids.
+    """Return noise [rows, tokens] for 64-bit seeds [rows] (as int64), positions [rows] and token ids.
 
     Token ids are [tokens], the same for every row, or [rows, tokens].
     """
     low, high = _int32(seeds), _int32(seeds >> 32)
-    place = _int32(positions)
-    first_key = _mix(_mix(low ^ _constant(_GOLDEN)) + place)
-    second_key = _mix(_mix(high + first_key) ^ place)
-    # In place from here on: with a whole vocabulary, most time would go into new memory.
+    low_position = _int32(positions)
+    first_key = _mix(_mix(low ^ _constant(_GOLDEN)) + low_position)
+    second_key = _mix(_mix(high + first_key) ^ low_position)
+    # In place from here on: with a whole vocabulary, allocating memory would take most of the time.
     bits = _mix(_int32(tokens) * _constant(_GOLDEN) + first_key[:, None])
     bits = _mix(bits.bitwise_xor_(second_key[:, None]))
     # Uniform in (0, 1), finest near 0: that end becomes the largest noise, where resolution matters.
@@ -37,19 +37,19 @@ def gumbel(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
 
 
 def uniform(seed: int, position: int, number: int) -> float:
-    """The number in (0, 1) that noise for a token of this id is made from, to all 32 bits.
+    """Return the number in (0, 1) that noise for a token of this id is computed from, to all 32 bits.
 
-    For single decisions: in whole numbers it takes a fraction of the time that tensors of one element do.
+    For single decisions Python integers take a fraction of the time of tensors with one element.
     """
-    low, high, place = seed & _WORD, seed >> 32 & _WORD, position & _WORD
-    first_key = _mix_one(_mix_one(low ^ _GOLDEN) + place)
-    second_key = _mix_one(_mix_one(high + first_key) ^ place)
-    bits = _mix_one(_mix_one(number * _GOLDEN + first_key) ^ second_key)
+    low, high, low_position = seed & _WORD, seed >> 32 & _WORD, position & _WORD
+    first_key = _mix_int(_mix_int(low ^ _GOLDEN) + low_position)
+    second_key = _mix_int(_mix_int(high + first_key) ^ low_position)
+    bits = _mix_int(_mix_int(number * _GOLDEN + first_key) ^ second_key)
     return (bits + 0.5) * 2.0**-32
 
 
-def _mix_one(x: int) -> int:
-    """As _mix, of the low 32 bits."""
+def _mix_int(x: int) -> int:
+    """Mix the low 32 bits as _mix does."""
     x &= _WORD
     x = (x ^ x >> 16) * _MIX_1 & _WORD
     x = (x ^ x >> 15) * _MIX_2 & _WORD
@@ -57,7 +57,7 @@ def _mix_one(x: int) -> int:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """Spread every input bit over all 32, in place. Products wrap; shifts must not drag the sign along."""
+    """Spread every input bit over all 32, in place. Multiplication wraps; masks make shifts logical."""
     shifted = x >> 16
     x.bitwise_xor_(shifted.bitwise_and_(0xFFFF)).mul_(_constant(_MIX_1))
     torch.bitwise_right_shift(x, 15, out=shifted)
@@ -67,10 +67,10 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _int32(x: Tensor) -> Tensor:
-    """The low 32 bits, as a signed number."""
+    """Return the low 32 bits as a signed number."""
     return ((x.to(torch.int64) + 2**31) % 2**32 - 2**31).to(torch.int32)
 
 
 def _constant(value: int) -> int:
-    """As the signed number with the same 32 bits."""
+    """Return the signed number with the same 32 bits."""
     return value - 2**32 if value >= 2**31 else value

@@ -1,4 +1,4 @@
-"""Drafters that can be run: draft models, EAGLE-3 and Medusa heads behind one protocol."""
+"""Networks that guess tokens for the model: what their passes have in common. Knows neither requests nor choices."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,99 +18,95 @@ from archerfish.ops.signatures import DrawRows
 from archerfish.speculation.drafters.feature_store import FeatureStore
 
 
-class RunnableDrafter(Protocol):
-    """Drafts token after token. What it caches of tokens lies in blocks of the same numbers as the model's."""
+class Network(Protocol):
+    """Guesses token after token. What it keeps of tokens it has read lies in blocks of the model's cache."""
 
     @property
-    def token_lag(self) -> int:
-        """Tokens at a sequence's end that it does not compute: it computes positions up to `length - token_lag`."""
+    def lag(self) -> int:
+        """How many tokens at a sequence's end are not read as such: it reads places up to `end - lag`."""
 
     @property
-    def has_kv_cache(self) -> bool:
-        """Whether it caches the tokens it has computed; otherwise it reads the last one only."""
+    def keeps(self) -> bool:
+        """It remembers tokens it has read; else it looks at the last one only."""
 
     @property
-    def reuses_accepted_kv(self) -> bool:
-        """Whether what it caches of its own draft tokens is right if they are accepted."""
+    def trusts_guesses(self) -> bool:
+        """What it keeps of its own guesses is right where they stand."""
 
-    def forward(self, batch: StepBatch) -> Tensor:
-        """Compute tokens of rows. Logits [logits, vocabulary] of what follows those at the logit indices."""
+    def read(self, batch: StepBatch) -> Tensor:
+        """Read tokens that stand in rows. Logits [picked, vocabulary] of what follows the picked ones."""
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy blocks of its cache."""
+        """Blocks that it keeps something in."""
 
-    def forward_next(self, batch: StepBatch, indices: list[int]) -> Tensor:
-        """Compute one token of each row, drafted by the pass before, in which the rows had these indices."""
+    def go_on(self, batch: StepBatch, kept: list[int]) -> Tensor:
+        """The same for one token of each row, guessed by the pass before; `kept` are the rows' places in that pass."""
 
     def draft(self, batch: StepBatch, draw_rows: DrawRows, counts: Ints) -> Drafted | None:
-        """Compute a batch and draft `counts` tokens for each of its rows in one call; None if it cannot.
+        """Read, draw and go on until each picked row has `counts` guesses, in one call; None if it cannot.
 
-        The first of them are sampled by `draw_rows`, each further one a position on. Rows get those that are computed.
+        The first of them are drawn as `draw_rows`, each further one a position on. Those that are read are on the rows.
         """
 
 
-class DraftFunction(Protocol):
-    """Whole drafts in one native call."""
-
+class DraftsAtOnce(Protocol):
     def __call__(self, batch: StepBatch, draw_rows: DrawRows, counts: Ints, *given: Tensor) -> Drafted:
-        """Draft as a drafter's `draft`; given is what its first pass takes besides tokens, [T, width] each."""
+        """As a network's `draft`; given is what its first pass takes beside tokens, [T, width] each."""
 
 
 @dataclass(frozen=True, slots=True)
-class RunnableDraftModel:
-    """A whole model, smaller than the one it drafts for."""
+class DraftModel:
+    """A whole model, smaller than the one it guesses for."""
 
     model: RunnableModel
     storage: KVStorage
     rows: Rows
-    native_drafting: DraftFunction | None = None
-    token_lag: int = 0
-    has_kv_cache: bool = True
-    reuses_accepted_kv: bool = True
+    at_once: DraftsAtOnce | None = None
+    lag: int = 0
+    keeps: bool = True
+    trusts_guesses: bool = True
 
-    def forward(self, batch: StepBatch) -> Tensor:
+    def read(self, batch: StepBatch) -> Tensor:
         return self.model.run(batch, self.rows).logits
 
-    def forward_next(self, batch: StepBatch, indices: list[int]) -> Tensor:
-        return self.forward(batch)
+    def go_on(self, batch: StepBatch, kept: list[int]) -> Tensor:
+        return self.read(batch)
 
     def draft(self, batch: StepBatch, draw_rows: DrawRows, counts: Ints) -> Drafted | None:
-        return None if self.native_drafting is None else self.native_drafting(batch, draw_rows, counts)
+        return None if self.at_once is None else self.at_once(batch, draw_rows, counts)
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         self.storage.copy(copies)
 
 
-class DraftVocabulary:
-    """The tokens that a head can draft, among all of the target's."""
+class Vocabulary:
+    """The tokens that a head can guess, among all of the target's."""
 
     def __init__(self, size: int, target_ids: Tensor | None) -> None:
         self.size = size
         self.target_ids = target_ids
-        """[draft vocabulary] the target's ids, or None if the head drafts all of them."""
+        """[tokens it can guess], or None: all of them."""
 
-    def scatter_to_target(self, logits: Tensor) -> Tensor:
-        """Return [rows, vocabulary] logits of [rows, draft vocabulary] ones; tokens it cannot draft are impossible."""
+    def spread(self, logits: Tensor) -> Tensor:
+        """[rows, tokens it can guess] -> [rows, vocabulary], where what it cannot guess is impossible."""
         if self.target_ids is None:
             return logits
-        target_logits = logits.new_full((len(logits), self.size), -torch.inf)
-        target_logits[:, self.target_ids] = logits
-        return target_logits
+        found = logits.new_full((len(logits), self.size), -torch.inf)
+        found[:, self.target_ids] = logits
+        return found
 
 
 class HeadPass(Protocol):
-    """A pass of a head, run by any backend."""
-
     def run(self, batch: StepBatch, rows: Rows, given: Tensor) -> ForwardOutput:
-        """Run a pass over tokens of rows, with a vector [width] for each of them."""
+        """Over tokens of rows, and for each of them [width] of something else."""
 
 
-class RunnableEagle:
-    """EAGLE-3: reads a token and the target's features of the one before; later in a draft, its own states of it."""
+class EagleNetwork:
+    """EAGLE-3: reads a token beside what the target made of the one before; further on, what it made of that itself."""
 
-    token_lag = 1
-    has_kv_cache = True
-    reuses_accepted_kv = False  # Once a token is accepted, the target's own features are better.
+    lag = 1
+    keeps = True
+    trusts_guesses = False  # Where a guess stands, the target's own features are better.
 
     def __init__(
         self,
@@ -119,70 +115,66 @@ class RunnableEagle:
         storage: KVStorage,
         features: FeatureStore,
         rows: Rows,
-        vocabulary: DraftVocabulary,
-        native_drafting: DraftFunction | None = None,
+        vocabulary: Vocabulary,
+        at_once: DraftsAtOnce | None = None,
     ) -> None:
-        """`first` takes features, `further` states. At each position rows have the token after it."""
+        """`first` takes features, `further` states. Rows have the token after each place in it."""
         self._first = first
         self._further = further
         self._storage = storage
         self._features = features
         self._rows = rows
         self._vocabulary = vocabulary
-        self._native_drafting = native_drafting
+        self._at_once = at_once
         self._states: Tensor | None = None
-        """States at the logit indices of the last pass."""
+        """Of the tokens that were picked last."""
 
-    def forward(self, batch: StepBatch) -> Tensor:
-        output = self._first.run(batch, self._rows, self._features.gather(batch))
-        return self._logits(batch, output)
+    def read(self, batch: StepBatch) -> Tensor:
+        passed = self._first.run(batch, self._rows, self._features.of(batch))
+        return self._scored(batch, passed)
 
-    def forward_next(self, batch: StepBatch, indices: list[int]) -> Tensor:
+    def go_on(self, batch: StepBatch, kept: list[int]) -> Tensor:
         assert self._states is not None
-        return self._logits(batch, self._further.run(batch, self._rows, self._states[indices]))
+        return self._scored(batch, self._further.run(batch, self._rows, self._states[kept]))
 
     def draft(self, batch: StepBatch, draw_rows: DrawRows, counts: Ints) -> Drafted | None:
-        if self._native_drafting is None:
-            return None
-        return self._native_drafting(batch, draw_rows, counts, self._features.gather(batch))
+        return None if self._at_once is None else self._at_once(batch, draw_rows, counts, self._features.of(batch))
 
-    def _logits(self, batch: StepBatch, output: ForwardOutput) -> Tensor:
-        self._states = output.hidden[torch.from_numpy(batch.logit_indices).to(output.hidden.device)]
-        return self._vocabulary.scatter_to_target(output.logits)
+    def _scored(self, batch: StepBatch, passed: ForwardOutput) -> Tensor:
+        self._states = passed.hidden[torch.from_numpy(batch.logit_indices).to(passed.hidden.device)]
+        return self._vocabulary.spread(passed.logits)
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         self._storage.copy(copies)
 
 
-class RunnableMedusa:
-    """Medusa: each head drafts one position further ahead, from the target's last state alone."""
+class MedusaNetwork:
+    """Medusa: each head guesses a place further on, from the target's last state alone."""
 
-    token_lag = 1
-    has_kv_cache = False
-    reuses_accepted_kv = False
+    lag = 1
+    keeps = False
+    trusts_guesses = False
 
-    def __init__(
-        self, heads: Callable[[Tensor], list[Tensor]], features: FeatureStore, vocabulary: DraftVocabulary
-    ) -> None:
+    def __init__(self, heads: Callable[[Tensor], list[Tensor]], features: FeatureStore, vocabulary: Vocabulary) -> None:
         self._heads = heads
         self._features = features
         self._vocabulary = vocabulary
         self._further: list[Tensor] = []
-        """Logits of heads whose positions are still to come."""
+        """Logits of heads that were not draw_rows for yet."""
 
-    def forward(self, batch: StepBatch) -> Tensor:
-        states = self._features.gather(batch)
+    def read(self, batch: StepBatch) -> Tensor:
+        states = self._features.of(batch)
         first, *self._further = self._heads(states[torch.from_numpy(batch.logit_indices).to(states.device)])
-        return self._vocabulary.scatter_to_target(first)
+        return self._vocabulary.spread(first)
 
-    def forward_next(self, batch: StepBatch, indices: list[int]) -> Tensor:
-        # All rows that continue were in the pass before, and before that.
-        self._further = [logits[indices] for logits in self._further]
-        return self._vocabulary.scatter_to_target(self._further.pop(0))
+    def go_on(self, batch: StepBatch, kept: list[int]) -> Tensor:
+        # All rows that go on were in the pass before, and before that.
+        self._further = [logits[kept] for logits in self._further]
+        return self._vocabulary.spread(self._further.pop(0))
 
     def draft(self, batch: StepBatch, draw_rows: DrawRows, counts: Ints) -> Drafted | None:
         # All heads are one pass: there is nothing between passes to be saved.
         return None
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
-        """Do nothing: it caches nothing."""
+        """It keeps nothing."""

@@ -14,7 +14,7 @@ from archerfish.bench.kernels.matrices import FORMATS, QuantizedMatrices, format
 from archerfish.bench.kernels.measure import KernelReport, Stopwatch, measure_kernels
 from archerfish.bench.kernels.roofs import Roofs, measure_roofs
 from archerfish.machine.peak import Peak
-from archerfish.ops import Target
+from archerfish.ops import KernelTarget
 from archerfish.ops.choose import Implementation, implementations
 from archerfish.ops.signatures import Ops
 from archerfish.quant import KvFormat, WeightFormat
@@ -23,7 +23,7 @@ from tests.ops.cpu.native import KERNELS, native, needs_native
 
 PEAK = Peak(flops=1e9, bandwidth=1e8)
 ROOFS = Roofs(PEAK, integer_flops=4e9)
-TARGET = Target(device="cpu", dtype="float32")
+TARGET = KernelTarget(device="cpu", dtype="float32")
 _ROPE = RopeSpec(dim=8, theta=10000.0)
 DENSE = uniform(
     100, 32, 3, LayerSpec(attention=attention(4, 2, 8, rope=_ROPE), feed_forward=MlpSpec(size=48)), max_positions=64

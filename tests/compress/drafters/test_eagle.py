@@ -12,7 +12,7 @@ from archerfish.models.attention import plain_attention
 from archerfish.models.decoder import Decoder
 from archerfish.models.eagle import Eagle
 from archerfish.models.families import Fields, find_family
-from archerfish.ops import Target, choose_ops
+from archerfish.ops import KernelTarget, choose_ops
 from tests.compress.drafters.walkers import CONFIG, options
 
 LENGTH, DEPTHS = 9, 4
@@ -21,7 +21,7 @@ LENGTH, DEPTHS = 9, 4
 @pytest.fixture
 def drafter(tmp_path) -> EagleDrafter:
     torch.manual_seed(0)
-    ops = choose_ops(Target(device="cpu", dtype="float32")).ops
+    ops = choose_ops(KernelTarget(device="cpu", dtype="float32")).ops
     target = Decoder(find_family(CONFIG).read(Fields(CONFIG)), ops, 64)
     spec = replace(eagle_spec(target.arch, options(tmp_path, method="eagle"), None), norm_before_residual=True)
     head = Eagle(spec, target.embedding, ops, 64)

@@ -12,15 +12,14 @@ from archerfish.compress.drafters.measure import measure
 from archerfish.compress.drafters.target import Target, read_rows
 from archerfish.models.decoder import Decoder
 from archerfish.models.families import Fields, find_family
-from archerfish.ops import Target as OpsTarget
-from archerfish.ops import choose_ops
+from archerfish.ops import KernelTarget, choose_ops
 from tests.compress.drafters.walkers import CONFIG, VOCAB_SIZE
 
 LENGTH, DEPTHS = 8, 3
 
 
 def _model(seed: int) -> Decoder:
-    ops = choose_ops(OpsTarget(device="cpu", dtype="float32")).ops
+    ops = choose_ops(KernelTarget(device="cpu", dtype="float32")).ops
     model = Decoder(find_family(CONFIG).read(Fields(CONFIG)), ops, 64)
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():

@@ -23,8 +23,7 @@ from archerfish.engine.models import load_decoder
 from archerfish.errors import ConfigError
 from archerfish.models.eagle import Eagle
 from archerfish.models.medusa import Medusa
-from archerfish.ops import Target as OpsTarget
-from archerfish.ops import choose_ops
+from archerfish.ops import KernelTarget, choose_ops
 from archerfish.weights.heads import load_head, read_head
 from tests.compress.drafters.walkers import CONFIG, VOCAB_SIZE, options, write_walker
 
@@ -158,7 +157,7 @@ def test_heads_are_written_as_they_were_trained(
     target = load_decoder(replace(walker, dtype="float32"))
     spec = read_head(tmp_path, target.arch)
     assert spec.vocab_size == method.get("vocabulary", VOCAB_SIZE)
-    ops = choose_ops(OpsTarget(device="cpu", dtype="float32")).ops
+    ops = choose_ops(KernelTarget(device="cpu", dtype="float32")).ops
     drafter: EagleDrafter | MedusaDrafter
     if isinstance(spec, EagleSpec):
         drafter = EagleDrafter(Eagle(spec, target.embedding, ops, 64), 3, "walker")

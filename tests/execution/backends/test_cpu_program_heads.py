@@ -18,7 +18,7 @@ from archerfish.models.attention import plain_attention
 from archerfish.models.eagle import Eagle
 from archerfish.models.layers import Embedding, Linear
 from archerfish.models.medusa import Medusa
-from archerfish.ops import Chunks, Ops, Target, choose_ops, implementations
+from archerfish.ops import Chunks, KernelTarget, Ops, choose_ops, implementations
 from archerfish.ops.cpu.arguments import step_view
 from archerfish.ops.cpu.native import NativeOps
 from archerfish.ops.cpu.program import Format
@@ -33,7 +33,7 @@ from tests.ops.cpu.native import KERNELS, native, needs_native
 pytestmark = needs_native
 
 BLOCK_SIZE, NUM_BLOCKS, NUM_ROWS = 16, 8, 37
-TARGET = Target(device="cpu", dtype="bfloat16", head_dim=16, block_size=BLOCK_SIZE, threads=2)
+TARGET = KernelTarget(device="cpu", dtype="bfloat16", head_dim=16, block_size=BLOCK_SIZE, threads=2)
 PRECISE = (torch.float32, WeightFormat(name="none"), 1e-5)
 FORMATS = [
     PRECISE,

@@ -8,13 +8,13 @@ from archerfish.execution.step.rows import Rows
 from archerfish.kvcache.layout import kv_layout
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
-from archerfish.ops import Target, choose_ops
+from archerfish.ops import KernelTarget, choose_ops
 from archerfish.weights.load import random_weights
 from tests.execution.drafted import check_continuation, check_lines_of_model
 from tests.execution.small_models import ARCHS, BLOCK_SIZE, LENGTH, NUM_BLOCKS
 from tests.ops.trees import bushy, deep
 
-OPS = choose_ops(Target(device="cpu", dtype="float32")).ops
+OPS = choose_ops(KernelTarget(device="cpu", dtype="float32")).ops
 
 
 def near(found: torch.Tensor, wanted: torch.Tensor) -> None:
@@ -22,7 +22,7 @@ def near(found: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", ARCHS)
-def test_every_node_and_what_follows_gets_what_its_path_alone_would_give(name: str) -> None:
+def test_every_guess_and_what_follows_gets_what_its_line_alone_would_give(name: str) -> None:
     arch = ARCHS[name]
     model = Decoder(arch, OPS, LENGTH)
     model.requires_grad_(False)

@@ -137,8 +137,8 @@ def test_chunks_of_one_length_are_stacked_longest_context_first_and_none_is_lost
     for equal in stack_equal(chunks):
         lengths.append(equal.token_rows.shape[1])
         assert list(equal.ends) == sorted(equal.ends, reverse=True)
-        stacked += equal.places.tolist()
-        for row, place in enumerate(equal.places.tolist()):
+        stacked += equal.indices.tolist()
+        for row, place in enumerate(equal.indices.tolist()):
             start, length = sizes[place]
             first = int(chunks.query_starts[place])
             assert equal.token_rows[row].tolist() == list(range(first, first + length))

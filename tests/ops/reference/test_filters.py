@@ -8,7 +8,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from archerfish.ops.reference.filters import keep_likeliest
+from archerfish.ops.reference.filters import filter_logits
 from tests.lanes import examples
 from tests.sampling import naive
 
@@ -43,7 +43,7 @@ def filtered(rows, asked, *, drop_idle=True):
         values = [one[name] for one in asked]
         return None if drop_idle and all(v == IDLE[name] for v in values) else torch.tensor(values, dtype=torch.float32)
 
-    return keep_likeliest(torch.tensor(rows), of("top_k"), of("top_p"), of("min_p")).tolist()
+    return filter_logits(torch.tensor(rows), of("top_k"), of("top_p"), of("min_p")).tolist()
 
 
 def expected(row, asked):
@@ -94,9 +94,9 @@ def test_a_neighbour_does_not_change_how_top_p_rounds(spread):
         edges = (chances.cumsum(-1) - chances)[0, 1:].tolist()
         for edge in edges:
             for top_p in (edge, float(np.nextafter(np.float32(edge), np.float32(1)))):
-                alone = keep_likeliest(row, torch.tensor([5.0]), torch.tensor([top_p]), None)
+                alone = filter_logits(row, torch.tensor([5.0]), torch.tensor([top_p]), None)
                 both = torch.cat((row, neighbour))
-                together = keep_likeliest(both, torch.tensor([5.0, 0.0]), torch.tensor([top_p, 0.95]), None)
+                together = filter_logits(both, torch.tensor([5.0, 0.0]), torch.tensor([top_p, 0.95]), None)
                 assert torch.equal(alone[0], together[0])
 
 
@@ -115,11 +115,11 @@ def large_rows():
 def test_rows_of_a_large_vocabulary_keep_what_they_should_together_and_alone(top_k, top_p):
     rows = large_rows()
     num_checked = 0
-    together = keep_likeliest(
+    together = filter_logits(
         rows, torch.full((len(rows),), float(top_k)) if top_k else None, torch.full((len(rows),), top_p), None
     )
     for row, kept in zip(rows, together, strict=True):
-        alone = keep_likeliest(row[None], torch.tensor([top_k]) if top_k else None, torch.tensor([top_p]), None)[0]
+        alone = filter_logits(row[None], torch.tensor([top_k]) if top_k else None, torch.tensor([top_p]), None)[0]
         assert torch.equal(alone, kept)
         try:
             wanted = naive.keep_likeliest(row.tolist(), top_k, top_p)
@@ -153,7 +153,7 @@ def test_the_tiniest_thresholds_still_leave_the_likeliest_token():
 
 def test_top_p_just_below_one_cuts_no_token_that_matters():
     row = torch.linspace(0, -5, 50_000)
-    kept = keep_likeliest(row[None], None, torch.tensor([1 - 1e-6]), None)[0]
+    kept = filter_logits(row[None], None, torch.tensor([1 - 1e-6]), None)[0]
     lost = torch.softmax(row.double(), 0)[kept == NEVER].sum()
     assert 0 <= lost < 2e-6
 
@@ -161,7 +161,7 @@ def test_top_p_just_below_one_cuts_no_token_that_matters():
 def test_top_p_is_exact_over_a_large_flat_vocabulary():
     """Every token is equally likely up to a tilt, so half the mass is about half of the tokens."""
     row = torch.linspace(1e-3, -1e-3, 150_000)
-    kept = keep_likeliest(row[None], None, torch.tensor([0.5]), None)[0] > NEVER
+    kept = filter_logits(row[None], None, torch.tensor([0.5]), None)[0] > NEVER
     mass = torch.softmax(row.double(), 0)[kept].sum().item()
     assert mass == pytest.approx(0.5, abs=1e-4)
 
@@ -169,7 +169,7 @@ def test_top_p_is_exact_over_a_large_flat_vocabulary():
 def test_the_given_logits_are_not_changed():
     logits = torch.randn(3, 20, generator=torch.Generator().manual_seed(0))
     before = logits.clone()
-    keep_likeliest(logits, torch.tensor([3.0, 0.0, 1.0]), torch.tensor([0.5, 1.0, 0.9]), torch.tensor([0.1, 0.0, 0.5]))
+    filter_logits(logits, torch.tensor([3.0, 0.0, 1.0]), torch.tensor([0.5, 1.0, 0.9]), torch.tensor([0.1, 0.0, 0.5]))
     assert torch.equal(logits, before)
 
 

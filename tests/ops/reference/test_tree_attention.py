@@ -65,7 +65,7 @@ def test_tokens_of_trees_are_stacked_longest_context_first_and_others_as_ever():
     sequences = [heads.tokens(place, *chunk) for place, chunk in enumerate(trees)]
     Machine(write_kv=write_kv, attend=keep, cache=plain.cache).run(sequences)
     single, lines = stacked
-    assert (single.places.tolist(), single.ends, single.lines) == ([1, 3], (51, 10), None)
-    assert lines.places.tolist() == [0, 0, 0, 0, 0, 2, 2, 2]
+    assert (single.indices.tolist(), single.ends, single.paths) == ([1, 3], (51, 10), None)
+    assert lines.indices.tolist() == [0, 0, 0, 0, 0, 2, 2, 2]
     assert lines.token_rows.flatten().tolist() == [3, 4, 1, 2, 0, 7, 8, 6]
     assert lines.ends == (23, 23, 22, 22, 21, 9, 9, 8)

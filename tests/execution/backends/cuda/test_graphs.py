@@ -20,7 +20,7 @@ from archerfish.execution.step.model import StepLimits
 from archerfish.kvcache.layout import kv_layout
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
-from archerfish.ops import Target, choose_ops, implementations, open_triton
+from archerfish.ops import KernelTarget, choose_ops, implementations, open_triton
 from archerfish.ops.triton.operations import TritonOps
 from archerfish.ops.triton.runtime.kernel_launch import INTERPRETED
 from archerfish.quant import WeightFormat
@@ -34,7 +34,7 @@ from tests.ops.trees import bushy, deep
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PLANS = SHORT if INTERPRETED else LONG
 DTYPE = torch.float16
-TARGET = Target(device=DEVICE, dtype="float16", head_dim=16, block_size=BLOCK_SIZE)
+TARGET = KernelTarget(device=DEVICE, dtype="float16", head_dim=16, block_size=BLOCK_SIZE)
 EXPERTS = ExpertsSpec(num_experts=5, num_experts_per_token=2, size=32)
 MODELS = {
     **ARCHS,
@@ -216,7 +216,7 @@ def same_bits(found: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", ["shared keys"] if INTERPRETED else MODELS)
-def test_every_node_has_the_bits_of_its_path_alone(name: str) -> None:
+def test_every_guess_has_the_bits_of_its_line_alone(name: str) -> None:
     _, graphs, rows = storage_and_model(MODELS[name])
     if INTERPRETED:
         check_lines_of_model(graphs, rows, (bushy(3), None), same_bits, (14, 3))
@@ -226,6 +226,6 @@ def test_every_node_has_the_bits_of_its_path_alone(name: str) -> None:
             check_lines_of_model(graphs, rows, trees, same_bits)
 
 
-def test_a_branch_that_was_moved_to_its_slots_goes_on_as_if_it_had_been_there() -> None:
+def test_a_line_that_was_moved_to_its_place_goes_on_as_if_it_had_been_there() -> None:
     stored, graphs, rows = storage_and_model(MODELS["shared keys"])
     check_continuation(graphs, stored, rows, bushy(5), same_bits, 5 if INTERPRETED else START)

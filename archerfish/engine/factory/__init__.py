@@ -1,1 +1,0 @@
-"""Factories of an engine's parts, from resolved settings."""
