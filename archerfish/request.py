@@ -120,6 +120,6 @@ class TokenEvent(NamedTuple):
     prompt_states: bytes | None = None
     """The same for the last layer's state of each prompt token: float32, one row after the other."""
     num_draft_tokens: int = 0
-    """Tokens that were guessed in this step, and checked."""
+    """Draft tokens that were verified in this step."""
     num_accepted_tokens: int = 0
-    """Those of them that stood, even past the sequence's end."""
+    """Draft tokens that were accepted, even past the sequence's end."""

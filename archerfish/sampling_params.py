@@ -17,7 +17,7 @@ GREEDY_BELOW = 1e-5
 """A temperature under this is greedy: dividing by it would only overflow."""
 
 Verification = Literal["coupled", "rejection", "typical"]
-"""Which guessed tokens stand. Coupled keeps the very tokens, rejection their distribution; typical is lossy."""
+"""Which draft tokens are accepted. Coupled keeps the very tokens, rejection their distribution; typical is lossy."""
 MAX_DRAFT_TOKENS = 63
 """For one sequence in one step."""
 
@@ -82,14 +82,14 @@ class RequestOutputKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
-    """How a request's tokens are guessed. What is None is as the service has it."""
+    """How draft tokens are proposed and verified for a request. What is None is as the service has it."""
 
     method: str | None = None
-    """Who guesses for this request, of those that the engine has; off guesses nothing."""
+    """Method that proposes, of those that the engine has; off proposes nothing."""
     num_speculative_tokens: int | None = None
-    """Most guesses that are checked in a step."""
+    """Maximum draft length per sequence and step."""
     verification: Verification | None = None
-    """Which guesses stand: coupled keeps the very tokens, rejection their distribution; typical is lossy."""
+    """Acceptance of draft tokens: coupled keeps the very tokens, rejection their distribution; typical is lossy."""
 
     def __post_init__(self) -> None:
         if self.method is not None and (not isinstance(self.method, str) or not self.method):
@@ -106,7 +106,7 @@ class Speculation:
 
     @property
     def max_draft_tokens(self) -> int | None:
-        """In a step; None as many as the service likes."""
+        """Maximum draft length; None leaves it to the service."""
         return 0 if self.method == "off" else self.num_speculative_tokens
 
 
@@ -180,7 +180,7 @@ class SamplingParams:
     guided_decoding: GuidedDecodingParams | None = None
     """The same under vLLM's older names. It is kept as `structured`."""
     speculation: Speculation | None = None
-    """How tokens are guessed for this request, where it is not to be as the service has it."""
+    """Speculative decoding of this request, where it differs from the service's."""
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     """What each output of AsyncLLM.generate holds: all so far, what was added, or the complete answer, once."""
 

@@ -1,7 +1,7 @@
-"""Guessing tokens, against none: perch on texts that are copied, on chats and on random ones; the cost of checking.
+"""Speculation against none: perch on texts that are copied, on chats and on random ones; the cost of verification.
 
-One engine guesses in every way and does not, by turns, for each few requests anew: whatever else the machine does
-befalls all alike. Of several such runs through all requests the one in the middle counts.
+One engine runs every setting in turns, a few requests each: whatever else the machine does affects all alike. Of
+several such runs through all requests the median counts.
 """
 
 import argparse
@@ -9,7 +9,8 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,42 +21,44 @@ from workbench import show
 
 from archerfish import LLM, SamplingParams
 from archerfish.execution.local import LocalExecutor
-from archerfish.speculation.controller import Speculator
+from archerfish.speculation.controller import SpeculationController
+from archerfish.speculation.cost_model import SpeculationCostModel
 from archerfish.speculation.draft import Draft
-from archerfish.speculation.method import Way
-from archerfish.speculation.proposer import Ask
+from archerfish.speculation.method import SpeculationMethod
+from archerfish.speculation.proposer import DraftRequest
 
 BATCHES = (1, 4, 16, 64)
 FIXED = {"suffix": (4, 8, 16, 32), "draft_model": (2, 4, 6)}
 ESTIMATED = (1, 2, 3, 4, 6, 8)
 NUM_REPEATS = 5
 LONG_ANSWER = 400
-"""Tokens: what the longest question leaves of the context. Spec-Bench itself allows 1,024."""
+"""Tokens that the longest question leaves of the context. Spec-Bench itself allows 1,024."""
 NUM_ANSWERS = 24
-"""Of a run, at least: one by one, or as many at once as the batch has."""
-LEAST_PIECES = 15
-"""Of requests that are answered together, for each setting: where there are few of them, there are more rounds."""
+"""Answers of a run, at least: one by one, or as many concurrently as the batch has."""
+MIN_BATCHES = 15
+"""Batches of requests for each setting: where a run has few of them, there are more runs."""
 MODEL_1B = Path(__file__).parent / "gpu" / "shapes" / "llama-3.2-1b.json"
-CHECKED = (1, 2, 3, 4, 6, 8, 12, 16)
+VERIFIED = (1, 2, 3, 4, 6, 8, 12, 16)
 
 _NAMES = ("Tom", "Anna", "Ben", "Mia", "Sam", "Lily", "Max", "Sara")
-_PLACES = ("park", "garden", "forest", "beach", "school", "farm")
+_LOCATIONS = ("park", "garden", "forest", "beach", "school", "farm")
 _THINGS = ("red ball", "small boat", "blue kite", "old hat", "little dog", "yellow car")
 
 
 def copied(rng: random.Random) -> str:
-    """A text to be written again with a small change."""
-    one, other, new = rng.sample(_NAMES, 3)
-    thing, place = rng.choice(_THINGS), rng.choice(_PLACES)
+    """Return a request to write a text again with a small change."""
+    hero, friend, new = rng.sample(_NAMES, 3)
+    thing, location = rng.choice(_THINGS), rng.choice(_LOCATIONS)
     return (
-        f"Write the text again with {new} instead of {other}.\n{one} had a {thing}. {one} took the {thing} to the "
-        f"{place}. {other} saw the {thing} and smiled. They played until the sun went down. Then {one} went home and "
-        f"put the {thing} under the bed. {other} came back to the {place} the next day and looked for the {thing}."
+        f"Write the text again with {new} instead of {friend}.\n{hero} had a {thing}. {hero} took the {thing} to the "
+        f"{location}. {friend} saw the {thing} and smiled. They played until the sun went down. Then {hero} went home "
+        f"and put the {thing} under the bed. {friend} came back to the {location} the next day and looked for "
+        f"the {thing}."
     )
 
 
 def begun(rng: random.Random) -> str:
-    return f"Once upon a time, {rng.choice(_NAMES)} found a {rng.choice(_THINGS)} in the {rng.choice(_PLACES)}."
+    return f"Once upon a time, {rng.choice(_NAMES)} found a {rng.choice(_THINGS)} in the {rng.choice(_LOCATIONS)}."
 
 
 def unrelated(rng: random.Random) -> list[int]:
@@ -89,95 +92,185 @@ def workloads(questions: str | None) -> dict[str, Workload]:
 
 class Setting(NamedTuple):
     method: str
-    fixed: int | None = None
-    """So many guesses each time; without it, as many as pay."""
+    num_draft_tokens: int | None = None
+    """A fixed draft length; None for the one that pays."""
+    without: str | None = None
+    """A part of the controller that is replaced by a neutral stand-in."""
 
     @property
     def name(self) -> str:
-        return self.method if self.fixed is None else f"{self.method}, {self.fixed}"
+        if self.without is not None:
+            return f"{self.method} without {self.without}"
+        return self.method if self.num_draft_tokens is None else f"{self.method}, {self.num_draft_tokens}"
 
 
 OFF = Setting("off")
 
 
-class Ran(NamedTuple):
-    times_as_fast: float
-    """With guesses as without."""
-    tokens_a_step: float
-    """Of steps with guesses."""
-    trust: float
-    """How often a guess stood, if the one before it did."""
+def _without_batch_progress(controller: SpeculationController) -> None:
+    """Value every token alike, whatever other sequences have left to write."""
+    sequences: Any = controller.sequences
+    sequences.token_values = lambda lengths, expected, step, *, others_wait: dict.fromkeys(lengths, 1.0)
+
+
+def _without_budget(controller: SpeculationController) -> None:
+    """Allow any time to be spent in vain."""
+    budget: Any = controller.budget
+    budget.steps_to_wait = lambda: 0
+
+
+def _without_backoff(controller: SpeculationController) -> None:
+    """Look for hints and propose in every step."""
+    for method in controller.methods:
+        backoff: Any = method.backoff
+        backoff.may_propose = lambda row: True
+        backoff.pause = lambda *, is_brief=False: None
+        backoff.update_idle = lambda rows: None
+
+
+def _without_hints(controller: SpeculationController) -> None:
+    """Propose for rows without recent success, whether there is a hint or not."""
+    for method in controller.methods:
+        backoff: Any = method.backoff
+        backoff.needs_hint = lambda row: False
+
+
+def _without_expected_drafts(controller: SpeculationController) -> None:
+    """Spread the cost of computing a prompt over the rest of the answer alone."""
+    for method in controller.methods:
+        expected_drafts: Any = method.expected_drafts
+        expected_drafts.expected = lambda row: float("inf")
+
+
+def _without_acceptance(controller: SpeculationController) -> None:
+    """Assume the same acceptance rate of every row and method."""
+    for method in controller.methods:
+        acceptance: Any = method.acceptance
+        acceptance.record = lambda row, num_draft_tokens, num_accepted: None
+
+
+def _without_slowdown(controller: SpeculationController) -> None:
+    """Take all latencies at face value."""
+    slowdown: Any = controller.cost_model.slowdown
+    slowdown.record = lambda ratio: None
+
+
+def _without_token_price(controller: SpeculationController) -> None:
+    """Value a drafter's tokens as if no other method made them cheaper."""
+    budget: Any = controller.budget
+
+    class Budget(type(budget)):  # type: ignore[misc]
+        token_price = 1.0
+
+    budget.__class__ = Budget
+
+
+def _without_exploration(controller: SpeculationController) -> None:
+    """Never verify more draft tokens than seem to pay."""
+    cost_model: Any = controller.cost_model
+    cost_model._exploration_length = lambda offer: 0
+
+
+PARTS: dict[str, Callable[[SpeculationController], None]] = {
+    "batch-progress": _without_batch_progress,
+    "budget": _without_budget,
+    "backoff": _without_backoff,
+    "hints": _without_hints,
+    "expected-drafts": _without_expected_drafts,
+    "acceptance": _without_acceptance,
+    "slowdown": _without_slowdown,
+    "token-price": _without_token_price,
+    "exploration": _without_exploration,
+}
+"""Parts of the controller, and what replaces them by neutral stand-ins."""
+
+
+class Measurement(NamedTuple):
+    speedup: float
+    """Speed with speculation over speed without."""
+    tokens_per_step: float
+    """Tokens of steps with drafts."""
+    acceptance_rate: float
+    """How often a draft token was accepted, given that the one before it was."""
 
 
 class Bench:
-    """An engine that guesses in one way or another, or does not, as it is told."""
+    """An engine whose speculation is switched between settings."""
 
     def __init__(self, llm: LLM, works: dict[str, Workload], num_repeats: int) -> None:
         executor = llm.assembly.executor
-        assert isinstance(executor, LocalExecutor) and executor.speculator is not None
+        assert isinstance(executor, LocalExecutor) and executor.speculation is not None
         self._llm = llm
         self._works = works
         self._num_repeats = num_repeats
         self._executor = executor
         self._counts = llm.assembly.engine.counts
-        self._first = executor.speculator
-        """As it was at the start, when nothing was learned."""
-        self._learned: dict[Setting, Speculator | None] = {OFF: None}
-        """Who guesses with each setting, as if it were the only one."""
+        self._speculation = executor.speculation
+        self._initial = executor.speculation.controller
+        """The controller as it was at the start, before anything was learned."""
+        self._controllers: dict[Setting, SpeculationController | None] = {OFF: None}
+        """The controller of each setting, which learns as if it were the only one."""
 
     @property
     def methods(self) -> list[str]:
-        return [way.name for way in self._first.ways]
+        return [method.name for method in self._initial.methods]
 
-    def watched(self) -> Speculator:
-        """One that takes on every setting, if it is told to, and off as well: what it learns, it learns of all."""
-        return self._first.anew("off")
+    def share_cost_model(self, settings: Sequence[Setting]) -> SpeculationCostModel:
+        """Give settings, and off, controllers that all learn the same latencies, and return their cost model."""
+        cost_model = deepcopy(self._initial.cost_model)
+        for setting in (OFF, *settings):
+            self._controllers[setting] = self._initial.fresh_copy(setting.method, setting.num_draft_tokens, cost_model)
+        return cost_model
 
-    def run(self, name: str, batch: int, settings: Sequence[Setting], watched: Speculator | None = None) -> list[Ran]:
-        """Each setting learns for itself, unless somebody is watched who takes on all of them."""
+    def reset(self) -> None:
+        """Forget all controllers."""
+        self._controllers = {OFF: None}
+
+    def run(self, name: str, batch: int, settings: Sequence[Setting]) -> list[Measurement]:
+        """Measure settings on a workload, with so many requests at once."""
         work = self._works[name]
         prompts = [work.prompts[number % len(work.prompts)] for number in range(max(NUM_ANSWERS, batch))]
-        pieces = [prompts[first : first + batch] for first in range(0, len(prompts), batch)]
-        turns: list[dict[Setting, float]] = []
+        batches = [prompts[first : first + batch] for first in range(0, len(prompts), batch)]
+        runs: list[dict[Setting, float]] = []
         drafts = {setting: np.zeros(3) for setting in [OFF, *settings]}
-        num_repeats = max(self._num_repeats, LEAST_PIECES // len(pieces))
-        for turn in range(num_repeats + 1):
+        num_repeats = max(self._num_repeats, MIN_BATCHES // len(batches))
+        for number in range(num_repeats + 1):
             seconds = dict.fromkeys([OFF, *settings], 0.0)
-            for place, piece in enumerate(pieces):
-                for setting in _turned([OFF, *settings], turn + place):
+            for index, requests in enumerate(batches):
+                for setting in _rotated([OFF, *settings], number + index):
                     before = self._drafts(setting)
-                    self._switch(setting, watched)
-                    seconds[setting] += self._answer(piece, work)
+                    self._switch(setting)
+                    seconds[setting] += self._answer(requests, work)
                     drafts[setting] += self._drafts(setting) - before
-            turns.append(seconds)
-        found = []
+            runs.append(seconds)
+        measurements = []
         for setting in settings:
-            # The first time it learns what pays.
-            times_as_fast = statistics.median(seconds[OFF] / seconds[setting] for seconds in turns[1:])
-            num_drafts, num_accepted_tokens, num_checked = drafts[setting]
-            tokens_a_step, trust = (
-                1 + num_accepted_tokens / max(1, num_drafts),
-                num_accepted_tokens / max(1, num_checked),
+            # The first run is for learning what pays.
+            speedup = statistics.median(seconds[OFF] / seconds[setting] for seconds in runs[1:])
+            num_drafts, num_accepted, num_verified = drafts[setting]
+            tokens_per_step = 1 + num_accepted / max(1, num_drafts)
+            measurements.append(
+                Measurement(speedup, float(tokens_per_step), float(num_accepted / max(1, num_verified)))
             )
-            found.append(Ran(times_as_fast, float(tokens_a_step), float(trust)))
-        return found
+        return measurements
 
     def _drafts(self, setting: Setting) -> NDArray[np.float64]:
-        """So far: how many, guesses that stood, and guesses that were checked, as those are before which all stood."""
-        num_drafts, accepted_per_position = self._counts.num_drafts, self._counts.accepted_per_position
-        checked = accepted_per_position if setting.fixed is None else accepted_per_position[: setting.fixed - 1]
-        return np.array([num_drafts, sum(accepted_per_position), num_drafts + sum(checked)], np.float64)
+        """Return totals: drafts, accepted tokens, and verified ones, whose predecessors were all accepted."""
+        num_drafts, accepted = self._counts.num_drafts, self._counts.accepted_per_position
+        verified = accepted if setting.num_draft_tokens is None else accepted[: setting.num_draft_tokens - 1]
+        return np.array([num_drafts, sum(accepted), num_drafts + sum(verified)], np.float64)
 
-    def _switch(self, setting: Setting, watched: Speculator | None) -> None:
-        if watched is not None:
-            watched.method, watched.fixed = setting
-        elif setting not in self._learned:
-            self._learned[setting] = self._first.anew(*setting)
-        self._executor.speculator = watched or self._learned[setting]
-        self._llm.assembly.engine.scheduler.guessing = self._executor.guessing
+    def _switch(self, setting: Setting) -> None:
+        if setting not in self._controllers:
+            controller = self._initial.fresh_copy(setting.method, setting.num_draft_tokens)
+            if setting.without is not None:
+                PARTS[setting.without](controller)
+            self._controllers[setting] = controller
+        switched = self._controllers[setting]
+        self._executor.speculation = None if switched is None else self._speculation.with_controller(switched)
 
     def _answer(self, prompts: Sequence[Any], work: Workload) -> float:
-        """Seconds."""
+        """Return the seconds that it takes to answer prompts."""
         started = time.perf_counter()
         if work.is_chat:
             self._llm.chat([[{"role": "user", "content": text}] for text in prompts], work.params, progress=False)
@@ -186,93 +279,114 @@ class Bench:
         return time.perf_counter() - started
 
 
-class Wrong:
-    """Guesses as many tokens as it may, none of which stands."""
+class WrongProposer:
+    """Proposes as many tokens as it may, none of which is accepted."""
 
-    surest = None
+    max_acceptance = None
 
     def start(self, row: int, tokens: Sequence[int], num_prompt_tokens: int, tenant: str) -> None: ...
 
     def extend(self, row: int, tokens: Sequence[int]) -> None: ...
 
-    def hints(self, row: int) -> bool:
+    def has_hint(self, row: int) -> bool:
         return True
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        return [Draft.chain([3] * ask.most) for ask in asks]
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        return [Draft.chain([3] * request.max_tokens) for request in requests]
 
-    def saw(self, row: int, draft: Draft, drawn: Sequence[int]) -> None: ...
+    def observe(self, row: int, draft: Draft, sampled: Sequence[int]) -> None: ...
 
 
-def cost_of_checking(quantization: str) -> list[float]:
-    """Of a step with so many tokens, against one with one: for a random model of real shape."""
+def cost_of_verification(quantization: str) -> list[float]:
+    """Return the latency of steps of several sizes over that of one token, for a random model of real shape."""
     settings: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True, "max_model_len": 512}
     settings |= {"quantization": quantization, "speculative_config": {"method": "suffix"}}
     with LLM(str(MODEL_1B), **settings) as llm:
         executor, counts = llm.assembly.executor, llm.assembly.engine.counts
-        assert isinstance(executor, LocalExecutor) and executor.speculator is not None
-        speculator = executor.speculator
-        speculator.ways, speculator.method = [Way("wrong", Wrong(), most=max(CHECKED))], "wrong"
+        assert isinstance(executor, LocalExecutor) and executor.speculation is not None
+        speculation = executor.speculation
+        methods = [SpeculationMethod("wrong", WrongProposer(), max_draft_tokens=max(VERIFIED))]
 
         def step_seconds(num_tokens: int) -> float:
-            speculator.fixed = num_tokens - 1
+            rows = executor.state.rows
+            controller = SpeculationController(methods, "wrong", rows, time.perf_counter, num_tokens - 1)
+            executor.speculation = speculation.with_controller(controller)
             before = counts.busy_time, counts.num_steps
             llm.generate([[5] * 16], SamplingParams(temperature=0.0, max_tokens=16), progress=False)
             return (counts.busy_time - before[0]) / (counts.num_steps - before[1])
 
-        seconds = [[step_seconds(count) for count in CHECKED] for _ in range(NUM_REPEATS)]
-    return [min(times) / min(one[0] for one in seconds) for times in zip(*seconds, strict=True)]
+        seconds = [[step_seconds(count) for count in VERIFIED] for _ in range(NUM_REPEATS)]
+    return [min(column) / min(row[0] for row in seconds) for column in zip(*seconds, strict=True)]
 
 
 class Report:
     """Tables on the way, and all figures in the end."""
 
     def __init__(self) -> None:
-        self.found: dict[str, Any] = {}
+        self.figures: dict[str, Any] = {}
 
     def table(self, title: str, columns: Sequence[object], rows: dict[str, Sequence[float]]) -> None:
         shown = [(name, *(f"{value:.2f}" for value in values)) for name, values in rows.items()]
         show(title, ("", *map(str, columns)), shown)
-        self.found[title] = {name: dict(zip(map(str, columns), values, strict=True)) for name, values in rows.items()}
+        self.figures[title] = {name: dict(zip(map(str, columns), values, strict=True)) for name, values in rows.items()}
 
 
 def measure(bench: Bench, names: Sequence[str], report: Report) -> None:
-    chosen = [Setting(method) for method in ("auto", *bench.methods)]
+    """Measure all methods, with fixed lengths and with those that pay."""
+    adaptive = [Setting(method) for method in ("auto", *bench.methods)]
     fixed = [Setting(method, count) for method, counts in FIXED.items() for count in counts]
     columns: dict[str, list[float]] = {}
     for name in names:
-        # Long answers are the short ones and what follows: fixed numbers once are enough.
-        settings = chosen if name == "chats, long" else [*chosen, *fixed]
-        ran = [one.times_as_fast for one in bench.run(name, 1, settings)]
-        columns[name] = ran
-        rows = {setting.name: [one] for setting, one in zip(settings, ran, strict=True)}
-        report.table(f"{name}, one at a time: times as fast as none", [""], rows)
+        # Long answers are the short ones and what follows: fixed lengths once are enough.
+        settings = adaptive if name == "chats, long" else [*adaptive, *fixed]
+        speedups = [measurement.speedup for measurement in bench.run(name, 1, settings)]
+        columns[name] = speedups
+        rows = {setting.name: [speedup] for setting, speedup in zip(settings, speedups, strict=True)}
+        report.table(f"{name}, one at a time: speedup", [""], rows)
     names = [name for name in names if name != "chats, long"]
-    best = {name: max(1.0, *columns[name][len(chosen) :]) for name in names}
+    best = {name: max(1.0, *columns[name][len(adaptive) :]) for name in names}
     share = [columns[name][0] / best[name] for name in names]
-    report.table("auto as a part of the best fixed setting", names, {"": share})
+    report.table("auto as a share of the best fixed setting", names, {"": share})
     rows = {
-        name: [columns[name][0], *(bench.run(name, batch, chosen[:1])[0].times_as_fast for batch in BATCHES[1:])]
+        name: [columns[name][0], *(bench.run(name, batch, adaptive[:1])[0].speedup for batch in BATCHES[1:])]
         for name in names
     }
-    report.table("auto, so many at once: times as fast as none", BATCHES, rows)
+    report.table("auto, so many at once: speedup", BATCHES, rows)
+
+
+def ablate(bench: Bench, names: Sequence[str], parts: Sequence[str], report: Report) -> None:
+    """Measure auto without single parts of the controller."""
+    settings = [Setting("auto"), *(Setting("auto", without=part) for part in parts)]
+    for name in names:
+        columns = [[measurement.speedup for measurement in bench.run(name, batch, settings)] for batch in BATCHES]
+        rows = {
+            setting.name: list(values) for setting, values in zip(settings, zip(*columns, strict=True), strict=True)
+        }
+        report.table(f"{name}, so many at once: speedup", BATCHES, rows)
 
 
 def estimate(bench: Bench, report: Report) -> None:
-    """The classical estimate against what was measured, where answers are long and prompts are not."""
-    watched = bench.watched()
-    ran = bench.run("stories", 1, [Setting("draft_model", count) for count in ESTIMATED], watched)
-    guessed = [
-        watched.lengths.speed_up(one.trust, count, is_drafted=True) for one, count in zip(ran, ESTIMATED, strict=True)
+    """Compare the classical estimate with what is measured, where answers are long and prompts are not."""
+    settings = [Setting("draft_model", count) for count in ESTIMATED]
+    cost_model = bench.share_cost_model(settings)
+    measurements = bench.run("stories", 1, settings)
+    bench.reset()
+    estimated = [
+        cost_model.speedup(measurement.acceptance_rate, count, is_drafted=True)
+        for measurement, count in zip(measurements, ESTIMATED, strict=True)
     ]
-    measured = [one.times_as_fast for one in ran]
-    rows = {"measured": measured, "estimated": guessed, "tokens a step": [one.tokens_a_step for one in ran]}
-    rows["estimated / measured"] = [one / other for one, other in zip(guessed, measured, strict=True)]
-    report.table("draft_model on stories, one at a time, so many guesses", ESTIMATED, rows)
+    measured = [measurement.speedup for measurement in measurements]
+    rows = {
+        "measured": measured,
+        "estimated": estimated,
+        "tokens per step": [measurement.tokens_per_step for measurement in measurements],
+        "estimated / measured": [own / other for own, other in zip(estimated, measured, strict=True)],
+    }
+    report.table("draft_model on stories, one at a time, by draft length", ESTIMATED, rows)
 
 
-def _turned(settings: Sequence[Setting], number: int) -> Sequence[Setting]:
-    """In another order each time."""
+def _rotated(settings: Sequence[Setting], number: int) -> Sequence[Setting]:
+    """Return the settings in another order for each number."""
     first = number % len(settings)
     return [*settings[first:], *settings[:first]]
 
@@ -282,22 +396,32 @@ def main() -> None:
     parser.add_argument("output", nargs="?", help="JSON file for all figures")
     parser.add_argument("--questions", help="questions of Spec-Bench (question.jsonl), instead of some in their style")
     parser.add_argument("--only", nargs="*", default=[], help="workloads")
-    parser.add_argument("--repeats", type=int, default=NUM_REPEATS, help="of which the one in the middle counts")
-    given = parser.parse_args()
+    parser.add_argument("--repeats", type=int, default=NUM_REPEATS, help="runs of which the median counts")
+    parser.add_argument(
+        "--without",
+        nargs="*",
+        choices=(*PARTS, "each"),
+        help="measure auto without these parts of the controller, one at a time, and nothing else",
+    )
+    args = parser.parse_args()
     report = Report()
-    works = workloads(given.questions)
-    # Without the prefix cache: every repeat has everything to do.
+    works = workloads(args.questions)
+    names = args.only or list(works)
+    # Without the prefix cache: every run has everything to do.
     with LLM(speculative_config={"method": "auto"}, enable_prefix_caching=False, max_num_seqs=64) as llm:
-        bench = Bench(llm, works, given.repeats)
-        estimate(bench, report)
-        measure(bench, given.only or list(works), report)
+        bench = Bench(llm, works, args.repeats)
+        if args.without:
+            ablate(bench, names, list(PARTS) if "each" in args.without else args.without, report)
+        else:
+            estimate(bench, report)
+            measure(bench, names, report)
     rows: dict[str, Sequence[float]] = {}
-    for quantization in () if given.only else ("none", "int8"):
-        rows[quantization] = cost_of_checking(quantization)
+    for quantization in () if args.only or args.without else ("none", "int8"):
+        rows[quantization] = cost_of_verification(quantization)
     if rows:
-        report.table("a step of 1B with so many tokens, against one", CHECKED, rows)
-    if given.output is not None:
-        Path(given.output).write_text(json.dumps(report.found, indent=1), encoding="utf-8")
+        report.table("latency of a step of 1B with so many tokens, over one", VERIFIED, rows)
+    if args.output is not None:
+        Path(args.output).write_text(json.dumps(report.figures, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

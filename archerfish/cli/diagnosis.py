@@ -11,7 +11,7 @@ from archerfish import __version__
 from archerfish.arch.cost import kv_bytes, kv_bytes_per_token, num_parameters, weight_bytes, weight_bytes_read
 from archerfish.config.settings import EngineConfig
 from archerfish.engine.build import Blueprint, examine
-from archerfish.engine.kernels import model_target
+from archerfish.engine.factory.kernels import model_target
 from archerfish.errors import NoKernel
 from archerfish.machine.cpu import cpu
 from archerfish.machine.measure import read_bandwidth

@@ -129,7 +129,7 @@ def _logits(assembly: Assembly, text: Sequence[int]) -> Tensor:
     """Return the logits [tokens - 1, vocabulary] of every position but the last."""
     pieces: list[Tensor] = []
     executor: Any = assembly.executor
-    executor.prompt_listener = lambda logits, _: pieces.append(logits.float().to("cpu", copy=True))
+    executor.state.prompt_outputs.listener = lambda logits, _: pieces.append(logits.float().to("cpu", copy=True))
     assembly.engine.add(assembly.processor.request(text, _READING))
     while assembly.engine.has_work:
         assembly.engine.step()

@@ -10,7 +10,7 @@ from archerfish.errors import ConfigError
 _CPU_STEP_TOKENS = 512  # A longer step would hold up every running answer for seconds.
 _GPU_STEP_TOKENS = 8192
 _NUM_SEQUENCES = 256
-_DRAWN_WITH_GUESSES = 64
+_SAMPLED_WITH_DRAFTS = 64
 _MOST_THREADS = 4096
 """More than any machine has cores for."""
 
@@ -62,7 +62,7 @@ class ResolvedConfig:
 
     @property
     def speculates(self) -> bool:
-        """Whether tokens are guessed at all. Auto does not on a GPU, where no measurement says yet that it pays."""
+        """Whether anything is drafted. Auto drafts nothing on a GPU, where no measurement shows yet that it pays."""
         method = self.speculation.method
         return method != "off" and (method != "auto" or self.device == "cpu")
 
@@ -73,10 +73,10 @@ class ResolvedConfig:
 
     @property
     def max_drawn(self) -> int:
-        """Most tokens that a step draws: one for each sequence, and one after each guess."""
+        """Maximum tokens that a step samples: one for each sequence, and one after each draft token."""
         if not self.speculates:
             return self.max_num_seqs
-        return max(self.max_num_seqs, min(_DRAWN_WITH_GUESSES, self.max_num_batched_tokens))
+        return max(self.max_num_seqs, min(_SAMPLED_WITH_DRAFTS, self.max_num_batched_tokens))
 
 
 def resolve(config: EngineConfig, facts: Facts) -> ResolvedConfig:

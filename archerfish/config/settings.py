@@ -79,10 +79,11 @@ keeps a scale for each head and token, fp8 is for GPUs and has none."""
     max_num_batched_tokens: int | None = None
     """Most tokens in one step; longer prompts are cut into chunks. By default 512 on a CPU, 8192 on a GPU."""
     speculative_config: Mapping[str, Any] = field(default_factory=dict)
-    """JSON object that says how tokens are guessed and checked several at once: {"method": "suffix"} (or ngram) \
-copies from prompt and answer, lookahead guesses in parallel, auto (the default) takes what pays, off guesses nothing. \
-"verification" says which guesses stand: coupled (the default) keeps the very tokens, rejection their distribution; \
-typical is lossy: answers change, within "typical_epsilon" and "typical_delta"."""
+    """JSON object with settings of speculative decoding: {"method": "suffix"} (or ngram) copies from prompt and \
+answer; draft_model, eagle and medusa run the drafter given as "model"; lookahead drafts in parallel; auto (the \
+default) takes whatever pays; off disables it. "verification" says which draft tokens are accepted: coupled (the \
+default) keeps the very tokens, rejection their distribution; typical is lossy: answers change, within \
+"typical_epsilon" and "typical_delta"."""
     batching: Batching = "continuous"
     """continuous admits requests at any step; dynamic starts a batch when it is full or its window has passed; \
 static only when it is full."""

@@ -1,4 +1,4 @@
-"""How tokens are guessed, as a user says it: a JSON object whose keys are those of a dataclass here."""
+"""Settings of speculation: the keys of --speculative-config."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -11,13 +11,13 @@ from archerfish.request import MAX_DRAFT_TOKENS, METHOD_ALIASES, Verification
 Method = Literal["auto", "off", "suffix", "lookahead", "draft_model", "eagle", "medusa"]
 DraftFormat = Literal["none", "int8", "w8a8", "int4"]
 DRAFTER_METHODS = ("draft_model", "eagle", "medusa")
-"""Methods that have weights of their own."""
+"""Methods with weights of their own."""
 NON_SPECULATIVE_METHODS = ("off", "auto")
-"""What a request may ask of an engine that guesses nothing."""
+"""Methods that a request may choose on an engine without speculation."""
 MODEL_FREE_METHODS = ("suffix", "lookahead")
-"""Methods that every engine has which guesses."""
+"""Methods without weights, which every engine with speculation has."""
 TYPICAL_EPSILON = 0.09
-"""As published, and so is delta: its square root."""
+"""As published, like delta, its square root."""
 TYPICAL_DELTA = 0.3
 _FLAG = "--speculative-config"
 _MOST_BRANCHES = 8
@@ -30,14 +30,14 @@ _NOT_METHODS = {
     "mlp_speculator": "use medusa or eagle, which archerfish train-draft makes",
     "ngram_gpu": "use ngram, or suffix, which finds matches of any length",
 }
-"""Methods of vLLM that are not here, and what to use."""
+"""Methods of vLLM that are not supported, and what to use."""
 
 _FOREIGN_KEYS: Mapping[str, tuple[tuple[object, ...], str]] = {
     "draft_tensor_parallel_size": ((1,), "the draft model runs on the model's device; leave it out"),
     "tensor_parallel_size": ((1,), "the draft model runs on the model's device; leave it out"),
     "enforce_eager": ((False,), "draft and model run alike; use --kernels reference"),
     "disable_padded_drafter_batch": ((True, False), "drafts are never padded; leave it out"),
-    "parallel_drafting": ((False,), "draft tokens are made in turn, or side by side with branches; leave it out"),
+    "parallel_drafting": ((False,), "draft tokens are proposed in turn, or as siblings with branches; leave it out"),
     "use_heterogeneous_vocab": ((False,), "a draft model must have the vocabulary of the model"),
     "use_local_argmax_reduction": ((True, False), "there is one device; leave it out"),
     "rejection_sample_method": (("standard",), 'use verification: "coupled", "rejection" or "typical"'),
@@ -55,39 +55,41 @@ _FOREIGN_KEYS: Mapping[str, tuple[tuple[object, ...], str]] = {
     "suffix_decoding_max_spec_factor": ((1.0,), "how far a match is followed is learned; leave it out"),
     "suffix_decoding_min_token_prob": ((0.1,), "how far a match is followed is learned; leave it out"),
 }
-"""Keys of vLLM's speculative_config that are not ours: values that ask for what is so anyway, and what to use."""
+"""Keys of vLLM's speculative_config that are not ours: values that change nothing, and what to use instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationConfig:
+    """How draft tokens are proposed and verified, unless a request chooses for itself."""
+
     method: Method = "auto"
-    """Who guesses; auto takes what pays, off guesses nothing."""
+    """How draft tokens are proposed: auto takes whatever pays, off proposes none."""
     model: str | None = None
-    """Where the weights of whoever guesses are, named like a model; the package's own models bring theirs."""
+    """The drafter, named like a model; the package's own models bring theirs."""
     quantization: DraftFormat = "none"
-    """Format of those weights while it runs. Lossy for guesses, never for answers."""
+    """Weight format of the drafter while it runs. Lossy for draft tokens, never for answers."""
     num_speculative_tokens: int | None = None
-    """Guesses that are checked wherever there are so many; by default as many as pay."""
+    """Draft length; by default a cost model chooses one for every step."""
     branches: int = 1
-    """Tokens that are guessed side by side at each place."""
+    """Tokens that are drafted at each position, as siblings of a tree."""
     shared: bool = False
-    """With suffix or auto: copy from what other requests of the same tenant were answered, too."""
+    """With suffix or auto: copy from answers to other requests of the same tenant, too."""
     prompt_lookup_max: int | None = None
-    """With ngram or suffix: tokens at the end of the sequence that are looked up, at most; by default any number."""
+    """With ngram or suffix: maximum length of a match, in tokens; by default unlimited."""
     prompt_lookup_min: int | None = None
-    """The same, at least; by default 1."""
+    """With ngram or suffix: minimum length of a match, in tokens; by default 1."""
     verification: Verification = "coupled"
-    """Which guesses stand: coupled those that would have been drawn anyway, token for token; rejection as many as leave
-    the distribution of answers as it is; typical those that are likely enough, which changes answers: it is lossy."""
+    """Which draft tokens are accepted: with coupled those that equal the sampled ones, token for token; with rejection
+    as many as keep the distribution of answers; with typical those that are likely enough, which is lossy."""
     typical_epsilon: float = TYPICAL_EPSILON
-    """With typical: how likely a guess must be at most to stand."""
+    """With typical: cap of the probability that a draft token must exceed."""
     typical_delta: float = TYPICAL_DELTA
-    """With typical: how likely it must be where the model is unsure, as a share of exp(-entropy)."""
+    """With typical: the probability that it must exceed where the model is uncertain, as a share of exp(-entropy)."""
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> "SpeculationConfig":
-        """Or a ConfigError that names the key."""
-        names = [one.name for one in fields(cls)]
+        """Return the settings of a JSON object, or raise a ConfigError that names the key."""
+        names = [field.name for field in fields(cls)]
         # A null is how vLLM's users leave a key out.
         own = {key: value for key, value in given.items() if value is not None}
         for key, value in list(own.items()):
@@ -125,21 +127,36 @@ class SpeculationConfig:
                 raise ConfigError(f"{_FLAG} {name} {value!r} must be a number above 0{end}")
 
     def _check_together(self) -> None:
-        """What is given must have a meaning for the method: nothing is accepted and ignored."""
-        guesses, is_named = self.method != "off", self.method not in ("auto", "off")
+        """Refuse settings that mean nothing for the method: nothing is accepted and ignored."""
+        speculates, is_named = self.method != "off", self.method not in ("auto", "off")
         has_weights = self.method in ("auto", *DRAFTER_METHODS)
         # With a model and no method, the method is what the model's files are for.
         has_method = is_named or (self.method == "auto" and self.model is not None)
         looks_up = self.method == "suffix"
         for key, is_given, has_meaning, needed in (
-            ("num_speculative_tokens", self.num_speculative_tokens is not None, has_method, "a method that guesses"),
+            (
+                "num_speculative_tokens",
+                self.num_speculative_tokens is not None,
+                has_method,
+                "a named method",
+            ),
             ("prompt_lookup_max", self.prompt_lookup_max is not None, looks_up, "ngram or suffix"),
             ("prompt_lookup_min", self.prompt_lookup_min is not None, looks_up, "ngram or suffix"),
             ("model", self.model is not None, has_weights, f"auto or {' or '.join(DRAFTER_METHODS)}"),
             ("quantization", self.quantization != "none", has_weights, "a method with weights"),
-            ("branches", self.branches > 1, is_named and self.method != "lookahead", "a method that makes one line"),
+            (
+                "branches",
+                self.branches > 1,
+                is_named and self.method != "lookahead",
+                "a named method other than lookahead",
+            ),
             ("shared", self.shared, self.method in ("auto", "suffix"), "suffix or auto"),
-            (f"verification {self.verification}", self.verification != "coupled", guesses, "a method that guesses"),
+            (
+                f"verification {self.verification}",
+                self.verification != "coupled",
+                speculates,
+                "a method that drafts",
+            ),
         ):
             if is_given and not has_meaning:
                 raise ConfigError(f"{_FLAG} {key} needs {needed}, not {self.method}")
@@ -150,11 +167,11 @@ class SpeculationConfig:
 
 
 def _check_foreign(key: str, value: object, names: list[str]) -> None:
-    """Raise unless this is a key of vLLM's, with a value that asks for what is so anyway."""
+    """Raise a ConfigError unless this is a key of vLLM's with a value that changes nothing."""
     if key not in _FOREIGN_KEYS:
         raise ConfigError(f"{_FLAG} has no key {key!r}; it knows {', '.join(names)}")
-    accepted, instead = _FOREIGN_KEYS[key]
-    if not any(type(value) is type(one) and value == one for one in accepted):
+    harmless, instead = _FOREIGN_KEYS[key]
+    if not any(type(value) is type(other) and value == other for other in harmless):
         raise ConfigError(f"{_FLAG} {key} {value!r}: {instead}")
 
 

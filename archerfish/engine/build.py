@@ -15,11 +15,13 @@ from archerfish.config.compatibility import shown_value
 from archerfish.config.resolve import ResolvedConfig, resolve
 from archerfish.config.settings import EngineConfig
 from archerfish.console import logger
-from archerfish.engine.drafts import choose_drafts, with_named_method
 from archerfish.engine.engine import Engine
+from archerfish.engine.factory.drafters import choose_drafter, with_named_method
+from archerfish.engine.factory.executors import build_executor, profile_stage
+from archerfish.engine.factory.kernels import choose_kernels
+from archerfish.engine.factory.speculation import DrafterFactory
 from archerfish.engine.footprint import bytes_per_kv_value, bytes_per_weight, footprint, free_memory
 from archerfish.engine.input_processor import InputProcessor
-from archerfish.engine.kernels import Beside, build_executor, choose_kernels, rehearsal_stage
 from archerfish.engine.models import (
     Checkpoint,
     OnProgress,
@@ -31,7 +33,7 @@ from archerfish.engine.self_written import calibration_texts
 from archerfish.engine.sizing import measured_size, refusing
 from archerfish.errors import InvalidParameter, ModelError
 from archerfish.execution.executor import Executor
-from archerfish.execution.memory import CacheSize, Memory
+from archerfish.execution.memory import CacheSize, MemoryBudget
 from archerfish.kvcache.layout import KVLayout, kv_layout
 from archerfish.kvcache.storage import KVStorage
 from archerfish.kvcache.tables import KVTables
@@ -64,7 +66,7 @@ class Assembly:
     arch: Arch
     config: ResolvedConfig
     cache_size: CacheSize
-    memory: Memory
+    memory: MemoryBudget
     """What weights and steps take, as estimated before loading."""
     recommended: Mapping[str, Any]
     """Sampling parameters that the model's makers recommend, by name."""
@@ -115,34 +117,33 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
     # Beside native threads torch's would only have to be woken for what little it still does.
     torch.set_num_threads(resolved.threads if kernels.native is None else 1)
     layout = kv_layout(checkpoint.arch)
-    drafts = choose_drafts(config, resolved, checkpoint, kernels)
-    drafter = None if drafts is None else drafts.memory
-    memory = footprint(checkpoint.arch, resolved, kernels, drafter, free_memory(resolved.device))
+    drafter = choose_drafter(config, resolved, checkpoint, kernels)
+    drafter_memory = None if drafter is None else drafter.memory
+    memory = footprint(checkpoint.arch, resolved, kernels, drafter_memory, free_memory(resolved.device))
     cache_size = memory.size_cache(resolved)
     texts = calibration_texts(config, resolved, build)
     before = _allocated(resolved.device)
     with refusing(memory, resolved):
         decoder = build_model(checkpoint, resolved, kernels, on_progress, texts)
-        guessing = None if drafts is None else drafts.load(decoder)
+        make_drafter = None if drafter is None else drafter.load(decoder)
     trim_heap()
     kv_dtype = torch_dtype(resolved.kv_cache_dtype)
 
     def executor_of(num_blocks: int, grammars: Grammars | None = None) -> Executor:
         storage = KVStorage(layout, num_blocks, resolved.block_size, kv_dtype, resolved.device, kernels.ops)
-        network = None
-        if drafts is not None and guessing is not None:
-            network = Beside(partial(guessing, num_blocks), drafts.taps)
-        return build_executor(kernels, decoder, storage, resolved, grammars, network)
+        factory = None
+        if drafter is not None and make_drafter is not None:
+            factory = DrafterFactory(partial(make_drafter, num_blocks), drafter.aux_layers)
+        return build_executor(kernels, decoder, storage, resolved, grammars, factory)
 
     if kernels.triton is not None and resolved.device == "cuda":
         num_bytes = _allocated(resolved.device) - before
-        cache_size = measured_size(memory, resolved, rehearsal_stage(executor_of), num_bytes, recommended)
+        cache_size = measured_size(memory, resolved, profile_stage(executor_of), num_bytes, recommended)
     forms = None if tokenizer is None else CompiledForms(tokenizer, checkpoint.arch.vocab_size, eos_token_ids)
     with refusing(memory, resolved):
         executor = executor_of(cache_size.num_blocks, None if forms is None else Grammars(forms))
-    scheduler = _scheduler(resolved, layout, cache_size, eos_token_ids)
-    scheduler.guessing = executor.guessing
-    methods = (*resolved.speculation_methods, *(() if drafts is None else (drafts.method,)))
+    scheduler = _scheduler(resolved, layout, cache_size, eos_token_ids, executor.max_draft_tokens)
+    methods = (*resolved.speculation_methods, *(() if drafter is None else (drafter.method,)))
     logger.info("%s, %s", cache_size, KvFormat(resolved.kv_cache_dtype, resolved.dtype))
     return Assembly(
         directory=checkpoint.directory,
@@ -202,7 +203,9 @@ def _allocated(device: str) -> int:
     return torch.cuda.memory_allocated() if device == "cuda" else 0
 
 
-def _scheduler(config: ResolvedConfig, layout: KVLayout, size: CacheSize, eos: tuple[int, ...]) -> Scheduler:
+def _scheduler(
+    config: ResolvedConfig, layout: KVLayout, size: CacheSize, eos: tuple[int, ...], max_draft_tokens: int | None
+) -> Scheduler:
     limits = Limits(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -218,7 +221,7 @@ def _scheduler(config: ResolvedConfig, layout: KVLayout, size: CacheSize, eos: t
         prefix_caching=config.enable_prefix_caching,
     )
     policy = batching_policy(config.batching, config.max_num_seqs, config.batch_window_ms / 1000)
-    return Scheduler(limits, tables, policy, config.seed)
+    return Scheduler(limits, tables, policy, config.seed, max_draft_tokens=max_draft_tokens)
 
 
 def _eos_token_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> tuple[int, ...]:

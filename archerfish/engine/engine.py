@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from archerfish.arch.cost import StepCost
 from archerfish.errors import EngineStopped
-from archerfish.execution.executor import Executor, Launched
+from archerfish.execution.executor import Executor, LaunchedStep
 from archerfish.metrics.steps import LastStep, StepCounts
 from archerfish.request import FinishReason, Request, TokenEvent
 from archerfish.scheduling.plan import Plan
@@ -21,7 +21,7 @@ class _Flight(NamedTuple):
     """A step that was launched and is not committed."""
 
     plan: Plan
-    launched: Launched
+    launched: LaunchedStep
     started: float
 
 
@@ -125,7 +125,7 @@ class Engine:
         self._in_flight.popleft()
         events = self.scheduler.commit(plan, result)
         now = self.clock()
-        # Launched before the last commit, it had to wait for that one's step: no second is counted twice.
+        # LaunchedStep before the last commit, it had to wait for that one's step: no second is counted twice.
         seconds = now - max(started, self._last_commit)
         self._last_commit = now
         num_draft_tokens = sum(result.num_draft_tokens.values()) if result.num_draft_tokens else 0

@@ -8,12 +8,12 @@ from typing import Any
 from archerfish.arch.cost import num_parameters
 from archerfish.config.resolve import ResolvedConfig, resolve
 from archerfish.config.settings import EngineConfig, flag_name
-from archerfish.engine.drafts import Drafts, choose_drafts, drafter_kind
+from archerfish.engine.factory.drafters import PlannedDrafter, choose_drafter, drafter_kind
+from archerfish.engine.factory.kernels import planned_kernels
 from archerfish.engine.footprint import footprint, free_memory
-from archerfish.engine.kernels import planned_kernels
 from archerfish.engine.models import Checkpoint, facts_of, read_checkpoint
 from archerfish.errors import ConfigError
-from archerfish.execution.memory import CacheSize, Memory
+from archerfish.execution.memory import CacheSize, MemoryBudget
 from archerfish.weights.locate import locate, locate_config
 
 _WEIGHTS = (".safetensors", ".bin", ".pt")
@@ -86,14 +86,14 @@ def estimate(config: EngineConfig, available: int | None = None) -> Estimate:
     resolved = _resolved(config, checkpoint, available)
     kernels = planned_kernels(checkpoint.arch, resolved)
     try:
-        drafts = choose_drafts(config, resolved, checkpoint, kernels, _find_drafter)
-        drafter = None if drafts is None else drafts.memory
+        drafter = choose_drafter(config, resolved, checkpoint, kernels, _find_drafter)
+        drafter_memory = None if drafter is None else drafter.memory
         available = free_memory(resolved.device) if available is None else available
-        memory = footprint(checkpoint.arch, resolved, kernels, drafter, available)
+        memory = footprint(checkpoint.arch, resolved, kernels, drafter_memory, available)
     finally:
         if kernels.native is not None:
             kernels.native.team.close()
-    return _estimate(config, checkpoint, resolved, memory, drafts)
+    return _estimate(config, checkpoint, resolved, memory, drafter)
 
 
 def _find_drafter(model: str | None, revision: str | None = None) -> Path:
@@ -120,7 +120,11 @@ def _resolved(config: EngineConfig, checkpoint: Checkpoint, available: int | Non
 
 
 def _estimate(
-    config: EngineConfig, checkpoint: Checkpoint, resolved: ResolvedConfig, memory: Memory, drafts: Drafts | None
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    resolved: ResolvedConfig,
+    memory: MemoryBudget,
+    drafter: PlannedDrafter | None,
 ) -> Estimate:
     size = memory.fit(resolved)
     suggestion = None if size is not None else memory.suggestion(resolved)
@@ -143,11 +147,11 @@ def _estimate(
         usable=memory.usable(resolved) if is_shared_out else None,
         kv_cache_memory_bytes=resolved.kv_cache_memory_bytes,
         weights=memory.model_weights,
-        draft_method=None if drafts is None else drafts.method,
-        draft_weights=memory.beside.weights,
+        draft_method=None if drafter is None else drafter.method,
+        draft_weights=memory.drafter.weights,
         activations=memory.activations(resolved),
         kv_cache_per_token=memory.kv_bytes_per_token(resolved),
-        kv_cache_per_request=memory.one_request(resolved),
+        kv_cache_per_request=memory.bytes_per_request(resolved),
         needed=memory.needed(resolved),
         fit=None if size is None else _fit(size),
         remedy=None if size is not None else memory.remedy(resolved),

@@ -8,9 +8,9 @@ import torch
 from archerfish.arch.arch import Arch
 from archerfish.config.resolve import ResolvedConfig
 from archerfish.config.settings import Quantization
-from archerfish.engine.kernels import Kernels
+from archerfish.engine.factory.kernels import Kernels
 from archerfish.engine.models import mean_weight_bytes, weight_format
-from archerfish.execution.memory import Beside, Memory, MemoryOption
+from archerfish.execution.memory import DrafterMemory, MemoryBudget, MemoryOption
 from archerfish.kvcache.layout import kv_layout
 from archerfish.machine.memory import available_memory
 from archerfish.ops import torch_dtype
@@ -30,10 +30,12 @@ def bytes_per_weight(arch: Arch, config: ResolvedConfig) -> float:
     return mean_weight_bytes(arch, weight_format(config), torch_dtype(config.dtype).itemsize)
 
 
-def footprint(arch: Arch, config: ResolvedConfig, kernels: Kernels, drafter: Beside | None, available: int) -> Memory:
+def footprint(
+    arch: Arch, config: ResolvedConfig, kernels: Kernels, drafter: DrafterMemory | None, available: int
+) -> MemoryBudget:
     """`drafter` is what a network takes that drafts for it; `available` are the bytes free before all is loaded."""
     full = torch_dtype(config.dtype).itemsize
-    return Memory(
+    return MemoryBudget(
         arch,
         kv_layout(arch),
         available,
@@ -41,7 +43,7 @@ def footprint(arch: Arch, config: ResolvedConfig, kernels: Kernels, drafter: Bes
         bytes_per_kv_value=bytes_per_kv_value(arch, config),
         bytes_per_weight=bytes_per_weight(arch, config),
         bytes_per_activation=full if kernels.native is None else 4,  # Native operations compute in float32.
-        beside=Beside() if drafter is None else drafter,
+        drafter=DrafterMemory() if drafter is None else drafter,
         options=tuple(_memory_options(arch, config, kernels, has_drafter=drafter is not None)),
     )
 

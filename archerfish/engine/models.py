@@ -14,7 +14,7 @@ from archerfish.arch.cost import num_parameters, num_router_parameters
 from archerfish.config.resolve import Facts, ResolvedConfig, resolve
 from archerfish.config.settings import EngineConfig
 from archerfish.console import ProgressBar, logger
-from archerfish.engine.kernels import Kernels, model_target
+from archerfish.engine.factory.kernels import Kernels, model_target
 from archerfish.machine.cpu import num_usable_cores
 from archerfish.models.decoder import Decoder
 from archerfish.models.families import Family, Fields, find_family

@@ -15,8 +15,8 @@ from archerfish.config.resolve import ResolvedConfig
 from archerfish.console import logger
 from archerfish.disk_cache import DiskCache
 from archerfish.execution.executor import Executor
-from archerfish.execution.memory import CacheSize, Measured, Memory
-from archerfish.execution.profile_run import MemoryReader, Rehearsed, measure_peak, rehearsed_steps
+from archerfish.execution.memory import CacheSize, MeasuredMemory, MemoryBudget
+from archerfish.execution.profile_run import MemoryReader, ProfileSteps, measure_peak, profile_steps
 from archerfish.request import SamplingParams
 
 _MOST_THREADS = 16
@@ -45,7 +45,7 @@ class Stage:
 
 
 def measured_size(
-    memory: Memory, config: ResolvedConfig, stage: Stage, weights: int, recommended: Mapping[str, Any]
+    memory: MemoryBudget, config: ResolvedConfig, stage: Stage, weights: int, recommended: Mapping[str, Any]
 ) -> CacheSize:
     """What the budget leaves for the cache, by what was measured; a DoesNotFit tells those numbers.
 
@@ -55,29 +55,29 @@ def measured_size(
     activations = stage.cache.get(key)
     if not isinstance(activations, int):
         params = SamplingParams(**{name: recommended[name] for name in _DRAWN_BY if name in recommended})
-        steps = rehearsed_steps(config, len(memory.layout.windows), params)
+        steps = profile_steps(config, len(memory.layout.windows), params)
         with refusing(memory, config, weights):
             taken = _rehearse(stage, steps, config.threads) - steps.num_blocks * memory.block_bytes(config)
         # Captured steps have memory of their own, as much as those that are launched kernel by kernel.
         activations = 2 * taken
         logger.info("the largest step was tried, and takes %.2f GB", taken / 1e9)
         stage.cache.put(key, activations)
-    return replace(memory, measured=Measured(weights, activations, config)).size_cache(config)
+    return replace(memory, measured=MeasuredMemory(weights, activations, config)).size_cache(config)
 
 
 @contextmanager
-def refusing(memory: Memory, config: ResolvedConfig, weights: int | None = None) -> Iterator[None]:
+def refusing(memory: MemoryBudget, config: ResolvedConfig, weights: int | None = None) -> Iterator[None]:
     """A device without room is told of as a model that does not fit."""
     try:
         yield
     except torch.OutOfMemoryError:
         weights = memory.weights if weights is None else weights
         # How much more it would have taken nobody knows: all that there was is the least.
-        measured = Measured(weights, max(0, memory.available - weights), config)
+        measured = MeasuredMemory(weights, max(0, memory.available - weights), config)
         raise replace(memory, measured=measured).refusal(config) from None
 
 
-def _rehearse(stage: Stage, steps: Rehearsed, num_cores: int) -> int:
+def _rehearse(stage: Stage, steps: ProfileSteps, num_cores: int) -> int:
     """Compile what steps need, run the largest; the bytes it takes, those of the small cache among them."""
 
     def run() -> None:
@@ -93,6 +93,6 @@ def _rehearse(stage: Stage, steps: Rehearsed, num_cores: int) -> int:
     return taken
 
 
-def _key(memory: Memory, config: ResolvedConfig, where: str) -> str:
+def _key(memory: MemoryBudget, config: ResolvedConfig, where: str) -> str:
     settings = {name: getattr(config, name) for name in _DECISIVE}
     return hashlib.sha256(f"{memory.arch!r} {settings!r} {where}".encode()).hexdigest()

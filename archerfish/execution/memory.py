@@ -15,22 +15,22 @@ from archerfish.kvcache.tables import blocks_held
 from archerfish.ops.reference.attention import KEYS_PER_TILE
 from archerfish.sampling.sampler import ROWS_AT_ONCE
 
-# Float32 copies that are alive at once, as the profiler shows them.
+# Float32 copies that are alive concurrently, as measured with a profiler.
 _LOGIT_COPIES = 3
 _DRAW_COPIES = 10
 _LOGPROB_COPIES = 5
 _SCORE_COPIES = 3
 
 LOGIT_ROWS_AT_ONCE = 128
-"""Rows of a prompt whose logits are made together: those of a whole prompt can exceed everything else in a step."""
+"""Prompt tokens whose logits are computed together: those of a whole prompt can exceed everything else in a step."""
 
 _USUAL_BLOCK_SIZE = 16
-_MOST_TO_SUGGEST = 0.95  # Of the memory: a machine whose last byte is taken is of no use to anyone.
+_MAX_SUGGESTED_UTILIZATION = 0.95  # A machine without any free memory is unusable.
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """What the KV cache comes to."""
+    """The size of the KV cache."""
 
     num_blocks: int
     num_bytes: int
@@ -40,7 +40,7 @@ class CacheSize:
 
     @property
     def num_requests(self) -> float:
-        """Requests of the longest context that fit at once."""
+        """Requests of the longest context that fit concurrently."""
         return self.num_blocks / self.blocks_per_request
 
     @property
@@ -54,23 +54,23 @@ class CacheSize:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What a device was seen to hold, instead of what was estimated."""
+class MeasuredMemory:
+    """Bytes measured on a device, which replace estimates."""
 
     weights: int
     activations: int
-    """Of the largest step, with whatever else is there beside weights and cache."""
+    """Bytes of the largest step, with everything else that is neither weights nor cache."""
     config: ResolvedConfig
-    """What decided how large that step was."""
+    """Settings that determined the size of that step."""
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """Bytes that a network takes which guesses beside the model."""
+class DrafterMemory:
+    """Bytes that a drafter takes in addition to the model."""
 
     weights: int = 0
     per_token: int = 0
-    """What it keeps in the cache."""
+    """Bytes in the KV cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +90,8 @@ class MemoryOption:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """What is to be fitted where. `available` is what the device has free before weights are loaded."""
+class MemoryBudget:
+    """The bytes that a model takes and those that the device has, before weights are loaded."""
 
     arch: Arch
     layout: KVLayout
@@ -102,43 +102,43 @@ class Memory:
     """In the cache, with its share of a scale."""
     bytes_per_weight: float | None = None
     bytes_per_activation: int | None = None
-    measured: Measured | None = None
-    beside: Beside = Beside()
+    measured: MeasuredMemory | None = None
+    drafter: DrafterMemory = DrafterMemory()
     options: tuple[MemoryOption, ...] = ()
     """Settings worth naming where something does not fit; of each kind the least lossy first."""
 
     def size_cache(self, config: ResolvedConfig) -> CacheSize:
-        """As many blocks as the budget holds, but no more than max_num_seqs requests of full length could use."""
+        """Return the cache of as many blocks as fit, but no more than max_num_seqs full-length requests could use."""
         size = self.fit(config)
         if size is None:
             raise self.refusal(config)
         return size
 
     def refusal(self, config: ResolvedConfig) -> DoesNotFit:
-        """What is needed, what is there, and what would make it fit."""
+        """Return an error with what is needed, what is available, and what would make it fit."""
         return DoesNotFit(f"the model does not fit in memory.\n{self._table(config)}\n{self.remedy(config)}")
 
     @property
     def weights(self) -> int:
         if self.measured is not None:
             return self.measured.weights
-        return int(weight_bytes(self.arch, self.bytes_per_weight or self.bytes_per_value)) + self.beside.weights
+        return int(weight_bytes(self.arch, self.bytes_per_weight or self.bytes_per_value)) + self.drafter.weights
 
     @property
     def model_weights(self) -> int:
         """Bytes of the model's own weights, without a drafter's."""
-        return self.weights - self.beside.weights
+        return self.weights - self.drafter.weights
 
     def kv_bytes_per_token(self, config: ResolvedConfig) -> float:
         """Bytes of the KV cache that a token takes, with the drafter's share."""
         return self.block_bytes(config) * len(self.layout.windows) / config.block_size
 
     def activations(self, config: ResolvedConfig) -> int:
-        """Most memory a step's intermediate values take. Of steps of another size than was measured, by proportion."""
+        """Return the peak bytes of a step's activations; of steps of another size than measured, in proportion."""
         if self.measured is None:
             return self._estimate(config)
         share = self._estimate(config) / self._estimate(self.measured.config)
-        # What the host has a say in (log-probabilities, penalties) takes copies that the measured step had not.
+        # Sampling on the host (log-probabilities, penalties) makes copies that the measured step did not.
         return max(int(self.measured.activations * share), self._logits(config))
 
     def _estimate(self, config: ResolvedConfig) -> int:
@@ -153,31 +153,31 @@ class Memory:
             inner = _inner_width(layer.feed_forward, self.arch.hidden_size)
             widest = max(widest, hidden + inner, hidden + 3 * attention.qkv_width)
             scores = max(scores, _SCORE_COPIES * attention.num_heads * KEYS_PER_TILE + 4 * attention.q_width)
-        beside = max(tokens * scores * 4, self._logits(config))
-        return tokens * widest * (self.bytes_per_activation or self.bytes_per_value) + beside
+        scores_or_logits = max(tokens * scores * 4, self._logits(config))
+        return tokens * widest * (self.bytes_per_activation or self.bytes_per_value) + scores_or_logits
 
     def _logits(self, config: ResolvedConfig) -> int:
-        """Of logits and what is made of them, in float32."""
+        """Return the bytes of logits and the copies made of them, in float32."""
         tokens = config.max_num_batched_tokens
         drawing = min(config.max_drawn, tokens)
         drawn = drawing + _DRAW_COPIES * min(ROWS_AT_ONCE, drawing)  # All rows have logits; some are worked on.
-        told = _LOGPROB_COPIES * min(LOGIT_ROWS_AT_ONCE, tokens)
-        return max(_LOGIT_COPIES * drawing, drawn, told) * self.arch.vocab_size * 4
+        logprobs = _LOGPROB_COPIES * min(LOGIT_ROWS_AT_ONCE, tokens)
+        return max(_LOGIT_COPIES * drawing, drawn, logprobs) * self.arch.vocab_size * 4
 
-    def one_request(self, config: ResolvedConfig) -> int:
-        """Bytes of the KV cache that a single request of full length holds."""
+    def bytes_per_request(self, config: ResolvedConfig) -> int:
+        """Return the bytes of the KV cache that a single request of full length holds."""
         return self._blocks_per_request(config) * self.block_bytes(config)
 
     def needed(self, config: ResolvedConfig) -> int:
-        """Bytes without which nothing can run: weights, activations, and the cache of one request."""
-        return self.weights + self.activations(config) + self.one_request(config)
+        """Return the bytes of the minimum: weights, activations, and the cache of one request."""
+        return self.weights + self.activations(config) + self.bytes_per_request(config)
 
     def usable(self, config: ResolvedConfig) -> int:
-        """Bytes that may be filled, where the size of the cache is not given."""
+        """Return the bytes that may be used, where the size of the cache is not given."""
         return int(self.available * config.gpu_memory_utilization)
 
     def fit(self, config: ResolvedConfig) -> CacheSize | None:
-        """None if not even one request of full length fits, or a given size exceeds the memory."""
+        """Return the cache that fits; None if not even one request does, or a given size exceeds the memory."""
         rest = self.weights + self.activations(config)
         budget = config.kv_cache_memory_bytes
         if budget is None:
@@ -194,17 +194,17 @@ class Memory:
         return blocks_held(config.max_model_len, windows, config.block_size, step_tokens)
 
     def block_bytes(self, config: ResolvedConfig) -> int:
-        """Of the cache, whoever keeps something in it."""
+        """Return the bytes of a cache block, with the drafter's share."""
         own = self.layout.block_bytes(config.block_size, self.bytes_per_kv_value or self.bytes_per_value)
-        return own + self.beside.per_token * config.block_size
+        return own + self.drafter.per_token * config.block_size
 
-    # -- what to say when it does not fit -------------------------------------------------------------------------
+    # -- errors -------------------------------------------------------------------------------------------------------
 
     def _table(self, config: ResolvedConfig) -> str:
         rows = [
             ("weights", self.weights),
             ("activations", self.activations(config)),
-            (f"KV cache of one request of {config.max_model_len} tokens", self.one_request(config)),
+            (f"KV cache of one request of {config.max_model_len} tokens", self.bytes_per_request(config)),
             ("needed", self.needed(config)),
             ("available", self.available),
         ]
@@ -216,7 +216,7 @@ class Memory:
         return "\n".join(f"  {name:<52} {format_bytes(value):>12}" for name, value in rows)
 
     def suggestion(self, config: ResolvedConfig) -> dict[str, Any] | None:
-        """The first change of settings that makes it fit, tried out before it is said; None if there is none."""
+        """Return the first change of settings that makes it fit; None if there is none."""
         changed = (changes for changes in self._remedies(config) if self.fit(replace(config, **changes)) is not None)
         return next(changed, None)
 
@@ -250,7 +250,7 @@ class Memory:
                 return [f"{option} {_flags(changes)}: {self._effect(smaller, config)}"]
         return []
 
-    def _with(self, option: MemoryOption) -> "Memory":
+    def _with(self, option: MemoryOption) -> "MemoryBudget":
         measured, full = self.measured, self.bytes_per_weight or self.bytes_per_value
         if measured is not None:
             share = (option.bytes_per_weight or full) / full
@@ -259,15 +259,15 @@ class Memory:
             self,
             bytes_per_weight=option.bytes_per_weight or self.bytes_per_weight,
             bytes_per_kv_value=option.bytes_per_kv_value or self.bytes_per_kv_value,
-            beside=Beside() if option.drops_drafter else self.beside,
+            drafter=DrafterMemory() if option.drops_drafter else self.drafter,
             measured=measured,
         )
 
-    def _effect(self, smaller: "Memory", config: ResolvedConfig) -> str:
+    def _effect(self, smaller: "MemoryBudget", config: ResolvedConfig) -> str:
         """Describe what an option changes."""
         parts = (
             ("weights of", self.weights, smaller.weights),
-            ("a KV cache per request of", self.one_request(config), smaller.one_request(config)),
+            ("a KV cache per request of", self.bytes_per_request(config), smaller.bytes_per_request(config)),
         )
         changed = [
             f"{name} {format_bytes(after)} instead of {format_bytes(before)}"
@@ -277,22 +277,22 @@ class Memory:
         return " and ".join(changed)
 
     def _remedies(self, config: ResolvedConfig) -> Iterator[dict[str, Any]]:
-        """Changes worth trying, gentlest first: more memory, shorter contexts, then smaller and smaller steps."""
+        """Yield changes of settings to try: more memory, shorter contexts, then smaller and smaller steps."""
         if config.block_size > max(_USUAL_BLOCK_SIZE, config.max_model_len):
             yield {"block_size": _USUAL_BLOCK_SIZE}  # Most of a block would never be used.
         steps: dict[str, Any] = {}
         while True:
             changed = replace(config, **steps)
-            most = max(config.gpu_memory_utilization, _MOST_TO_SUGGEST)
-            roomy = replace(changed, kv_cache_memory_bytes=None, gpu_memory_utilization=most)
-            shortened = replace(changed, max_model_len=self._longest(roomy))
+            most = max(config.gpu_memory_utilization, _MAX_SUGGESTED_UTILIZATION)
+            unbounded = replace(changed, kv_cache_memory_bytes=None, gpu_memory_utilization=most)
+            shortened = replace(changed, max_model_len=self._longest(unbounded))
             if config.kv_cache_memory_bytes is None:
                 yield {**steps, "gpu_memory_utilization": self._share(changed, most)}
                 yield {**steps, "max_model_len": self._longest(changed)}
                 yield {**steps, "max_model_len": shortened.max_model_len, "gpu_memory_utilization": most}
             else:
-                yield {**steps, "kv_cache_memory_bytes": self.one_request(changed)}
-                size = self.one_request(shortened)
+                yield {**steps, "kv_cache_memory_bytes": self.bytes_per_request(changed)}
+                size = self.bytes_per_request(shortened)
                 yield {**steps, "max_model_len": shortened.max_model_len, "kv_cache_memory_bytes": size}
             if changed.max_num_batched_tokens == 1:
                 return
@@ -302,11 +302,11 @@ class Memory:
             }
 
     def _share(self, config: ResolvedConfig, most: float) -> float:
-        """The memory utilization that one request needs, and a little more: free memory moves between two starts."""
+        """Return the memory utilization that one request needs, plus a margin: free memory varies between starts."""
         return min(most, (-(-self.needed(config) * 100 // max(1, self.available)) + 3) / 100)
 
     def _longest(self, config: ResolvedConfig) -> int:
-        """Longest context that fits, in whole blocks; at least 2, whether it fits or not."""
+        """Return the longest context that fits, in whole blocks; at least 2, whether it fits or not."""
         low, high = 0, config.max_model_len // config.block_size
         while low < high:
             middle = (low + high + 1) // 2
@@ -320,7 +320,7 @@ def _flags(changes: dict[str, Any]) -> str:
 
 
 def _inner_width(part: MlpSpec | ExpertsSpec, hidden_size: int) -> int:
-    """Numbers of a token within the feed-forward part: what goes in or comes out beside gate and up."""
+    """Return the values of a token within the feed-forward part: gate, up, and their input or output."""
     if isinstance(part, ExpertsSpec):
         # A row for each expert that the token chose.
         return part.num_experts_per_token * (2 * part.size + max(part.size, hidden_size))

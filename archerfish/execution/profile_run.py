@@ -1,4 +1,4 @@
-"""Steps that are tried before there are any: which ones, and what memory the largest takes. Knows no model."""
+"""Profile runs: the steps that are run at the start, and the peak memory of the largest."""
 
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -12,71 +12,73 @@ from archerfish.request import SamplingParams
 from archerfish.scheduling.plan import Chunk, Plan, SequenceStart
 
 _PROMPTS = (16, 32, 64)
-"""Tokens of prompts whose products have kernels of their own; those of longer ones are in the largest step."""
+"""Tokens of prompts whose GEMMs have kernels of their own; those of longer prompts are in the largest step."""
 
 
-class Reading(NamedTuple):
-    """Bytes of a device at one time."""
+class MemoryReading(NamedTuple):
+    """Bytes of a device in use at one time."""
 
     allocated: int
-    """By tensors."""
+    """Bytes of tensors."""
     peak: int
-    """Most that tensors had since it was last forgotten."""
+    """Peak bytes of tensors since the last reset."""
     outside: int
-    """By anything else: code, libraries, other processes."""
+    """Bytes of everything else: code, libraries, other processes."""
 
 
 class MemoryReader(Protocol):
-    def read(self) -> Reading: ...
+    """Reads the memory of a device."""
 
-    def forget_peak(self) -> None:
-        """It is counted from here on."""
+    def read(self) -> MemoryReading: ...
+
+    def reset_peak(self) -> None:
+        """Begin to measure the peak."""
 
 
 class CudaMemory:
-    """Of the current GPU."""
+    """Reads the memory of the current GPU."""
 
-    def read(self) -> Reading:
+    def read(self) -> MemoryReading:
         torch.cuda.synchronize()
         free, total = torch.cuda.mem_get_info()
-        return Reading(
+        return MemoryReading(
             allocated=torch.cuda.memory_allocated(),
             peak=torch.cuda.max_memory_allocated(),
             outside=total - free - torch.cuda.memory_reserved(),
         )
 
-    def forget_peak(self) -> None:
+    def reset_peak(self) -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
 def measure_peak(run: Callable[[], None], reader: MemoryReader) -> int:
-    """Bytes that something takes at most while it runs, beside what was there before."""
-    reader.forget_peak()
+    """Return the peak bytes that a call takes while it runs, in addition to those in use before."""
+    reader.reset_peak()
     before = reader.read()
     run()
     after = reader.read()
     return after.peak - before.allocated + max(0, after.outside - before.outside)
 
 
-class Rehearsed(NamedTuple):
-    """Steps, each of sequences that have just been started, and the blocks they write to."""
+class ProfileSteps(NamedTuple):
+    """Steps of sequences that have just been started, and the blocks they write to."""
 
     plans: tuple[Plan, ...]
     largest: Plan
     num_blocks: int
-    """Of either the plans or the largest one."""
+    """Blocks that each of the plans fits in."""
 
 
-def rehearsed_steps(config: ResolvedConfig, num_groups: int, params: SamplingParams) -> Rehearsed:
-    """What most services begin with: a prompt and its first tokens; and the largest step that the settings allow."""
+def profile_steps(config: ResolvedConfig, num_groups: int, params: SamplingParams) -> ProfileSteps:
+    """Return the steps that services usually begin with, prompts and decode, and the largest that settings allow."""
     sizes = [size for size in _PROMPTS if size <= min(config.max_model_len, config.max_num_batched_tokens)]
     plans = tuple(_plan([size], config, num_groups, params) for size in (1, *sizes))
     largest = _plan(_largest(config), config, num_groups, params)
-    return Rehearsed(plans, largest, max(_num_blocks(plan) for plan in (*plans, largest)))
+    return ProfileSteps(plans, largest, max(_num_blocks(plan) for plan in (*plans, largest)))
 
 
 def _largest(config: ResolvedConfig) -> list[int]:
-    """Lengths of chunks: as many tokens and as many sequences as a step may have, in as long pieces as possible."""
+    """Return lengths of chunks: as many tokens and sequences as a step may have, each chunk as long as possible."""
     lengths: list[int] = []
     left = config.max_num_batched_tokens
     for others in reversed(range(config.max_num_seqs)):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from archerfish.kvcache.prefix import NO_MATCH, PrefixMatch
 from archerfish.kvcache.tables import BlockCopy, Blocks, BlockTable, KVTables
 from archerfish.request import RequestClass
-from archerfish.scheduling.plan import Chunk, RoomForGuesses, SequenceStart
+from archerfish.scheduling.plan import Chunk, SequenceStart
 from archerfish.scheduling.roster import Roster
 from archerfish.scheduling.sequence import Sequence
 
@@ -85,29 +85,32 @@ class Draft:
         sequence.length += samples
         self._budget -= length
 
-    def make_room_for_guesses(self, guessing: RoomForGuesses, max_drawn: int, *, others_wait: bool) -> int:
-        """Give what is left of the budget to guesses after chunks that sample, which draw `max_drawn` tokens in all.
+    def reserve_draft_tokens(self, max_draft_tokens: int, max_drawn: int) -> int:
+        """Reserve what is left of the budget for draft tokens after chunks that sample, up to `max_drawn` samples in
+        all.
 
-        All get the same, but for what some have no use for. Blocks are taken that nobody will need soon: nobody makes
-        way for a guess. Returns how many a chunk may have.
+        All chunks get the same, except for what some cannot use. Only spare blocks are reserved: nothing is preempted
+        for draft tokens. Returns how many each chunk may have: `max_draft_tokens`, or 0 if not all could have one.
         """
         sampling = [(sequence, chunk) for sequence, chunk in self.chunks.items() if chunk.samples]
         if not sampling:
             return 0
         self._budget = min(self._budget, max_drawn - len(sampling))
-        most = guessing.most(self.chunks.values(), self.starts, self._budget // len(sampling), others_wait)
-        if not most:
+        if self._budget < len(sampling):
             return 0
-        ample = self._roster.num_running * len(self._tables.windows)
-        for place, (sequence, chunk) in enumerate(sampling):
+        num_groups = len(self._tables.windows)
+        ample = self._roster.num_running * num_groups
+        for index, (sequence, chunk) in enumerate(sampling):
             table = sequence.table
             assert table is not None, "it runs"
             end = chunk.start + chunk.length
-            # The sequence has one more token when its draw is counted; guesses that go beyond its end are in vain.
-            count = min(most, self._budget // (len(sampling) - place), sequence.length_limit - sequence.length)
+            # The sequence has one more token when its sample is counted; draft tokens beyond its end would be wasted.
+            count = min(
+                max_draft_tokens, self._budget // (len(sampling) - index), sequence.length_limit - sequence.length
+            )
             if sequence.max_draft_tokens is not None:
                 count = min(count, sequence.max_draft_tokens)
-            if self._tables.pool.num_available <= ample + len(self._tables.windows) * (most // self._tables.block_size):
+            if self._tables.pool.num_available <= ample + num_groups * (max_draft_tokens // self._tables.block_size):
                 count = min(count, table.capacity - end)
             if count > 0:
                 blocks = self._tables.reserve(table, end + count)
@@ -116,7 +119,7 @@ class Draft:
                     new_blocks=_joined(chunk.new_blocks, blocks), max_draft_tokens=count
                 )
                 self._budget -= count
-        return most
+        return max_draft_tokens
 
     def _preempt(self, victim: Sequence) -> None:
         chunk = self.chunks.pop(victim, None)

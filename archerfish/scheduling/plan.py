@@ -5,9 +5,8 @@ new. A row is free for another sequence once a plan starts one on it. A plan may
 ones are known: its chunks then start at tokens that only the executor has.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from archerfish.kvcache.pool import BlockId
 from archerfish.kvcache.tables import BlockCopy, Blocks
@@ -53,21 +52,14 @@ class Plan:
     starts: list[SequenceStart]
     copies: list[BlockCopy]
     chunks: list[Chunk]
+    max_draft_tokens: int = 0
+    """Draft tokens that were planned for, per chunk; single chunks may have fewer."""
+    others_wait: bool = False
+    """Whether a waiting sequence starts as soon as a row is free. Only determined for executors that speculate."""
 
     @property
     def num_tokens(self) -> int:
         return sum(chunk.length for chunk in self.chunks)
-
-
-class RoomForGuesses(Protocol):
-    """Who says how many tokens are guessed for each sequence of a step."""
-
-    def skips(self) -> bool:
-        """Whether there are none in the next step, whatever it has. Asked for every step, before anything else."""
-
-    def most(self, chunks: Collection[Chunk], starts: Collection[SequenceStart], room: int, others_wait: bool) -> int:
-        """For one sequence, given the step's chunks, who begins with it, how many guesses there is room for if all have
-        as many, and whether others wait to begin as soon as somebody ends."""
 
 
 @dataclass(slots=True)
@@ -75,19 +67,19 @@ class StepResult:
     """What became of a plan's chunks, in their order."""
 
     tokens: list[list[int]]
-    """Tokens drawn for each chunk: none where it does not sample, one or more where it does.
+    """Tokens sampled for each chunk: none where it does not sample, one or more where it does.
 
-    The scheduler takes them up to where the sequence ends and ignores the rest; the executor keeps all of them on the
-    row. The sequence's next chunk starts after this one and what it had room for, or at the last token drawn if that
-    comes first: keys and values of tokens that lie past it are computed then. More than one can be drawn only where the
-    next step is not planned before this one's result is known.
+    The scheduler takes them up to where the sequence ends and ignores the rest; the executor writes all of them to the
+    row. The sequence's next chunk starts after this one and its draft tokens, or at the last token sampled if that is
+    first: keys and values of tokens past it are computed then. More than one can be sampled only where the next step is
+    not planned before this one's result is known.
     """
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     """By chunk, one entry for each token drawn."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     """By chunk, for the prompt tokens that follow the chunk's tokens."""
     embeddings: dict[int, list[float]] = field(default_factory=dict)
-    """By chunk, the mean state over the prompt that ends with it, for rows that asked."""
+    """By chunk, the mean state over the prompt that ends with it, for rows that request it."""
     states: dict[int, bytes] = field(default_factory=dict)
     """By chunk, the state of each token of the prompt that ends with it, likewise: float32, row after row."""
     failures: dict[int, str] = field(default_factory=dict)
@@ -98,3 +90,5 @@ class StepResult:
     """Seconds spent on proposing draft tokens."""
     saved_seconds: float = 0.0
     """Estimated seconds that speculation saved: what the tokens would have taken without it, minus what they took."""
+    max_draft_tokens: int | None = None
+    """Draft tokens that each chunk of the next step may have; None from executors that never speculate."""

@@ -15,7 +15,7 @@ from archerfish.request import FinishReason, Request, RequestClass, TokenEvent, 
 from archerfish.scheduling.draft import Draft
 from archerfish.scheduling.flights import Flights
 from archerfish.scheduling.foresight import must_preempt
-from archerfish.scheduling.plan import Chunk, Plan, RoomForGuesses, StepResult
+from archerfish.scheduling.plan import Chunk, Plan, StepResult
 from archerfish.scheduling.policy import BatchingPolicy
 from archerfish.scheduling.roster import Roster
 from archerfish.scheduling.sequence import Sequence, SequenceFacts, open_sequences
@@ -33,7 +33,7 @@ class Limits:
     max_model_len: int
     eos_token_ids: tuple[int, ...] = ()
     max_drawn: int | None = None
-    """Most tokens that a step draws, guesses among them; by default one for each sequence."""
+    """Most tokens that a step samples, one after each draft token included; by default one for each sequence."""
 
 
 @dataclass(slots=True)
@@ -52,22 +52,34 @@ class Scheduler:
     steps: what comes of it is dropped.
     """
 
-    def __init__(self, limits: Limits, tables: KVTables, policy: BatchingPolicy, seed: int = 0) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        tables: KVTables,
+        policy: BatchingPolicy,
+        seed: int = 0,
+        *,
+        max_draft_tokens: int | None = None,
+    ) -> None:
+        """`max_draft_tokens` is how many draft tokens each chunk of the first step may have, as its executor says.
+
+        Later steps may have as many as the result committed last allows.
+        """
         self.limits = limits
         self.tables = tables
         self.policy = policy
         self.prefix_counts = PrefixCounts()
         self.expects_more = False
         """Whether more requests may come: batches that wait to be full go on waiting."""
-        self.guessing: RoomForGuesses | None = None
-        """How many tokens the executor would guess for each of so many sequences; None where it guesses none."""
         self._roster = Roster(limits.max_num_seqs, tables)
         self._requests: dict[str, list[Sequence]] = {}
         """Sequences of each open request that have not ended."""
         self._flights = Flights()
         self._step = 0
-        self._max_draft_tokens = 0
-        """That a chunk has had room for."""
+        self._max_draft_tokens = max_draft_tokens
+        """Draft tokens that each chunk of the next step may have; None if the executor never speculates."""
+        self._most_draft_tokens = 0
+        """The largest number of draft tokens that any plan had per chunk."""
         self._num_requests = 0
         self._facts = SequenceFacts(tables.block_size, limits.max_model_len, limits.eos_token_ids)
         self._seeds = random.Random(seed)
@@ -136,7 +148,7 @@ class Scheduler:
         if not self._flights:
             return True
         if self._flights.has_draft_tokens:
-            return False  # How many tokens they bring, nobody knows.
+            return False  # How many of them are accepted is not known yet.
         # Its grammar must have read the token that a step in flight draws before the next can be drawn.
         if any(len(s.tokens) < s.length < s.length_limit for s in self._roster.drawn_on_host):
             return False
@@ -152,17 +164,20 @@ class Scheduler:
         for kind in RequestClass:
             draft.continue_running(kind)
             self._count_prefixes(draft, draft.admit(kind, self._admits))
-        if self.guessing is not None and draft.chunks and not self._flights and not self.guessing.skips():
+        num_draft_tokens = 0
+        if self._max_draft_tokens and draft.chunks and not self._flights:
             max_drawn = self.limits.max_drawn or self.limits.max_num_seqs
-            most = draft.make_room_for_guesses(self.guessing, max_drawn, others_wait=self._do_others_wait())
-            self._max_draft_tokens = max(self._max_draft_tokens, most)
+            num_draft_tokens = draft.reserve_draft_tokens(self._max_draft_tokens, max_drawn)
+            self._most_draft_tokens = max(self._most_draft_tokens, num_draft_tokens)
+        others_wait = self._max_draft_tokens is not None and not self._flights and self._do_others_wait()
         self._step += 1
         if draft.chunks:
             self._flights.take_off(self._step, draft.chunks, draft.copies)
-        return Plan(self._step, draft.starts, draft.copies, list(draft.chunks.values()))
+        chunks = list(draft.chunks.values())
+        return Plan(self._step, draft.starts, draft.copies, chunks, num_draft_tokens, others_wait)
 
     def _do_others_wait(self) -> bool:
-        """Whether somebody will begin as soon as there is room, and not only when all who run have ended."""
+        """Whether a waiting sequence starts as soon as a row is free, and not only when all that run have ended."""
         waiting = self._roster.waiting
         return len(waiting) > 0 and self._admits(next(iter(waiting)))
 
@@ -195,6 +210,7 @@ class Scheduler:
         assert len(result.tokens) == len(plan.chunks), "a result must answer every chunk"
         if not plan.chunks:
             return []
+        self._max_draft_tokens = result.max_draft_tokens
         sequences = self._flights.land(plan)
         # Only now: the step was still reading the blocks of those who ended meanwhile.
         self._roster.see_off(plan.step)
@@ -302,7 +318,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Every row, block and sequence is accounted for exactly once, and every step in flight is for somebody."""
-        self._roster.check(self._max_draft_tokens, self._flights.copies)
+        self._roster.check(self._most_draft_tokens, self._flights.copies)
         running = [sequence for sequences in self._roster.running.values() for sequence in sequences]
         self._flights.check(running, self._roster.leaving)
 

@@ -1,77 +1,77 @@
-"""How likely guesses are to stand, learned from those that were checked. Knows rows, and nothing of what is guessed."""
+"""The acceptance rate of a method's draft tokens, learned per row and overall from those that were verified."""
 
 from collections.abc import Iterable
 
-FIRST_TRUST = 0.5
-"""In guesses of which none was checked yet."""
-_PRIOR = 3.0
-"""Checks that trust in a row begins with, as if they had gone as those of all rows."""
-_MEMORY = 0.9
-"""Of a row's checks, each time new ones come."""
-_LONG_MEMORY = 0.995
-"""Of all rows' checks; and of a row's, with every step that passes it by: nobody is mistrusted for ever."""
+INITIAL_ACCEPTANCE_RATE = 0.5
+"""Assumed before any draft token was verified."""
+_PRIOR_WEIGHT = 3.0
+"""Verifications that a row's estimate begins with, as if they had gone as those of all rows."""
+_ROW_DECAY = 0.9
+"""Decay of a row's statistics with each of its verifications."""
+_SLOW_DECAY = 0.995
+"""Decay of the overall statistics with each verification, and of any per step without one: bad estimates expire."""
 
 
-class _Record:
-    """How guesses went: checks, and those that stood. A guess is checked if all before it stood."""
+class _Counts:
+    """Decayed counts. A draft token is verified if all before it were accepted."""
 
-    __slots__ = ("checked", "stood")
+    __slots__ = ("num_accepted", "num_verified")
 
     def __init__(self) -> None:
-        self.checked = 0.0
-        self.stood = 0.0
+        self.num_verified = 0.0
+        self.num_accepted = 0.0
 
-    def fade(self, share: float) -> None:
-        self.checked *= share
-        self.stood *= share
+    def decay(self, factor: float) -> None:
+        self.num_verified *= factor
+        self.num_accepted *= factor
 
-    def trust(self, prior: float) -> float:
-        return (self.stood + _PRIOR * prior) / (self.checked + _PRIOR)
+    def rate(self, prior: float) -> float:
+        return (self.num_accepted + _PRIOR_WEIGHT * prior) / (self.num_verified + _PRIOR_WEIGHT)
 
 
-class Trust:
-    """In one way of guessing."""
+class AcceptanceRate:
+    """The chance that a draft token of one method is accepted, given that the one before it was."""
 
-    def __init__(self, first: float = FIRST_TRUST) -> None:
-        """`first` is what it begins with, before anything was checked, and what it comes back to if nothing is."""
-        self._first = first
-        self._all = _Record()
-        self._rows: dict[int, _Record] = {}
+    def __init__(self, initial: float = INITIAL_ACCEPTANCE_RATE) -> None:
+        """`initial` is the estimate before anything was verified, to which it returns while nothing is."""
+        self._initial = initial
+        self._overall = _Counts()
+        self._rows: dict[int, _Counts] = {}
 
     def start(self, row: int) -> None:
-        """Another sequence takes up the row."""
+        """Forget a row: another sequence has taken it."""
         self._rows.pop(row, None)
 
-    def checked(self, row: int, num_draft_tokens: int, num_accepted_tokens: int) -> None:
-        """So many of a row's guesses stood, one after the other."""
-        num_checked = min(num_draft_tokens, num_accepted_tokens + 1)
-        record = self._rows.setdefault(row, _Record())
-        for one, memory in ((record, _MEMORY), (self._all, _LONG_MEMORY)):
-            one.fade(memory)
-            one.checked += num_checked
-            one.stood += num_accepted_tokens
+    def record(self, row: int, num_draft_tokens: int, num_accepted: int) -> None:
+        """Record that so many draft tokens of a row's chain were accepted, one after the other."""
+        num_verified = min(num_draft_tokens, num_accepted + 1)
+        own = self._rows.setdefault(row, _Counts())
+        for counts, factor in ((own, _ROW_DECAY), (self._overall, _SLOW_DECAY)):
+            counts.decay(factor)
+            counts.num_verified += num_verified
+            counts.num_accepted += num_accepted
 
-    def pass_by(self, rows: Iterable[int]) -> None:
-        """A step went by in which nothing of these rows was checked."""
-        self._all.fade(_LONG_MEMORY)
+    def decay(self, rows: Iterable[int]) -> None:
+        """Record that a step verified nothing of these rows."""
+        self._overall.decay(_SLOW_DECAY)
         for row in rows:
-            record = self._rows.get(row)
-            if record is not None:
-                record.fade(_LONG_MEMORY)
+            counts = self._rows.get(row)
+            if counts is not None:
+                counts.decay(_SLOW_DECAY)
 
     def of(self, row: int) -> float:
-        """The chance that a guess for the row stands, if the one before it did."""
-        general = self._all.trust(self._first)
-        record = self._rows.get(row)
-        return general if record is None else record.trust(general)
+        """Return the estimate for a row."""
+        overall = self._overall.rate(self._initial)
+        counts = self._rows.get(row)
+        return overall if counts is None else counts.rate(overall)
 
     @property
-    def surest(self) -> float:
-        """The largest of any row."""
-        general = self._all.trust(self._first)
-        return max((record.trust(general) for record in self._rows.values()), default=general)
+    def highest(self) -> float:
+        """The highest estimate of any row."""
+        overall = self._overall.rate(self._initial)
+        return max((counts.rate(overall) for counts in self._rows.values()), default=overall)
 
     @property
     def rows(self) -> list[int]:
-        """Those whose guesses were checked."""
+        """The rows of which draft tokens were verified."""
         return list(self._rows)

@@ -1,103 +1,105 @@
-"""Who is asked for guesses: rows for which asking was in vain rest for some steps, the more the more often it was.
+"""Backoff of proposals: rows whose drafts fail are drafted for less and less often.
 
-Asking takes time, even where nothing comes of it. What is lost by resting is the start of a copy; what is lost by
-asking is a little of every step. Rows of which nothing has come lately are cold: they are asked on a hint alone, and if
-there is none they doze.
+Proposing takes time even if nothing is accepted. Backing off too long loses the start of a copy; proposing in vain
+slows every step down a little. Rows without recent success need a hint before anything is proposed, and are checked for
+hints less and less often.
 """
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
-_LONGEST = 16
-"""Steps."""
-_PAUSE, _LONGEST_PAUSE = 8, 64
-"""Steps: each pause is twice as long as the one before, until something is gained."""
+_MAX_BACKOFF = 16
+"""Steps between two proposals for a row, at most."""
+_PAUSE, _MAX_PAUSE = 8, 64
+"""Steps of a pause of the whole method: each is twice as long as the one before, until something is accepted."""
 _BRIEF_PAUSE = 4
-"""Steps: where more rows to be asked might make it pay."""
-_LONGEST_DOZE = 16
-"""Steps from one look for a hint to the next: at first one, then twice as many each time."""
-_LATE = 4
-"""Steps that a new row rests, after this many in vain for all rows:"""
-_LONG_IN_VAIN = 32
+"""Steps of a pause where more rows could make it pay."""
+_MAX_HINT_INTERVAL = 16
+"""Steps between two checks for a hint, at most: at first one, then twice as many each time."""
+_INITIAL_BACKOFF = 4
+"""Steps before the first proposal for a new sequence, once _NUM_FAILURES consecutive proposals have failed."""
+_NUM_FAILURES = 32
 
 
-class _Rest(NamedTuple):
-    """Of a row that is cold."""
+class _RowBackoff(NamedTuple):
+    """Backoff of a row without recent success."""
 
     until: int
-    """The step it wakes at."""
+    """The first step at which the row may be drafted for."""
     length: int = 0
-    """Steps that it rested last because it was asked in vain."""
-    num_looks: int = 0
-    """Times in a row that there was no hint."""
+    """Steps of its last backoff after a failed proposal."""
+    num_checks: int = 0
+    """Consecutive checks that found no hint."""
 
 
-_COLD = _Rest(0)
-"""And awake."""
+_NO_BACKOFF = _RowBackoff(0)
 
 
-class Rests:
-    """A row is awake until it was asked in vain."""
+class ProposalBackoff:
+    """When a method may propose, for which rows. A row begins without backoff."""
 
     def __init__(self) -> None:
         self._step = 0
-        self._rests: dict[int, _Rest] = {}
-        self.quiet_until = 0
-        """The step before which nobody need be asked."""
+        self._rows: dict[int, _RowBackoff] = {}
+        self.idle_until = 0
+        """The first step at which any row may be drafted for."""
         self._pause = _PAUSE
-        self._num_in_vain = 0
-        """Times that somebody was asked since it last brought a token, whoever it was."""
+        self._num_failures = 0
+        """Consecutive proposals, of any row, of which nothing was accepted."""
 
-    def begin(self, step: int) -> bool:
-        """A step is planned, a later one than the last: whether anybody is awake."""
+    def begin_step(self, step: int) -> None:
+        """Set the number of the next step, which is larger than the last one."""
         self._step = step
-        return step >= self.quiet_until
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no row may be drafted for in this step."""
+        return self._step < self.idle_until
 
     def pause(self, *, is_brief: bool = False) -> None:
-        """Nobody need be asked for a while: nothing would pay. Briefly, if it might with more rows to be asked."""
-        self.quiet_until = self._step + (_BRIEF_PAUSE if is_brief else self._pause)
+        """Propose nothing for a while, because nothing would pay: briefly, if it might with more rows."""
+        self.idle_until = self._step + (_BRIEF_PAUSE if is_brief else self._pause)
         if not is_brief:
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+            self._pause = min(2 * self._pause, _MAX_PAUSE)
 
     def start(self, row: int) -> None:
-        """Another sequence takes up the row.
+        """Begin a new sequence on a row.
 
-        If whoever was asked last gained, it needs no hint; where nobody has gained for long, it need not begin at once.
+        It needs no hint if the last proposal succeeded. After many failures it begins with a backoff.
         """
-        if self._num_in_vain >= _LONG_IN_VAIN:
-            self._rests[row] = _Rest(self._step + 1 + _LATE, _LATE)
-        elif self._num_in_vain:
-            self._rests[row] = _COLD
+        if self._num_failures >= _NUM_FAILURES:
+            self._rows[row] = _RowBackoff(self._step + 1 + _INITIAL_BACKOFF, _INITIAL_BACKOFF)
+        elif self._num_failures:
+            self._rows[row] = _NO_BACKOFF
         else:
-            self._rests.pop(row, None)
-        self.quiet_until = 0
+            self._rows.pop(row, None)
+        self.idle_until = 0
 
-    def is_awake(self, row: int) -> bool:
-        return self._step >= self._rests.get(row, _COLD).until
+    def may_propose(self, row: int) -> bool:
+        """Whether the row's backoff is over."""
+        return self._step >= self._rows.get(row, _NO_BACKOFF).until
 
-    def is_cold(self, row: int) -> bool:
-        return row in self._rests
+    def needs_hint(self, row: int) -> bool:
+        """Whether the row has had no recent success, so that it is drafted for only on a hint."""
+        return row in self._rows
 
-    def doze(self, row: int, num_rows: int) -> None:
-        """There was no hint for a cold row, one of so many that may be looked at.
+    def record_no_hint(self, row: int, num_rows: int) -> None:
+        """Back off from a row without a hint. `num_rows` are candidates for checks: with more, each is checked less."""
+        _, length, num_checks = self._rows[row]
+        interval, longest = 1 << num_checks, min(num_rows, _MAX_HINT_INTERVAL)
+        self._rows[row] = _RowBackoff(self._step + min(interval, longest), length, num_checks + (interval < longest))
 
-        The more there are, the seldomer: looking takes as long for each of them.
-        """
-        _, length, num_looks = self._rests[row]
-        doze, longest = 1 << num_looks, min(num_rows, _LONGEST_DOZE)
-        self._rests[row] = _Rest(self._step + min(doze, longest), length, num_looks + (doze < longest))
-
-    def went(self, row: int, *, gained: bool) -> None:
-        """The row was asked, and it brought a token or did not."""
-        if gained:
-            self._rests.pop(row, None)
-            self._num_in_vain, self._pause = 0, _PAUSE
+    def record(self, row: int, *, succeeded: bool) -> None:
+        """Record whether any draft token of a proposal for the row was accepted."""
+        if succeeded:
+            self._rows.pop(row, None)
+            self._num_failures, self._pause = 0, _PAUSE
         else:
-            self._num_in_vain += 1
-            # Whoever was not cold yet is cold now, and needs no rest to be asked on a hint alone.
-            rest = min(_LONGEST, 2 * self._rests[row].length or 1) if row in self._rests else 0
-            self._rests[row] = _Rest(self._step + 1 + rest, rest)
+            self._num_failures += 1
+            # A first failure only makes hints necessary.
+            backoff = min(_MAX_BACKOFF, 2 * self._rows[row].length or 1) if row in self._rows else 0
+            self._rows[row] = _RowBackoff(self._step + 1 + backoff, backoff)
 
-    def settle(self, rows: Iterable[int]) -> None:
-        """These are all that could be asked: if all of them rest, so does everybody."""
-        self.quiet_until = min((self._rests.get(row, _COLD).until for row in rows), default=0)
+    def update_idle(self, rows: Iterable[int]) -> None:
+        """Idle until the first of these rows, all that could be drafted for, ends its backoff."""
+        self.idle_until = min((self._rows.get(row, _NO_BACKOFF).until for row in rows), default=0)

@@ -1,212 +1,220 @@
-"""How many guesses of each row are worth checking: what they will probably save against what they will cost.
+"""How many draft tokens of each row are worth verifying: what they will probably save against what they will cost.
 
-A guess is worth its chance to stand times what a token costs; it costs what one token more adds to the step, and what
-it takes to make it. All of that is learned from the past, so what is chosen says nothing about the draw to come.
+A draft token is worth its chance to be accepted times what a token costs; it costs what one more token adds to the
+step, and what it takes to propose it. All of that is learned from the past, so the choice says nothing about the
+samples to come.
 
-What a token costs is what it costs with the guesses that are chosen: tokens come cheaper then, and another guess is
-worth less. So the number is chosen that makes all tokens of the step cheapest.
+What a token costs depends on the draft tokens that are chosen: with more of them tokens come cheaper, and the next one
+is worth less. So the number is chosen that makes all tokens of the step cheapest.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from archerfish.speculation.step_latency import Pace, StepTimes
+from archerfish.speculation.step_latency import MachineSlowdown, StepLatencyModel
 
-_LOOKED_AHEAD = 32
-"""Guesses of one sequence, of which it is asked whether so many could pay."""
-_PATIENCE = 64
-"""Steps after which it is tried again whether guesses pay."""
-_LONG_PATIENCE = 512
-"""The same, and what is known of longer steps is forgotten: times that say no may have been an accident."""
-_CURIOSITY = 16
-"""One of so many times all guesses that are likely to stand are checked."""
+_MAX_DEPTH_CONSIDERED = 32
+"""Draft tokens per sequence up to which it is considered whether so many could pay."""
+_RETRY_INTERVAL = 64
+"""Steps after which it is tried again whether drafts pay."""
+_FORGET_INTERVAL = 512
+"""Steps after which what is known of longer steps is forgotten, too: latencies that say no may have been accidents."""
+_EXPLORATION_INTERVAL = 16
+"""One of so many times all draft tokens that are likely to be accepted are verified."""
 _LIKELY = 0.5
 _MARGIN = 1.1
-"""What a guess must save of what it costs: estimates are not exact."""
-_NETWORK_MARGIN = 1.2
-"""The same of guesses that a network makes: its weights and those of the model push each other out of caches, and steps
-that follow pay for that, too."""
+"""What a draft token must save as a multiple of what it costs, because estimates are not exact."""
+_DRAFTER_MARGIN = 1.2
+"""The same for drafters: their weights and the model's evict each other from caches, which also slows later steps."""
 
 
-class Step(NamedTuple):
-    """What a step has without guesses."""
+class PlannedStep(NamedTuple):
+    """A step without draft tokens."""
 
     num_tokens: int
-    num_drawn: int
-    """Sequences that it draws a token for."""
+    num_sampled: int
+    """Sequences for which it samples a token."""
 
 
-class Offer(NamedTuple):
-    """Guesses that there are for a row, or could be made."""
+class DraftOffer(NamedTuple):
+    """Draft tokens that exist for a row, or could be proposed."""
 
-    chances: Sequence[float]
-    """That each stands, with all it hangs on; they never rise."""
-    num_unread: float = 0.0
-    """Tokens to be read before guesses can be made, or a part of them. 0: guesses are there, and cost nothing."""
+    probabilities: Sequence[float]
+    """The chance that each is accepted together with all its ancestors; they never rise."""
+    num_uncomputed: float = 0.0
+    """Tokens, or a share of them, that a drafter must compute first. 0: the draft exists already, at no cost."""
     width: int = 1
-    """Tokens that each of them adds to the step."""
-    worth: float = 1.0
-    """What a token written ahead is worth to this row, as a part of what tokens cost."""
+    """Tokens that each depth adds to the step."""
+    value: float = 1.0
+    """What a token written ahead is worth for this row, as a share of what tokens cost."""
 
 
-class Lengths:
-    """Chooses, and learns from what became of it."""
+class SpeculationCostModel:
+    """Chooses draft lengths, and learns latencies from what became of them."""
 
     def __init__(self) -> None:
-        self.pace = Pace()
-        self.times = StepTimes(self.pace)
-        """Of steps in which somebody was asked, from one to the next, with what asking takes, but for drafting."""
-        self.drafting = StepTimes(self.pace)
-        """Of passes of the network that guesses, where there is one."""
-        self.drafted = StepTimes(self.pace)
-        """Of steps with guesses of a network, but for drafting: its weights took the place of the model's in the cache.
-        As long as there was none, they are thought to be like others."""
-        self.plain = StepTimes(self.pace, leads=True)
-        """Of steps in which nobody was asked for guesses."""
-        self.price = 1.0
-        """What tokens cost lately, as a part of what they cost without guesses. What a network guesses saves no more:
+        self.slowdown = MachineSlowdown()
+        self.speculative = StepLatencyModel(self.slowdown)
+        """Steps for which drafts were considered, from one to the next, with proposing, but without drafter passes."""
+        self.drafter_passes = StepLatencyModel(self.slowdown)
+        """Passes of the drafter, where there is one."""
+        self.drafter_steps = StepLatencyModel(self.slowdown)
+        """Steps with drafts of a drafter, without its passes: its weights displaced the model's from caches.
+        Until there was one, they are assumed to be like other speculative steps."""
+        self.plain = StepLatencyModel(self.slowdown, sets_slowdown=True)
+        """Steps for which no drafts were considered."""
+        self.token_price = 1.0
+        """What tokens cost lately as a share of what they cost without speculation. A drafter's tokens save no more:
         where others make tokens cheap, they would have come as cheaply later."""
         self._num_chosen = 0
-        """Times that some guesses of a single offer were."""
+        """Times that draft tokens of a single offer were chosen."""
         self._num_refused = 0
-        """Steps in which no guess could have paid, since one was last tried all the same."""
+        """Consecutive refusals by `may_pay`."""
 
-    def tried(self, num_tokens: int, seconds: float) -> None:
-        """A step was tried before there was anything to do. Whoever is asked takes little beside."""
-        for times in (self.times, self.drafted, self.plain):
-            times.expect(num_tokens, seconds)
+    def expect_step(self, num_tokens: int, seconds: float) -> None:
+        """Assume a latency of all kinds of steps from a trial at the start."""
+        for latency in (self.speculative, self.drafter_steps, self.plain):
+            latency.expect(num_tokens, seconds)
 
-    def _checking(self, *, is_drafted: bool) -> StepTimes:
-        """Times of steps with guesses."""
-        return self.drafted if is_drafted and self.drafted else self.times
+    def _verifying(self, *, is_drafted: bool) -> StepLatencyModel:
+        """Return the latencies of steps that verify drafts."""
+        return self.drafter_steps if is_drafted and self.drafter_steps else self.speculative
 
     def __bool__(self) -> bool:
         """Whether anything is known of steps."""
-        return bool(self.plain or self.times or self.drafted)
+        return bool(self.plain or self.speculative or self.drafter_steps)
 
-    def token_seconds(self, num_drawn: int) -> float:
-        """What a token costs without guesses."""
-        return self.step_seconds(num_drawn) / num_drawn
+    def token_seconds(self, num_sampled: int) -> float:
+        """Return what a token costs without speculation."""
+        return self.step_seconds(num_sampled) / num_sampled
 
     def step_seconds(self, num_tokens: int) -> float:
-        """Of a step without guesses; as long as none was seen, of one in which they would have been in vain."""
-        return (self.plain or self.times or self.drafted).of(num_tokens)
+        """Return the latency of a plain step; until one was seen, that of a step with drafts."""
+        return (self.plain or self.speculative or self.drafter_steps).seconds(num_tokens)
 
-    def speed_up(self, trust: float, num_draft_tokens: int, *, is_drafted: bool) -> float:
-        """The classical estimate for one sequence: tokens of a step with so many guesses, each of which stands as often
-        if the one before it did, against what the step takes; both as times of steps without."""
-        num_tokens = 1 + sum(trust**depth for depth in range(1, num_draft_tokens + 1))
-        seconds = self._checking(is_drafted=is_drafted).of(1 + num_draft_tokens)
+    def speedup(self, acceptance_rate: float, num_draft_tokens: int, *, is_drafted: bool) -> float:
+        """Return the classical estimate for one sequence: its tokens per time with a fixed draft length, over without.
+
+        Each draft token is accepted at the same rate, given that the one before it was.
+        """
+        num_tokens = 1 + sum(acceptance_rate**depth for depth in range(1, num_draft_tokens + 1))
+        seconds = self._verifying(is_drafted=is_drafted).seconds(1 + num_draft_tokens)
         if is_drafted:
-            # What was written by the step before is read first: as many tokens as a step writes, but for guesses read.
-            seconds += self.drafting.of(2) + (num_draft_tokens - 1) * self.drafting.of(1)
+            # The drafter first computes what the last step wrote, which is 2 tokens without its own accepted ones.
+            seconds += self.drafter_passes.seconds(2) + (num_draft_tokens - 1) * self.drafter_passes.seconds(1)
         return num_tokens * self.token_seconds(1) / seconds
 
-    def steps_spent(self, step: Step, num_tokens: int, drafting: float) -> float:
-        """What a step with guesses usually takes more than one without, in steps without: it has so many tokens with
-        them, and a network spent some seconds on it."""
-        added, times = drafting / self.pace.factor, self._checking(is_drafted=drafting > 0)
-        if times:
-            added += times.of(num_tokens) - self.step_seconds(step.num_tokens)
-        return added / self.step_seconds(step.num_drawn)
+    def extra_steps(self, step: PlannedStep, num_tokens: int, drafting_seconds: float) -> float:
+        """Return what a step of `num_tokens`, drafts included, takes more than the planned one, in such steps."""
+        added, latency = drafting_seconds / self.slowdown.factor, self._verifying(is_drafted=drafting_seconds > 0)
+        if latency:
+            added += latency.seconds(num_tokens) - self.step_seconds(step.num_tokens)
+        return added / self.step_seconds(step.num_sampled)
 
-    def may_pay(self, num_drawn: int, worths: Sequence[float], surest: float, *, is_drafted: bool = False) -> bool:
-        """Whether guesses for some of the sequences that a step draws for could pay, if they stand as the surest do.
+    def may_pay(
+        self, num_sampled: int, values: Sequence[float], max_acceptance: float, *, is_drafted: bool = False
+    ) -> bool:
+        """Whether drafts for some of a step's sequences could pay at the best acceptance rate.
 
-        `worths` says of each of these what a token is worth to it.
+        `values` has what a token is worth to each of these sequences.
         """
-        if not self.times or not num_drawn:
+        if not self.speculative or not num_sampled:
             return True
-        num_draft_tokens = len(worths)
-        before, expected = self.step_seconds(num_drawn), 0.0
-        worth = self.token_seconds(num_drawn) * sum(worths) * (self.price if is_drafted else 1.0)
-        drafting = self.drafting.of(num_draft_tokens) if is_drafted and self.drafting else 0.0
-        times, margin = self._checking(is_drafted=is_drafted), _NETWORK_MARGIN if is_drafted else _MARGIN
-        for count in range(1, _LOOKED_AHEAD + 1):
-            expected += surest**count
-            # Not every number need be tried: where so many pay, about as many do.
+        num_drafted = len(values)
+        before, expected = self.step_seconds(num_sampled), 0.0
+        value = self.token_seconds(num_sampled) * sum(values) * (self.token_price if is_drafted else 1.0)
+        drafting = self.drafter_passes.seconds(num_drafted) if is_drafted and self.drafter_passes else 0.0
+        latency, margin = self._verifying(is_drafted=is_drafted), _DRAFTER_MARGIN if is_drafted else _MARGIN
+        for count in range(1, _MAX_DEPTH_CONSIDERED + 1):
+            expected += max_acceptance**count
+            # Powers of two suffice: where some number pays, about as many do.
             if count & (count - 1) == 0:
-                added = times.of(num_drawn + num_draft_tokens * count) - before + count * drafting
-                if expected * worth > margin * added:
+                added = latency.seconds(num_sampled + num_drafted * count) - before + count * drafting
+                if expected * value > margin * added:
                     return True
+        return False
+
+    def record_refusal(self, num_sampled: int) -> bool:
+        """Count that `may_pay` was false, and return whether it is time to try all the same."""
         self._num_refused += 1
-        if self._num_refused % _PATIENCE:
+        if self._num_refused % _RETRY_INTERVAL:
             return False
-        if self._num_refused >= _LONG_PATIENCE:
+        if self._num_refused >= _FORGET_INTERVAL:
             self._num_refused = 0
-            self.times.forget_beyond(num_drawn)
+            self.speculative.forget_beyond(num_sampled)
         return True
 
-    def gain(self, offer: Offer) -> float:
-        """What an offer brings by itself, in tokens, before they are checked: to tell which of several is best."""
-        if not offer.num_unread or not self.drafting or not self.times:
-            return sum(offer.chances)
-        first, further = self.drafting.of(offer.num_unread), self.drafting.of(1)
+    def gain(self, offer: DraftOffer) -> float:
+        """Return what an offer gains by itself, in tokens, before verification: to compare offers for a row."""
+        if not offer.num_uncomputed or not self.drafter_passes or not self.speculative:
+            return sum(offer.probabilities)
+        first, further = self.drafter_passes.seconds(offer.num_uncomputed), self.drafter_passes.seconds(1)
         token = self.token_seconds(1)
-        beside = max(0.0, self._checking(is_drafted=True).of(2) - self.times.of(2))
-        gained = best = -_NETWORK_MARGIN * (first + beside) / token
-        for depth, chance in enumerate(offer.chances):
-            gained += self.price * chance - (_NETWORK_MARGIN * further / token if depth else 0.0)
+        slowdown = max(0.0, self._verifying(is_drafted=True).seconds(2) - self.speculative.seconds(2))
+        gained = best = -_DRAFTER_MARGIN * (first + slowdown) / token
+        for depth, probability in enumerate(offer.probabilities):
+            gained += self.token_price * probability - (_DRAFTER_MARGIN * further / token if depth else 0.0)
             best = max(best, gained)
         return best
 
-    def choose(self, step: Step, offers: Sequence[Offer]) -> list[int]:
-        """How many of each offer to check."""
-        if not self.times or not step.num_drawn:
-            return [min(1, len(offer.chances)) for offer in offers]
-        # What is worth most first; an offer's own are in order by themselves, since chances only fall along it.
+    def choose_lengths(self, step: PlannedStep, offers: Sequence[DraftOffer]) -> list[int]:
+        """Return how many depths of each offer to verify."""
+        if not self.speculative or not step.num_sampled:
+            return [min(1, len(offer.probabilities)) for offer in offers]
+        # Most valuable first; an offer's own are in order by themselves, since probabilities only fall along it.
         ranked = sorted(
             [
-                (offer.worth * chance * (self.price if offer.num_unread else 1.0), -depth, place)
-                for place, offer in enumerate(offers)
-                for depth, chance in enumerate(offer.chances, 1)
+                (offer.value * probability * (self.token_price if offer.num_uncomputed else 1.0), -depth, index)
+                for index, offer in enumerate(offers)
+                for depth, probability in enumerate(offer.probabilities, 1)
             ],
             reverse=True,
         )
-        drafting, before = _Drafting(self.drafting, offers), self.step_seconds(step.num_tokens)
-        num_tokens, num_expected = step.num_tokens, float(step.num_drawn)
-        plain = self.step_seconds(step.num_drawn)
-        cheapest, count, times, margin = plain / num_expected, 0, self.times, _MARGIN
-        for number, (worth, depth, place) in enumerate(ranked, 1):
-            num_tokens += offers[place].width
-            num_expected += worth
-            if offers[place].num_unread:
-                drafting.add(place, -depth)
-                times, margin = self._checking(is_drafted=True), _NETWORK_MARGIN
-            added = times.of(num_tokens) - before + drafting.seconds
+        drafting, before = _DraftingCost(self.drafter_passes, offers), self.step_seconds(step.num_tokens)
+        num_tokens, num_expected = step.num_tokens, float(step.num_sampled)
+        plain = self.step_seconds(step.num_sampled)
+        cheapest, count, latency, margin = plain / num_expected, 0, self.speculative, _MARGIN
+        for number, (value, depth, index) in enumerate(ranked, 1):
+            num_tokens += offers[index].width
+            num_expected += value
+            if offers[index].num_uncomputed:
+                drafting.add(index, -depth)
+                latency, margin = self._verifying(is_drafted=True), _DRAFTER_MARGIN
+            added = latency.seconds(num_tokens) - before + drafting.seconds
             token = (plain + margin * added) / num_expected
             if token < cheapest:
                 cheapest, count = token, number
-        counts = [0] * len(offers)
-        for _, _, place in ranked[:count]:
-            counts[place] += 1
-        if count and len(offers) == 1 and not offers[0].num_unread:
-            counts[0] = max(count, self._curious(offers[0]))
-        return counts
+        lengths = [0] * len(offers)
+        for _, _, index in ranked[:count]:
+            lengths[index] += 1
+        if count and len(offers) == 1 and not offers[0].num_uncomputed:
+            lengths[0] = max(count, self._exploration_length(offers[0]))
+        return lengths
 
-    def _curious(self, offer: Offer) -> int:
-        """Guesses of the only offer that are checked now and then, whether they seem to pay or not: what longer steps
-        take is known of those alone that are made."""
+    def _exploration_length(self, offer: DraftOffer) -> int:
+        """Return how many tokens of the only offer to verify now and then, whether they seem to pay or not.
+
+        The latency of longer steps is known only if they are run.
+        """
         self._num_chosen += 1
-        if self._num_chosen % _CURIOSITY:
+        if self._num_chosen % _EXPLORATION_INTERVAL:
             return 0
-        return sum(chance >= _LIKELY for chance in offer.chances)
+        return sum(probability >= _LIKELY for probability in offer.probabilities)
 
 
-class _Drafting:
-    """What it takes to make guesses, as more and more of them are wanted."""
+class _DraftingCost:
+    """Seconds of drafter passes, as more and more draft tokens are chosen."""
 
-    def __init__(self, times: StepTimes, offers: Sequence[Offer]) -> None:
-        self._times = times
+    def __init__(self, latency: StepLatencyModel, offers: Sequence[DraftOffer]) -> None:
+        self._latency = latency
         self._offers = offers
-        self._rows_at: dict[int, float] = {}
-        """By depth, how many tokens the pass reads."""
+        self._num_tokens: dict[int, float] = {}
+        """Tokens that each pass reads, by depth."""
         self.seconds = 0.0
-        """Of all."""
 
-    def add(self, place: int, depth: int) -> None:
-        """One guess more, at this depth of an offer that a network makes."""
-        if self._times:
-            before = self._rows_at.get(depth, 0)
-            after = self._rows_at[depth] = before + (self._offers[place].num_unread if depth == 1 else 1)
-            self.seconds += self._times.of(after) - (self._times.of(before) if before else 0.0)
+    def add(self, index: int, depth: int) -> None:
+        """Add a draft token at this depth of a drafter's offer."""
+        if self._latency:
+            before = self._num_tokens.get(depth, 0)
+            after = self._num_tokens[depth] = before + (self._offers[index].num_uncomputed if depth == 1 else 1)
+            self.seconds += self._latency.seconds(after) - (self._latency.seconds(before) if before else 0.0)

@@ -1,4 +1,4 @@
-"""Guessed tokens that hang on a sequence's last one, as a tree. Knows neither who guessed nor what becomes of them."""
+"""Draft tokens that follow a sequence's last one, as a tree."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -7,32 +7,32 @@ from typing import Protocol
 from archerfish.request import MAX_DRAFT_TOKENS
 
 ROOT = -1
-"""The parent of guesses that follow the sequence's last token."""
-MOST_NODES = MAX_DRAFT_TOKENS
-"""With the sequence's last token they are 64: a bit of a word for each."""
+"""The parent of draft tokens that follow the sequence's last token."""
+MAX_NODES = MAX_DRAFT_TOKENS
+"""Draft tokens of one draft. With the sequence's last token they are 64: one bit of a word for each."""
 
 
 class Distributions(Protocol):
-    """[guesses, vocabulary] float64: a tensor. Only picked from here, so that drafts are there without torch."""
+    """A tensor [draft tokens, vocabulary] float64. Only indexed here, so that drafts can be used without torch."""
 
-    def __getitem__(self, guesses: list[int], /) -> "Distributions": ...
+    def __getitem__(self, nodes: list[int], /) -> "Distributions": ...
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Guesses for one sequence. A chain is the tree in which each hangs on the one before."""
+    """Draft tokens for one sequence. A chain is the tree in which each follows the one before it."""
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
-    """Which guess each hangs on, always an earlier one, or ROOT. Siblings stand in the order of trust in them."""
-    chances: tuple[float, ...] = field(default=(), compare=False)
-    """That each stands with all it hangs on, as far as whoever guessed can tell. They never rise."""
+    """The node that each follows, always an earlier one, or ROOT. Siblings are ordered by confidence."""
+    probabilities: tuple[float, ...] = field(default=(), compare=False)
+    """The proposer's estimate that each is accepted together with all its ancestors. They never rise."""
     proposals: Distributions | None = field(default=None, compare=False)
-    """What each guess was drawn from, as verification.rejection wants it; None where each is certain."""
+    """The distribution that each was sampled from, as `rejection` needs it; None where each is certain."""
 
     def __post_init__(self) -> None:
-        assert len(self.tokens) == len(self.parents) <= MOST_NODES, "every guess hangs on something, and they are few"
-        assert all(ROOT <= parent < place for place, parent in enumerate(self.parents)), "a guess hangs on a later one"
+        assert len(self.tokens) == len(self.parents) <= MAX_NODES, "a draft has a parent per token, and few tokens"
+        assert all(ROOT <= parent < node for node, parent in enumerate(self.parents)), "a parent comes after its child"
 
     @classmethod
     def chain(cls, tokens: Sequence[int]) -> "Draft":
@@ -43,49 +43,48 @@ class Draft:
 
     @property
     def is_chain(self) -> bool:
-        return all(parent == place - 1 for place, parent in enumerate(self.parents))
+        return all(parent == node - 1 for node, parent in enumerate(self.parents))
 
     def children(self, node: int) -> list[int]:
-        """Of a guess, or of ROOT, in order."""
-        return [place for place, parent in enumerate(self.parents) if parent == node]
+        """Return the children of a node, or of ROOT, in order."""
+        return [child for child, parent in enumerate(self.parents) if parent == node]
 
     def path(self, node: int) -> list[int]:
-        """From the first guess down to this one; nothing for ROOT."""
-        found: list[int] = []
+        """Return the nodes from the first draft token down to this one; none for ROOT."""
+        nodes: list[int] = []
         while node != ROOT:
-            found.append(node)
+            nodes.append(node)
             node = self.parents[node]
-        return found[::-1]
+        return nodes[::-1]
 
-    def first_line(self) -> "Draft":
-        """The chain of those that are trusted most."""
-        line: list[int] = []
-        while found := self.children(line[-1] if line else ROOT):
-            line.append(found[0])
-        return self._of(line, range(ROOT, len(line) - 1))
+    def main_chain(self) -> "Draft":
+        """Return the chain of first children."""
+        nodes: list[int] = []
+        while children := self.children(nodes[-1] if nodes else ROOT):
+            nodes.append(children[0])
+        return self._select(nodes, range(ROOT, len(nodes) - 1))
 
-    def first(self, count: int) -> "Draft":
-        """Without those that come last."""
+    def truncated(self, count: int) -> "Draft":
+        """Return the draft of the first `count` nodes."""
         if count >= len(self):
             return self
-        return self._of(range(count), self.parents[:count])
+        return self._select(range(count), self.parents[:count])
 
-    def _of(self, guesses: Sequence[int], parents: Iterable[int]) -> "Draft":
-        """Some of them, on other parents."""
+    def _select(self, nodes: Sequence[int], parents: Iterable[int]) -> "Draft":
         return Draft(
-            tuple(self.tokens[node] for node in guesses),
+            tuple(self.tokens[node] for node in nodes),
             tuple(parents),
-            tuple(self.chances[node] for node in guesses) if self.chances else (),
-            None if self.proposals is None else self.proposals[list(guesses)],
+            tuple(self.probabilities[node] for node in nodes) if self.probabilities else (),
+            None if self.proposals is None else self.proposals[list(nodes)],
         )
 
     @property
     def depths(self) -> list[int]:
-        """Of each guess: 1 where it follows the sequence's last token."""
-        found: list[int] = []
+        """The depth of each node: 1 where it follows the sequence's last token."""
+        depths: list[int] = []
         for parent in self.parents:
-            found.append(1 if parent == ROOT else found[parent] + 1)
-        return found
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+        return depths
 
 
 NO_DRAFT = Draft((), ())

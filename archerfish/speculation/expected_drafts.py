@@ -1,29 +1,32 @@
-"""How often a way of guessing is used in a sequence once it has begun: what it takes to begin is paid back by that."""
+"""How often a method is used in a sequence once it has begun, which must pay back what it takes to begin."""
 
-FIRST_USES = 32.0
-"""Before anything is known, and what is expected again in the end if nobody begins."""
-_WEIGHT = 0.2
-"""Of a sequence that has ended against those before it."""
-_RETURN = 0.02
-"""How far expectations come back, with each sequence that did not begin."""
+INITIAL_DRAFTS = 32.0
+"""Assumed before anything is known, and again in the end if no sequence begins."""
+_NEW_WEIGHT = 0.2
+"""Weight of a sequence that has ended against those before it."""
+_RETURN_WEIGHT = 0.02
+"""How far the expectation returns with each sequence that did not use the method."""
 
 
-class Uses:
+class ExpectedDrafts:
+    """Drafts per sequence of one method."""
+
     def __init__(self) -> None:
-        self._mean = FIRST_USES
+        self._mean = INITIAL_DRAFTS
         self._rows: dict[int, int] = {}
 
     def start(self, row: int) -> None:
-        """Another sequence takes up the row: the one before has ended."""
-        ended = self._rows.pop(row, None)
-        if ended is None:
-            self._mean += _RETURN * (FIRST_USES - self._mean)
+        """Begin another sequence on the row: the one before has ended."""
+        num_drafts = self._rows.pop(row, None)
+        if num_drafts is None:
+            self._mean += _RETURN_WEIGHT * (INITIAL_DRAFTS - self._mean)
         else:
-            self._mean += _WEIGHT * (ended - self._mean)
+            self._mean += _NEW_WEIGHT * (num_drafts - self._mean)
 
-    def used(self, row: int) -> None:
+    def record(self, row: int) -> None:
+        """Record a draft for the row."""
         self._rows[row] = self._rows.get(row, 0) + 1
 
     def expected(self, row: int) -> float:
-        """Uses still to come, the next one included."""
+        """Return the drafts still to come for the row, the next one included."""
         return max(1.0, self._mean - self._rows.get(row, 0))

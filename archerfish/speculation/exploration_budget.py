@@ -1,58 +1,57 @@
-"""What guessing has cost so far, against what it brought: how much more may be tried before something is gained.
+"""A time budget for speculation: what it costs is debited, what it saves is credited.
 
-Whoever guesses must ask to learn whether it pays, and asking takes time. So a small share of all time may be spent on
-it; what guesses save may be spent again, up to a little, and what is overdrawn has to be waited for.
+Whether speculation pays can only be learned by trying, and trying takes time. So a small share of all time may be spent
+in vain; what drafts save may be spent again, up to a limit; and what is overdrawn has to be waited for.
 """
 
 import math
 
-_ALLOWED = 0.005
-"""The share of all time that may be spent in vain."""
-_FIRST, _MOST = 16.0, 64.0
-"""Steps: time that is there to begin with, and that can be saved up."""
-_MOST_AT_ONCE = 5.0
-"""Steps that asking once can cost: what takes longer took so long by accident, and the work may change while all wait
-to have it back."""
-_MEMORY = 0.99
-"""Of what tokens cost, with every step."""
-_PRIOR = 4.0
-"""Steps, as if they had been made without guesses."""
+_ALLOWED_SHARE = 0.005
+"""Share of all time that may be spent in vain."""
+_INITIAL_STEPS, _MAX_STEPS = 16.0, 64.0
+"""Budget at the start, and the most that can be saved up, in steps."""
+_MAX_DEBIT = 5.0
+"""Steps that one attempt can cost: what takes longer did so by accident, and should not block later attempts."""
+_DECAY = 0.99
+"""Decay per step of what the price of tokens is computed from."""
+_PRIOR_STEPS = 4.0
+"""Steps without speculation that the price of tokens begins with."""
 
 
-class Account:
-    """In steps without guesses, whatever they take."""
+class ExplorationBudget:
+    """A balance in steps without speculation, whatever they take."""
 
     def __init__(self) -> None:
-        self._balance = _FIRST
-        self._made = self._taken = _PRIOR
-        """Steps without guesses that the last ones were worth, and that they took."""
+        self._balance = _INITIAL_STEPS
+        self._steps_worth = self._steps_taken = _PRIOR_STEPS
+        """Steps without speculation that the last ones were worth, and that they took."""
 
     @property
-    def price(self) -> float:
-        """What tokens cost lately, as a part of what they cost without guesses; never more."""
-        return min(1.0, self._taken / self._made)
+    def token_price(self) -> float:
+        """What tokens cost lately as a share of what they cost without speculation; at most 1."""
+        return min(1.0, self._steps_taken / self._steps_worth)
 
-    def passed(self, num_steps: int) -> None:
-        """So many steps went by."""
-        self._add(_ALLOWED * num_steps)
-        kept = _MEMORY**num_steps
-        self._made = _PRIOR + kept * (self._made - _PRIOR) + num_steps
-        self._taken = _PRIOR + kept * (self._taken - _PRIOR) + num_steps
+    def pass_steps(self, num_steps: int) -> None:
+        """Credit the share that is allowed of so many steps."""
+        self._add(_ALLOWED_SHARE * num_steps)
+        factor = _DECAY**num_steps
+        self._steps_worth = _PRIOR_STEPS + factor * (self._steps_worth - _PRIOR_STEPS) + num_steps
+        self._steps_taken = _PRIOR_STEPS + factor * (self._steps_taken - _PRIOR_STEPS) + num_steps
 
-    def saved(self, steps: float) -> None:
-        """By guesses."""
+    def credit(self, steps: float) -> None:
+        """Add steps that drafts saved."""
         self._add(steps)
-        self._made += steps
+        self._steps_worth += steps
 
-    def spent(self, steps: float) -> None:
-        """Somebody was asked, or it was seen whether somebody should be."""
-        cost = min(steps, _MOST_AT_ONCE)
+    def debit(self, steps: float) -> None:
+        """Subtract what an attempt cost."""
+        cost = min(steps, _MAX_DEBIT)
         self._add(-cost)
-        self._taken += cost
+        self._steps_taken += cost
 
     def _add(self, steps: float) -> None:
-        self._balance = min(_MOST, self._balance + steps)
+        self._balance = min(_MAX_STEPS, self._balance + steps)
 
-    def wait(self) -> int:
-        """Steps until somebody may be asked again."""
-        return math.ceil(max(0.0, -self._balance) / _ALLOWED)
+    def steps_to_wait(self) -> int:
+        """Return the steps until the balance is no longer overdrawn."""
+        return math.ceil(max(0.0, -self._balance) / _ALLOWED_SHARE)

@@ -1,4 +1,4 @@
-"""What the engine asks of whoever guesses, and what it tells them. Knows no way of guessing."""
+"""The protocol of proposers: what the engine asks of whatever suggests draft tokens."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -6,44 +6,44 @@ from typing import NamedTuple, Protocol
 from archerfish.speculation.draft import Draft
 
 
-class Ask(NamedTuple):
-    """Guesses wanted for one sequence."""
+class DraftRequest(NamedTuple):
+    """A request for a draft of one sequence."""
 
     row: int
-    """Of the executor: where the sequence sits."""
-    most: int
-    """Tokens that may be guessed."""
-    end: int = 0
-    """How many tokens the sequence has: where the first guess goes."""
+    """The executor's row of the sequence."""
+    max_tokens: int
+    """Draft tokens that may be proposed."""
+    length: int = 0
+    """Tokens of the sequence: the position of the first draft token."""
 
 
 class Proposer(Protocol):
-    """Suggests what sequences may go on with. Guesses decide how many tokens a pass writes, never which."""
+    """Suggests how sequences may go on. Drafts decide how many tokens a step generates, never which."""
 
     @property
-    def surest(self) -> float | None:
-        """The chance of a guess to stand, if the one before it did, if all goes well. None: only experience tells."""
+    def max_acceptance(self) -> float | None:
+        """The best acceptance rate to hope for per draft token; None where only experience tells."""
 
     def start(self, row: int, tokens: Sequence[int], num_prompt_tokens: int, tenant: str) -> None:
-        """A sequence takes up the row, for the first time or after a preemption, with these tokens."""
+        """Begin a sequence on the row, for the first time or after a preemption, with these tokens."""
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:
-        """Tokens that were written to the row's sequence, in order."""
+        """Append tokens that were written to the row's sequence."""
 
-    def hints(self, row: int) -> bool:
-        """Whether there is anything to guess by, for a row of which nothing has come lately. Much cheaper than a guess.
+    def has_hint(self, row: int) -> bool:
+        """Whether a draft could succeed for a row without recent success. Much cheaper than a draft.
 
-        Only ever too hopeful.
+        It may be true in vain, but is never false in vain.
         """
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        """Guesses that follow each row's last token; a draft may be empty.
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """Return drafts that follow each row's last token; a draft may be empty.
 
-        The past alone decides: whoever asks again gets the same.
+        They depend on the past alone: the same request returns the same draft.
         """
 
-    def saw(self, row: int, draft: Draft, drawn: Sequence[int]) -> None:
-        """What the model drew after the row's last token and after each guess of the last draft: [1 + guesses].
+    def observe(self, row: int, draft: Draft, sampled: Sequence[int]) -> None:
+        """Learn from what the model sampled after the row's last token and after each node of its last draft.
 
-        Called before extend, whatever of it stands.
+        `sampled` has 1 + len(draft) tokens. Called before `extend`, however much was accepted.
         """

@@ -1,35 +1,35 @@
-"""How long a step takes for the tokens in it, learned from the steps that were made. Knows no clock.
+"""A latency model of steps by their number of tokens, learned from the steps that were run.
 
-Others have the machine, too: for some seconds everything may take half as long again. Steps of a kind that is seldom
-made would then be held against those of another time, so what is learned is what they take at the usual pace.
+Other processes use the machine, too: for some seconds everything may take half as long again. Rarely run steps would
+then be compared with those of another time, so what is learned are latencies at the usual speed of the machine.
 """
 
 import bisect
 from collections.abc import Mapping
 from typing import NamedTuple
 
-_GUESSED_SLOPE = 0.2
+_ASSUMED_SLOPE = 0.2
 """What one token more adds to a step of one token, before anything was measured: more than on most machines."""
-_LEAST_WEIGHT = 0.004
-"""Of a new measurement against what is known of its size, once that is a mean of many."""
-_PACE_WEIGHT = 0.1
-"""Of a new measurement against the pace of those before it: it changes sooner than what is known does."""
-_ODD = 2.0
-"""A time so much longer than what is known counts as no more than that: mostly somebody else had the machine."""
-_KNOWN_WELL = 16
-"""Measurements of a size, after which another one says something of the pace."""
-_FIRST = 3
-"""Measurements of a size of which the best counts: a cold start is nothing that returns."""
-_COLD = 4
-"""Measurements that are passed over where something was expected: the first time everything takes longer."""
+_MIN_WEIGHT = 0.004
+"""Weight of a new measurement against what is known of its size, once that is a mean of many."""
+_SLOWDOWN_WEIGHT = 0.1
+"""Weight of a new measurement against the slowdown before it, which changes sooner than latencies do."""
+_MAX_RATIO = 2.0
+"""A latency so much longer than what is known counts as no more than that: mostly another process had the machine."""
+_WELL_KNOWN = 16
+"""Measurements of a size, after which another one says something of the machine's slowdown."""
+_NUM_BEST = 3
+"""Measurements of a size of which the best counts: the latency of a cold start does not return."""
+_NUM_COLD = 4
+"""Measurements that are ignored where an expectation exists: the first steps take longer."""
 _NEAR = 2
 """Sizes that differ by a larger factor say little of those between them."""
 _REACH = 4
-"""Times the largest size that is known well: beyond, what is known says nothing."""
-_LITTLE = 0.02
-"""A share: what is known of a size may change by so much without anybody being told."""
-_FEW = 16
-"""Up to so many tokens each number has its own time; beyond, sizes that differ by an eighth share one."""
+"""Multiple of the largest well-known size beyond which what is known says nothing."""
+_TOLERANCE = 0.02
+"""Relative change of what is known of a size that leaves the curve valid."""
+_MAX_EXACT_SIZE = 16
+"""Up to so many tokens each number has its own latency; beyond, sizes that differ by an eighth share one."""
 
 
 class _Curve(NamedTuple):
@@ -39,155 +39,159 @@ class _Curve(NamedTuple):
     seconds: list[float]
 
 
-class Pace:
+class MachineSlowdown:
     """How much longer than usual everything takes at the moment."""
 
     def __init__(self) -> None:
         self.factor = 1.0
 
-    def heard(self, ratio: float) -> None:
-        """Something took so many times as long as what is known of it."""
-        self.factor += _PACE_WEIGHT * (min(ratio, _ODD) - self.factor)
+    def record(self, ratio: float) -> None:
+        """Record that something took so many times as long as what is known of it."""
+        self.factor += _SLOWDOWN_WEIGHT * (min(ratio, _MAX_RATIO) - self.factor)
 
 
-class StepTimes:
-    """Seconds by the number of tokens: measured where there were steps, a line between them and beyond."""
+class StepLatencyModel:
+    """Seconds by number of tokens: measured where there were steps, interpolated between them and beyond."""
 
-    def __init__(self, pace: Pace | None = None, *, leads: bool = False) -> None:
-        """Times that lead set the pace; others are only measured by it."""
-        self._pace = Pace() if pace is None else pace
-        self._leads = leads
+    def __init__(self, slowdown: MachineSlowdown | None = None, *, sets_slowdown: bool = False) -> None:
+        """With `sets_slowdown` measurements say how slow the machine is; otherwise they are divided by its slowdown."""
+        self._slowdown = MachineSlowdown() if slowdown is None else slowdown
+        self._sets_slowdown = sets_slowdown
         self._seconds: dict[int, float] = {}
         self._num_recorded: dict[int, int] = {}
         self._expected: dict[int, float] = {}
-        """What is told of sizes as long as there was no step."""
+        """Seconds assumed of sizes of which no step was run."""
         self._curve: _Curve | None = None
-        """Made when it is asked for, and again when something has changed:"""
-        self._drawn: dict[int, float] = {}
-        """What was known when it was made."""
-        self._found: dict[float, float] = {}
-        """On the curve."""
+        """Lazily built interpolation curve; None when stale."""
+        self._curve_seconds: dict[int, float] = {}
+        """Measurements that the curve was built from."""
+        self._lookups: dict[float, float] = {}
+        """Memoized lookups on the curve."""
         self._num_cold = 0
         self.total = 0.0
-        """Seconds of all that was recorded, as they were."""
+        """Sum of all seconds recorded, as measured."""
 
     def __bool__(self) -> bool:
+        """Whether anything is known."""
         return bool(self._seconds or self._expected)
 
     def expect(self, num_tokens: int, seconds: float) -> None:
-        """Something like a step took so long, but for what every step takes beside: the least of several such times."""
+        """Assume a latency from a trial without the overhead of a step. Of several trials the fastest counts."""
         self._expected[num_tokens] = min(seconds, self._expected.get(num_tokens, seconds))
         self._curve = None
 
     def record(self, num_tokens: int, seconds: float) -> None:
+        """Learn from a step of so many tokens."""
         self.total += seconds
-        if self._expected and self._num_cold < _COLD:
+        if self._expected and self._num_cold < _NUM_COLD:
             self._num_cold += 1
             return
         size = _size(num_tokens)
-        # A step of this size as its mean would be, had it exactly so many tokens.
-        seconds *= size / num_tokens if num_tokens > _FEW else 1.0
+        # Scaled to what a step of exactly this size would take.
+        seconds *= size / num_tokens if num_tokens > _MAX_EXACT_SIZE else 1.0
         count = self._num_recorded[size] = self._num_recorded.get(size, 0) + 1
         before = self._seconds.get(size, seconds)
-        if not self._leads:
-            seconds /= self._pace.factor
-        elif self.is_known_well(num_tokens) and before:
-            self._pace.heard(seconds / before)
-        if count <= _FIRST:
+        if not self._sets_slowdown:
+            seconds /= self._slowdown.factor
+        elif self.is_well_known(num_tokens) and before:
+            self._slowdown.record(seconds / before)
+        if count <= _NUM_BEST:
             self._seconds[size] = min(before, seconds)
         else:
-            self._seconds[size] = before + max(_LEAST_WEIGHT, 1 / count) * (min(seconds, _ODD * before) - before)
-        drawn = self._drawn.get(size, 0.0)
-        if count <= _FIRST or abs(self._seconds[size] - drawn) > _LITTLE * drawn:
+            self._seconds[size] = before + max(_MIN_WEIGHT, 1 / count) * (min(seconds, _MAX_RATIO * before) - before)
+        in_curve = self._curve_seconds.get(size, 0.0)
+        if count <= _NUM_BEST or abs(self._seconds[size] - in_curve) > _TOLERANCE * in_curve:
             self._curve = None
 
-    def is_known_well(self, num_tokens: int) -> bool:
-        return self._num_recorded.get(_size(num_tokens), 0) > _KNOWN_WELL
+    def is_well_known(self, num_tokens: int) -> bool:
+        return self._num_recorded.get(_size(num_tokens), 0) > _WELL_KNOWN
 
     def forget_beyond(self, num_tokens: int) -> None:
-        """Larger steps are to be measured anew: what is known of them may have been an accident."""
+        """Forget what is known of larger steps: it may have been an accident, and is to be measured again."""
         for size in [size for size in self._seconds if size > num_tokens]:
             del self._seconds[size], self._num_recorded[size]
         self._curve = None
 
-    def of(self, num_tokens: float) -> float:
-        """Seconds of a step with so many tokens, or parts of them. Something must have been recorded."""
-        curve = self._curve or self._made()
-        seconds = self._found.get(num_tokens)
+    def seconds(self, num_tokens: float) -> float:
+        """Return the latency of a step of so many tokens, whole or not. Something must be known."""
+        curve = self._curve or self._build_curve()
+        seconds = self._lookups.get(num_tokens)
         if seconds is None:
-            seconds = self._found[num_tokens] = self._along(curve, num_tokens)
+            seconds = self._lookups[num_tokens] = self._interpolate(curve, num_tokens)
         return seconds
 
-    def _along(self, curve: "_Curve", num_tokens: float) -> float:
+    def _interpolate(self, curve: "_Curve", num_tokens: float) -> float:
         sizes, seconds = curve
-        place = bisect.bisect_left(sizes, num_tokens)
-        if place < len(sizes) and sizes[place] == num_tokens:
-            return seconds[place]
-        if 0 < place < len(sizes):
-            below, above = sizes[place - 1], sizes[place]
+        index = bisect.bisect_left(sizes, num_tokens)
+        if index < len(sizes) and sizes[index] == num_tokens:
+            return seconds[index]
+        if 0 < index < len(sizes):
+            below, above = sizes[index - 1], sizes[index]
             share = (num_tokens - below) / (above - below)
-            between = seconds[place - 1] + share * (seconds[place] - seconds[place - 1])
+            between = seconds[index - 1] + share * (seconds[index] - seconds[index - 1])
             if above <= _NEAR * below + 1:
                 return between
             # Rather too little than too much: what is tried is measured, and what is not tried never is.
-            return min(between, seconds[place - 1] * (1 + _guessed_slope(below) * (num_tokens - below)))
-        known = 0 if place == 0 else len(sizes) - 1
-        return seconds[known] * (1 + _slope(curve, known) * (num_tokens - sizes[known]))
+            return min(between, seconds[index - 1] * (1 + _assumed_slope(below) * (num_tokens - below)))
+        nearest = 0 if index == 0 else len(sizes) - 1
+        return seconds[nearest] * (1 + _slope(curve, nearest) * (num_tokens - sizes[nearest]))
 
-    def _made(self) -> "_Curve":
-        """Sizes that were measured often enough say what others take at most, if these were measured only once or
-        twice: whatever took too long the first time would never be tried again."""
+    def _build_curve(self) -> "_Curve":
+        """Build the curve. Sizes measured often bound those measured once or twice from above.
+
+        Otherwise a size whose first step took too long would never be tried again.
+        """
         known, counts = self._seconds.copy(), self._num_recorded
-        sure = _never_falling({size: known[size] for size, count in counts.items() if count >= _FIRST}, counts)
+        often = _never_falling({size: known[size] for size, count in counts.items() if count >= _NUM_BEST}, counts)
         for size, count in counts.items():
-            if count < _FIRST and sure.sizes and sure.sizes[0] <= size <= _REACH * sure.sizes[-1]:
-                known[size] = min(known[size], self._along(sure, size))
-        self._curve = _never_falling(self._still_expected() | known, counts)
-        self._drawn = self._seconds.copy()
-        self._found.clear()
+            if count < _NUM_BEST and often.sizes and often.sizes[0] <= size <= _REACH * often.sizes[-1]:
+                known[size] = min(known[size], self._interpolate(often, size))
+        self._curve = _never_falling(self._expected_with_overhead() | known, counts)
+        self._curve_seconds = self._seconds.copy()
+        self._lookups.clear()
         return self._curve
 
-    def _still_expected(self) -> dict[int, float]:
-        """With what the steps that there were took beside."""
+    def _expected_with_overhead(self) -> dict[int, float]:
+        """Return the expectations plus the mean overhead of the steps that were run."""
         both = self._expected.keys() & self._seconds.keys()
-        beside = sum(self._seconds[size] - self._expected[size] for size in both) / len(both) if both else 0.0
-        return {size: max(seconds, seconds + beside) for size, seconds in self._expected.items()}
+        overhead = sum(self._seconds[size] - self._expected[size] for size in both) / len(both) if both else 0.0
+        return {size: max(seconds, seconds + overhead) for size, seconds in self._expected.items()}
 
 
 def _never_falling(known: Mapping[int, float], counts: Mapping[int, int]) -> _Curve:
-    """More tokens never take less time: sizes that say otherwise are taken together, each for as much as is known."""
+    """Return the isotonic regression: neighbouring sizes that fall are pooled, weighted by their measurements."""
     sizes, seconds = sorted(known), []
-    together: list[tuple[float, float, int]] = []
-    """Seconds, what is known of them, and how many sizes they are."""
+    pools: list[tuple[float, float, int]] = []
+    """(mean seconds, weight, number of sizes)."""
     for size in sizes:
         mean, weight, num_sizes = known[size], float(max(1, counts.get(size, 0))), 1
-        while together and together[-1][0] > mean:
-            other, other_weight, other_sizes = together.pop()
+        while pools and pools[-1][0] > mean:
+            other, other_weight, other_sizes = pools.pop()
             mean = (mean * weight + other * other_weight) / (weight + other_weight)
             weight, num_sizes = weight + other_weight, num_sizes + other_sizes
-        together.append((mean, weight, num_sizes))
-    for mean, _, num_sizes in together:
+        pools.append((mean, weight, num_sizes))
+    for mean, _, num_sizes in pools:
         seconds += [mean] * num_sizes
     return _Curve(sizes, seconds)
 
 
-def _slope(curve: _Curve, known: int) -> float:
-    """What a token more adds beyond the smallest or largest size that was seen, as a share of its time."""
+def _slope(curve: _Curve, index: int) -> float:
+    """Return what a token adds beyond the smallest or largest size of the curve, as a share of that size's seconds."""
     sizes, seconds = curve
     if len(sizes) == 1:
-        return _guessed_slope(sizes[0])
-    one, other = (0, 1) if known == 0 else (known - 1, known)
-    return (seconds[other] - seconds[one]) / (sizes[other] - sizes[one]) / seconds[known]
+        return _assumed_slope(sizes[0])
+    first, second = (0, 1) if index == 0 else (index - 1, index)
+    return (seconds[second] - seconds[first]) / (sizes[second] - sizes[first]) / seconds[index]
 
 
-def _guessed_slope(size: int) -> float:
-    """As a share of the time of a step of this size."""
-    return _GUESSED_SLOPE / (1 + _GUESSED_SLOPE * (size - 1))
+def _assumed_slope(size: int) -> float:
+    """Return what a token adds to a step of this size, as a share of its seconds."""
+    return _ASSUMED_SLOPE / (1 + _ASSUMED_SLOPE * (size - 1))
 
 
 def _size(num_tokens: int) -> int:
-    """The size that a number of tokens is counted as."""
-    if num_tokens <= _FEW:
+    """Return the size as which a number of tokens is recorded."""
+    if num_tokens <= _MAX_EXACT_SIZE:
         return num_tokens
     grain = 1 << max(0, num_tokens.bit_length() - 4)
     return num_tokens // grain * grain

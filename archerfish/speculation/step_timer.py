@@ -1,141 +1,143 @@
-"""Which steps are timed, and what is learned of them. Knows plans and times; not who guesses, nor what.
+"""Decides which steps are timed, and feeds their latencies to the cost model and the exploration budget.
 
-Looking at the clock takes time, so few steps without guesses are timed; and what follows a step of another kind is no
-measure: it finds the machine's caches full of other things.
+Reading the clock takes time, so few plain steps are timed; and a step after one of another kind is not representative:
+it finds the machine's caches full of other things.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from archerfish.scheduling.plan import Plan
-from archerfish.speculation.cost_model import Lengths, Step
-from archerfish.speculation.exploration_budget import Account
+from archerfish.speculation.cost_model import PlannedStep, SpeculationCostModel
+from archerfish.speculation.exploration_budget import ExplorationBudget
 
 Clock = Callable[[], float]
 
-_ASKED_ON_END = 64
-"""Steps with room for guesses, after which some are made without."""
+_MAX_SPECULATIVE_RUN = 64
+"""Steps with drafts after which some are run without, to measure them."""
 _DISTURBANCE = 2.5
-"""What it costs to look whether anybody should be asked, against the time it takes: the step that follows is slower."""
-_PLAIN_TIMED, _KNOWN_PLAIN_TIMED = 8, 128
-"""One of so many steps without guesses is timed, and of those that are known well."""
+"""Cost of looking for hints as a multiple of its time: the step that follows is slower."""
+_PLAIN_INTERVAL, _KNOWN_PLAIN_INTERVAL = 8, 128
+"""One of so many plain steps is timed, and of those whose latency is well known."""
 
 
 @dataclass(slots=True)
-class _Began:
-    """A step whose time is known when the next one begins."""
+class _TimedStep:
+    """A step whose latency is known when the next one begins."""
 
-    at: float
-    is_asked: bool
-    is_usual: bool
-    """Its time says something of others."""
-    planned: Step
+    started: float
+    is_speculative: bool
+    is_representative: bool
+    """Its latency says something of other steps."""
+    planned: PlannedStep
     num_tokens: int
-    """With guesses."""
+    """Tokens of the step, draft tokens included."""
     num_written: int = 0
     is_charged: bool = False
-    """To the account."""
-    drafting: float = 0.0
-    """Seconds that a network spent on guesses for it."""
-    left_out: float = 0.0
+    """It is debited to the budget."""
+    drafting_seconds: float = 0.0
+    excluded_seconds: float = 0.0
     """Seconds that say nothing of other steps."""
 
 
-class Stopwatch:
-    def __init__(self, lengths: Lengths, account: Account, clock: Clock) -> None:
-        self._lengths = lengths
-        self._account = account
+class StepTimer:
+    """Times steps from the beginning of one to that of the next."""
+
+    def __init__(self, cost_model: SpeculationCostModel, budget: ExplorationBudget, clock: Clock) -> None:
+        self._cost_model = cost_model
+        self._budget = budget
         self._clock = clock
-        self._last: _Began | None = None
-        """The step that is under way, or was just made."""
-        self._num_asked = 0
-        """Steps with room for guesses, since one without was timed."""
+        self._last: _TimedStep | None = None
+        """The step in progress, or the one that has just ended."""
+        self._num_speculative = 0
+        """Steps with drafts since one without was timed."""
         self._num_plain = self._num_untimed = 0
-        """Steps without: on end, and since one was timed."""
+        """Plain steps: consecutive ones, and those since one was timed."""
         self._reads_prompt = False
-        """The last step did."""
+        """Whether the last step computed part of a prompt."""
 
     @property
     def is_running(self) -> bool:
         return self._last is not None
 
     @property
-    def is_asked(self) -> bool:
-        """Whether the step that began has room for guesses."""
-        return self._last is not None and self._last.is_asked
+    def is_speculative(self) -> bool:
+        """Whether the last step that began may have drafts."""
+        return self._last is not None and self._last.is_speculative
 
     @property
     def wants_plain(self) -> bool:
-        """It is time to see what steps take without guesses."""
-        return self._num_asked >= _ASKED_ON_END
+        """Whether it is time to measure what steps take without drafts."""
+        return self._num_speculative >= _MAX_SPECULATIVE_RUN
 
-    def times(self, num_tokens: int) -> bool:
-        """Whether a step without guesses is timed: one of many, and only after another one."""
-        rare = _KNOWN_PLAIN_TIMED if self._lengths.plain.is_known_well(num_tokens) else _PLAIN_TIMED
-        return self._num_plain > 0 and (self._num_untimed >= rare or self.wants_plain)
+    def times_plain(self, num_tokens: int) -> bool:
+        """Whether a plain step would be timed: one of many, and only after another one."""
+        is_known = self._cost_model.plain.is_well_known(num_tokens)
+        interval = _KNOWN_PLAIN_INTERVAL if is_known else _PLAIN_INTERVAL
+        return self._num_plain > 0 and (self._num_untimed >= interval or self.wants_plain)
 
-    def pass_by(self) -> None:
-        """A step without guesses is not timed."""
+    def skip(self) -> None:
+        """Count a plain step that is not timed."""
         self._num_plain += 1
         self._num_untimed += 1
 
-    def begin(self, plan: Plan) -> float:
-        """What guesses of the last step saved, in seconds, or less than nothing.
+    def begin_step(self, plan: Plan) -> float:
+        """Begin a step, and return the estimated seconds that drafts of the last one saved; negative if they cost.
 
-        It took from its start to this one's, unless there was nothing to do in the meantime.
+        A step lasts until the next one begins, unless the engine was idle in between.
         """
         now, last, saved = self._clock(), self._last, 0.0
         if last is not None and not plan.starts:
-            saved = self._learn(last, now - last.at)
+            saved = self._learn(last, now - last.started)
         self._last = None
         follows_prompt, self._reads_prompt = self._reads_prompt, any(chunk.length > 1 for chunk in plan.chunks)
         if any(chunk.max_draft_tokens for chunk in plan.chunks):
-            self._num_asked += 1
+            self._num_speculative += 1
             self._num_plain = 0
-            planned = Step(plan.num_tokens, sum(chunk.samples for chunk in plan.chunks))
-            self._last = _Began(now, True, not follows_prompt, planned, plan.num_tokens)
+            planned = PlannedStep(plan.num_tokens, sum(chunk.samples for chunk in plan.chunks))
+            self._last = _TimedStep(now, True, not follows_prompt, planned, plan.num_tokens)
         elif self._reads_prompt:
-            # No measure; and nobody waits for one where prompts never end.
-            self._num_plain = self._num_asked = 0
+            # Not representative; and where prompts never end, nothing waits for a plain step.
+            self._num_plain = self._num_speculative = 0
         else:
-            if self.times(plan.num_tokens):
-                self._num_asked = self._num_untimed = 0
-                self._last = _Began(now, False, True, Step(plan.num_tokens, 0), plan.num_tokens)
-            self.pass_by()
+            if self.times_plain(plan.num_tokens):
+                self._num_speculative = self._num_untimed = 0
+                self._last = _TimedStep(now, False, True, PlannedStep(plan.num_tokens, 0), plan.num_tokens)
+            self.skip()
         return saved
 
-    def leave_out(self, seconds: float) -> None:
-        """What was just done is no part of the step that is under way."""
+    def exclude(self, seconds: float) -> None:
+        """Exclude what was just done from the latency of the step in progress."""
         if self._last is not None:
-            self._last.left_out += seconds
+            self._last.excluded_seconds += seconds
 
-    def looked(self, seconds: float, num_drawn: int, *, in_vain: bool) -> None:
-        """Before the next step it was seen whether anybody should be asked."""
-        if not self.is_asked:
-            self.leave_out(seconds)  # Where nobody guesses, nobody looks.
-        if in_vain and self._lengths.plain:
-            usual = self._lengths.step_seconds(num_drawn) * self._lengths.pace.factor
-            self._account.spent(_DISTURBANCE * seconds / usual)
+    def record_lookup(self, seconds: float, num_sampled: int, *, in_vain: bool) -> None:
+        """Record the time that looking for hints took before the next step."""
+        if not self.is_speculative:
+            self.exclude(seconds)  # Without speculation there would be no lookup.
+        if in_vain and self._cost_model.plain:
+            usual = self._cost_model.step_seconds(num_sampled) * self._cost_model.slowdown.factor
+            self._budget.debit(_DISTURBANCE * seconds / usual)
 
-    def came_to(self, num_tokens: int, num_written: int, drafting: float, *, is_charged: bool) -> None:
-        """What the step that is under way has with its guesses, and seconds that a network spent on them."""
+    def record_drafts(self, num_tokens: int, num_written: int, drafting_seconds: float, *, is_charged: bool) -> None:
+        """Record the step's tokens, draft tokens included, those it wrote, and the seconds of drafter passes."""
         last = self._last
         assert last is not None
-        last.num_tokens, last.num_written, last.drafting = num_tokens, num_written, drafting
+        last.num_tokens, last.num_written, last.drafting_seconds = num_tokens, num_written, drafting_seconds
         last.is_charged = is_charged
 
-    def _learn(self, last: _Began, seconds: float) -> float:
-        lengths = self._lengths
-        if not last.is_asked:
+    def _learn(self, last: _TimedStep, seconds: float) -> float:
+        cost_model = self._cost_model
+        if not last.is_speculative:
             if last.num_tokens:
-                lengths.plain.record(last.num_tokens, seconds - last.left_out)
+                cost_model.plain.record(last.num_tokens, seconds - last.excluded_seconds)
             return 0.0
-        if last.is_usual:
-            times = lengths.drafted if last.drafting else lengths.times
-            times.record(last.num_tokens, seconds - last.drafting - last.left_out)
-        num_drawn = last.planned.num_drawn
-        if not num_drawn or not lengths:
+        if last.is_representative:
+            latency = cost_model.drafter_steps if last.drafting_seconds else cost_model.speculative
+            latency.record(last.num_tokens, seconds - last.drafting_seconds - last.excluded_seconds)
+        num_sampled = last.planned.num_sampled
+        if not num_sampled or not cost_model:
             return 0.0
         if last.is_charged:
-            self._account.spent(lengths.steps_spent(last.planned, last.num_tokens, last.drafting))
-        return last.num_written * lengths.token_seconds(num_drawn) * lengths.pace.factor - seconds
+            self._budget.debit(cost_model.extra_steps(last.planned, last.num_tokens, last.drafting_seconds))
+        return last.num_written * cost_model.token_seconds(num_sampled) * cost_model.slowdown.factor - seconds

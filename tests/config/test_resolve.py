@@ -40,7 +40,7 @@ def test_what_a_request_may_choose_is_what_the_engine_has() -> None:
 
 def test_random_weights_are_measured_without_speculation_unless_it_is_configured() -> None:
     assert resolved(load_format="dummy").speculation.method == "off"
-    assert resolved(load_format="dummy", speculative_config={"method": "auto"}).guesses
+    assert resolved(load_format="dummy", speculative_config={"method": "auto"}).speculates
     assert resolved().speculation.method == "auto"
 
 

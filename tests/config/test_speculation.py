@@ -48,7 +48,7 @@ def test_keys_and_methods_of_vllm_are_read(given: dict[str, Any], wanted: dict[s
         ({"rejection_sample_method": "synthetic"}, "use verification"),
         ({"max_model_len": 5}, "max_model_len 5: .*leave it out"),
         ({"nonsense": 5}, "has no key 'nonsense'; it knows method, model"),
-        ({"num_speculative_tokens": 5}, "needs a method that guesses"),
+        ({"num_speculative_tokens": 5}, "needs a named method"),
         ({"method": "ngram", "prompt_lookup_max": 0}, "prompt_lookup_max 0 must be a number from 1"),
         ({"method": "ngram", "prompt_lookup_max": 2.0}, "prompt_lookup_max 2.0 must be a number from 1"),
         ({"method": "ngram", "prompt_lookup_max": 2, "prompt_lookup_min": 3}, "prompt_lookup_min 3 is more than"),

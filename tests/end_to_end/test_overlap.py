@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from archerfish import LLM, SamplingParams
-from archerfish.execution.executor import Executor, Launched
+from archerfish.execution.executor import Executor, LaunchedStep
 from archerfish.request import Structured
 from archerfish.scheduling.plan import Plan, StepResult
 from tests.checkpoints import write_checkpoint
@@ -36,7 +36,7 @@ class LateStep:
     """Computed at once, and told of when it is the oldest."""
 
     executor: "LateExecutor"
-    inner: Launched
+    inner: LaunchedStep
 
     def result(self) -> StepResult:
         assert self.executor.in_flight.popleft() is self
@@ -49,7 +49,7 @@ class LateExecutor:
     max_in_flight: int
     in_flight: deque[LateStep] = field(default_factory=deque)
     most_in_flight: int = 0
-    guessing: None = None
+    max_draft_tokens: None = None
 
     def launch(self, plan: Plan) -> LateStep:
         step = LateStep(self, self.inner.launch(plan))

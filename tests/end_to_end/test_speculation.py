@@ -14,12 +14,14 @@ import torch
 
 from archerfish import LLM, RequestOutput, SamplingParams, Speculation
 from archerfish.errors import ConfigError, InvalidParameter
+from archerfish.execution.host_steps import PlainStep
 from archerfish.execution.local import LocalExecutor
 from archerfish.execution.step.inputs import StepBatch
 from archerfish.request import Structured
+from archerfish.speculation.controller import SpeculationController
 from archerfish.speculation.draft import ROOT, Draft
-from archerfish.speculation.method import Way
-from archerfish.speculation.proposer import Ask
+from archerfish.speculation.method import SpeculationMethod
+from archerfish.speculation.proposer import DraftRequest
 from tests.checkpoints import CONFIG
 from tests.end_to_end.heads import write_heads
 from tests.lanes import full
@@ -53,7 +55,7 @@ PARAMS = {
 class Oracle:
     """Knows most answers beforehand, and is wrong now and then: guesses of every length stand."""
 
-    surest = None
+    max_acceptance = None
 
     def __init__(self) -> None:
         self.answers: dict[tuple[int, ...], list[int]] = {}
@@ -70,20 +72,20 @@ class Oracle:
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         self._rows[row] += tokens
 
-    def hints(self, row: int) -> bool:
+    def has_hint(self, row: int) -> bool:
         return True
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftRequest]) -> list[Draft]:
         return [self._guess(ask) for ask in asks]
 
-    def _guess(self, ask: Ask) -> Draft:
+    def _guess(self, ask: DraftRequest) -> Draft:
         num_prompt, *tokens = self._rows[ask.row]
         answer = self.answers.get(tuple(tokens[:num_prompt]), [])
         place = len(tokens) - num_prompt
-        guesses = [token + (at % 5 == 3) for at, token in enumerate(answer[place : place + ask.most], place)]
-        return Draft.chain(guesses or [7] * ask.most)
+        guesses = [token + (at % 5 == 3) for at, token in enumerate(answer[place : place + ask.max_tokens], place)]
+        return Draft.chain(guesses or [7] * ask.max_tokens)
 
-    def saw(self, row: int, draft: Draft, drawn: Sequence[int]) -> None:
+    def observe(self, row: int, draft: Draft, drawn: Sequence[int]) -> None:
         assert len(drawn) == 1 + len(draft)
         self.num_seen += 1
 
@@ -91,17 +93,25 @@ class Oracle:
 class Doubter(Oracle):
     """Has a wrong guess beside every right one, and names it first: what stands, stands aside."""
 
-    def _guess(self, ask: Ask) -> Draft:
-        line = super()._guess(ask._replace(most=max(1, ask.most // 2))).tokens
+    def _guess(self, ask: DraftRequest) -> Draft:
+        line = super()._guess(ask._replace(max_tokens=max(1, ask.max_tokens // 2))).tokens
         tokens = [token for right in line for token in (right + 1, right)]
         parents = [ROOT if place < 2 else place - 1 - place % 2 for place in range(len(tokens))]
-        return Draft(tuple(tokens), tuple(parents)).first(ask.most)
+        return Draft(tuple(tokens), tuple(parents)).truncated(ask.max_tokens)
 
 
-def guessed_by(llm: LLM, oracle: Oracle) -> LLM:
+def drafted_by(llm: LLM, oracle: Oracle) -> LLM:
     executor = llm.assembly.executor
-    assert isinstance(executor, LocalExecutor) and executor.speculator is not None
-    executor.speculator.ways, executor.speculator.method = [Way("oracle", oracle, most=32)], "oracle"
+    assert isinstance(executor, LocalExecutor) and executor.speculation is not None
+    controller = SpeculationController(
+        [SpeculationMethod("oracle", oracle, max_draft_tokens=32)],
+        "oracle",
+        executor.state.rows,
+        time.perf_counter,
+        llm.assembly.config.speculation.num_speculative_tokens,
+        executor.speculation.controller.cost_model,
+    )
+    executor.speculation = executor.speculation.with_controller(controller)
     return llm
 
 
@@ -117,14 +127,14 @@ def free_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Then draft tokens pay wherever some are likely, on any machine: what the engine chooses by itself is to verify them.
     """
-    microseconds, run = count(), LocalExecutor._run
+    microseconds, run = count(), PlainStep.forward
 
-    def timed(executor: LocalExecutor, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def timed(step: PlainStep, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
         for _ in range(1000):
             next(microseconds)
-        return run(executor, batch)
+        return run(step, batch)
 
-    monkeypatch.setattr(LocalExecutor, "_run", timed)
+    monkeypatch.setattr(PlainStep, "forward", timed)
     monkeypatch.setattr(time, "perf_counter", lambda: next(microseconds) * 1e-6)
 
 
@@ -151,10 +161,10 @@ def test_every_kind_of_request_has_its_answer(
 
 
 @pytest.mark.parametrize("length", [3, *full(1, 8, 31)])
-def test_however_many_are_guessed_and_stand(length: int, plain: Callable[[str], list[RequestOutput]]) -> None:
+def test_however_many_are_drafted_and_accepted(length: int, plain: Callable[[str], list[RequestOutput]]) -> None:
     oracle = Oracle()
     fixed = {"method": "suffix", "num_speculative_tokens": length}
-    with guessed_by(LLM(speculative_config=fixed, check_invariants=True), oracle) as llm:
+    with drafted_by(LLM(speculative_config=fixed, check_invariants=True), oracle) as llm:
         for name in ("greedy", "seeded", "penalties", "a form", "several answers", "ends"):
             oracle.learn(plain(name))
             for some in (PROMPTS, PROMPTS[:2]):
@@ -168,14 +178,14 @@ def test_however_many_are_guessed_and_stand(length: int, plain: Callable[[str], 
 @pytest.mark.parametrize(
     "settings", [{}, {"kernels": "reference", "dtype": "float32"}, {"kv_cache_dtype": "int8"}], ids=str
 )
-def test_guesses_may_stand_side_by_side(settings: dict[str, Any]) -> None:
+def test_draft_tokens_may_be_siblings(settings: dict[str, Any]) -> None:
     """In plain torch bits depend on the number of tokens: with float32 that is far from any choice."""
     asked = [PARAMS[name] for name in ("greedy", "seeded", "penalties", "a form")]
     with LLM(speculative_config=OFF, **settings) as llm:
         plain = [llm.generate(PROMPTS[:5], params, progress=False) for params in asked]
     doubter = Doubter()
     fixed = {"method": "lookahead", "num_speculative_tokens": 10}
-    with guessed_by(LLM(speculative_config=fixed, check_invariants=True, **settings), doubter) as llm:
+    with drafted_by(LLM(speculative_config=fixed, check_invariants=True, **settings), doubter) as llm:
         for params, expected in zip(asked, plain, strict=True):
             doubter.learn(expected)
             found = llm.generate(PROMPTS[:5], params, progress=False)
@@ -204,7 +214,7 @@ def test_by_any_rule_the_likeliest_tokens_are_what_they_are(
     """With temperature 0 every rule leaves a single token at each place."""
     oracle = Oracle()
     fixed = {"method": "suffix", "num_speculative_tokens": 5, "verification": rule}
-    with guessed_by(LLM(speculative_config=fixed, check_invariants=True), oracle) as llm:
+    with drafted_by(LLM(speculative_config=fixed, check_invariants=True), oracle) as llm:
         for name in ("greedy", "penalties", "edits", "stop texts", "the prompt's own"):
             oracle.learn(plain(name))
             assert told(llm.generate(PROMPTS, PARAMS[name], progress=False)) == told(plain(name)), name
@@ -228,7 +238,7 @@ def test_a_request_chooses_for_itself(plain: Callable[[str], list[RequestOutput]
     fixed = {"method": "suffix", "num_speculative_tokens": 6}
     choices = [Speculation(method="off"), Speculation(num_speculative_tokens=2), None]
     params = [replace(PARAMS["seeded"], speculation=choices[place % 3]) for place in range(len(PROMPTS))]
-    with guessed_by(LLM(speculative_config=fixed, check_invariants=True), oracle) as llm:
+    with drafted_by(LLM(speculative_config=fixed, check_invariants=True), oracle) as llm:
         outputs = llm.generate(PROMPTS, params, progress=False)
     assert told(outputs) == told(plain("seeded"))
     for place, output in enumerate(outputs):
@@ -267,7 +277,7 @@ def networks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
     "more", [{}, {"num_speculative_tokens": 3}, {"num_speculative_tokens": 2, "branches": 3}], ids=str
 )
 @pytest.mark.parametrize("method", ["draft_model", "eagle", "medusa"])
-def test_whatever_network_guesses(
+def test_whatever_drafter_is_used(
     method: str,
     more: dict[str, Any],
     networks: dict[str, dict[str, Any]],
@@ -302,7 +312,7 @@ def test_heads_in_the_box_guess_well(
 
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle", "medusa"])
-def test_networks_guess_for_who_was_thrown_out(
+def test_drafters_draft_for_preempted_sequences(
     method: str, networks: dict[str, dict[str, Any]], plain: Callable[[str], list[RequestOutput]]
 ) -> None:
     # What each keeps in a block differs; there are about thirty.
@@ -316,7 +326,7 @@ def test_networks_guess_for_who_was_thrown_out(
 
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle", "medusa"])
-def test_networks_guess_in_plain_torch(method: str, networks: dict[str, dict[str, Any]]) -> None:
+def test_drafters_run_in_plain_torch(method: str, networks: dict[str, dict[str, Any]]) -> None:
     """In plain torch bits depend on the number of tokens: with float32 that is far from any choice."""
     settings: dict[str, Any] = {"kernels": "reference", "dtype": "float32", "threads": 1}
     with LLM(speculative_config=OFF, **settings) as llm:
@@ -327,7 +337,7 @@ def test_networks_guess_in_plain_torch(method: str, networks: dict[str, dict[str
         assert llm.assembly.engine.counts.num_draft_tokens > 40
 
 
-def test_who_guesses_may_be_rounded(plain: Callable[[str], list[RequestOutput]]) -> None:
+def test_a_drafter_may_be_quantized(plain: Callable[[str], list[RequestOutput]]) -> None:
     stood = {}
     for quantization in ("none", "int8", "int4"):
         asked = {"method": "draft_model", "quantization": quantization, "num_speculative_tokens": 4}
@@ -339,20 +349,20 @@ def test_who_guesses_may_be_rounded(plain: Callable[[str], list[RequestOutput]])
     assert len(set(stood.values())) == 3, "each is another model"
 
 
-def test_a_request_chooses_who_guesses(plain: Callable[[str], list[RequestOutput]]) -> None:
+def test_a_request_chooses_its_method(plain: Callable[[str], list[RequestOutput]]) -> None:
     with LLM(speculative_config={"method": "draft_model", "num_speculative_tokens": 3}) as llm:
         executor, counts = llm.assembly.executor, llm.assembly.engine.counts
-        assert isinstance(executor, LocalExecutor) and executor.speculator is not None
+        assert isinstance(executor, LocalExecutor) and executor.speculation is not None
         asked = {}
-        for way in executor.speculator.ways:
-            asked[way.name] = way.proposer.propose
+        for method in executor.speculation.controller.methods:
+            asked[method.name] = method.proposer.propose
         used: list[str] = []
 
-        def spying(name: str) -> Callable[[Sequence[Ask]], list[Draft]]:
+        def spying(name: str) -> Callable[[Sequence[DraftRequest]], list[Draft]]:
             return lambda asks: used.append(name) or asked[name](asks)  # type: ignore[func-returns-value]
 
-        for way in executor.speculator.ways:
-            way.proposer.propose = spying(way.name)  # type: ignore[method-assign]
+        for method in executor.speculation.controller.methods:
+            method.proposer.propose = spying(method.name)  # type: ignore[method-assign]
         for method in ("draft_model", "suffix", "lookahead", None):
             used.clear()
             params = replace(PARAMS["greedy"], speculation=Speculation(method=method))
@@ -385,7 +395,7 @@ def test_who_is_thrown_out_goes_on_with_the_same_tokens(plain: Callable[[str], l
     oracle = Oracle()
     fixed = {"method": "suffix", "num_speculative_tokens": 4}
     small = {"kv_cache_memory_bytes": 1_500_000, "max_model_len": 256, "max_num_seqs": 16}
-    with guessed_by(LLM(speculative_config=fixed, check_invariants=True, **small), oracle) as llm:
+    with drafted_by(LLM(speculative_config=fixed, check_invariants=True, **small), oracle) as llm:
         for name in ("greedy", "seeded"):
             oracle.learn(plain(name))
             assert told(llm.generate(PROMPTS, PARAMS[name], progress=False)) == told(plain(name))
@@ -393,7 +403,7 @@ def test_who_is_thrown_out_goes_on_with_the_same_tokens(plain: Callable[[str], l
 
 
 @pytest.mark.parametrize("kernels", ["auto", "reference"])
-def test_windows_pass_over_guesses(kernels: str, tmp_path: Path) -> None:
+def test_windows_pass_over_draft_tokens(kernels: str, tmp_path: Path) -> None:
     path = tmp_path / "tiny.json"
     path.write_text(json.dumps({**CONFIG, "model_type": "mistral", "sliding_window": 24}))
     settings: dict[str, Any] = {"model": str(path), "load_format": "dummy", "skip_tokenizer_init": True}
@@ -405,7 +415,7 @@ def test_windows_pass_over_guesses(kernels: str, tmp_path: Path) -> None:
     oracle = Oracle()
     oracle.learn(outputs)
     fixed = {"method": "suffix", "num_speculative_tokens": 5}
-    with guessed_by(LLM(**settings, speculative_config=fixed), oracle) as llm:
+    with drafted_by(LLM(**settings, speculative_config=fixed), oracle) as llm:
         found = llm.generate(prompts, asked, progress=False)
         assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in outputs]
         assert llm.assembly.engine.counts.num_accepted_tokens > 30
@@ -417,7 +427,7 @@ def test_windows_pass_over_guesses(kernels: str, tmp_path: Path) -> None:
         ({"method": "magic"}, "method 'magic' is none of auto, off, suffix"),
         ({"methods": "off"}, "no key 'methods'; it knows method, model, "),
         ({"method": "suffix", "num_speculative_tokens": 0}, "must be a number from 1 to 63"),
-        ({"num_speculative_tokens": 4}, "needs a method that guesses, not auto"),
+        ({"num_speculative_tokens": 4}, "needs a named method, not auto"),
         ({"method": "draft_model", "quantization": "int3"}, "quantization 'int3' is none of none, int8"),
         (
             {"method": "suffix", "model": "minnow"},
@@ -426,7 +436,10 @@ def test_windows_pass_over_guesses(kernels: str, tmp_path: Path) -> None:
         ({"method": "draft_model", "shared": True}, "shared needs suffix or auto, not draft_model"),
         ({"method": "draft_model", "branches": 8, "num_speculative_tokens": 8}, "times branches is more than 63"),
         ({"verification": "hopeful"}, "verification 'hopeful' is none of coupled, rejection, typical"),
-        ({"method": "off", "verification": "rejection"}, "verification rejection needs a method that guesses, not off"),
+        (
+            {"method": "off", "verification": "rejection"},
+            "verification rejection needs a method that drafts, not off",
+        ),
         ({"verification": "typical", "typical_epsilon": 1}, "typical_epsilon 1 must be a number above 0 and below 1"),
         ({"verification": "typical", "typical_delta": "x"}, "typical_delta 'x' must be a number above 0"),
     ],

@@ -13,12 +13,13 @@ import torch
 from archerfish.config import EngineConfig
 from archerfish.config.resolve import Facts, ResolvedConfig, resolve
 from archerfish.disk_cache import DiskCache
-from archerfish.engine.kernels import build_executor, choose_kernels
+from archerfish.engine.factory.executors import build_executor
+from archerfish.engine.factory.kernels import choose_kernels
 from archerfish.engine.sizing import Stage, measured_size, refusing
 from archerfish.errors import DoesNotFit
-from archerfish.execution.executor import Executor, Finished
-from archerfish.execution.memory import CacheSize, Memory
-from archerfish.execution.profile_run import Reading
+from archerfish.execution.executor import Executor, FinishedStep
+from archerfish.execution.memory import CacheSize, MemoryBudget
+from archerfish.execution.profile_run import MemoryReading
 from archerfish.kvcache.layout import kv_layout
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
@@ -63,13 +64,13 @@ class Device:
 
     max_in_flight = 1
 
-    def launch(self, plan: Plan) -> Finished:
+    def launch(self, plan: Plan) -> FinishedStep:
         if not self.has_room:
             raise torch.OutOfMemoryError("no room")
         self.launched.append((plan.num_tokens, self.is_compile_only))
         if not self.is_compile_only:
             self.peak = WEIGHTS + self.cache + self.taken
-        return Finished(StepResult([]))
+        return FinishedStep(StepResult([]))
 
     def close(self) -> None:
         self.closed += 1
@@ -81,15 +82,15 @@ class Device:
         yield
         self.is_compile_only = False
 
-    def read(self) -> Reading:
-        return Reading(allocated=WEIGHTS, peak=self.peak, outside=0)
+    def read(self) -> MemoryReading:
+        return MemoryReading(allocated=WEIGHTS, peak=self.peak, outside=0)
 
-    def forget_peak(self) -> None:
+    def reset_peak(self) -> None:
         self.peak = WEIGHTS
 
 
 def sized(device: Device, directory: Path, available: int = 100_000_000, **changes: Any) -> CacheSize:
-    memory = Memory(FULL, kv_layout(FULL), available, 4)
+    memory = MemoryBudget(FULL, kv_layout(FULL), available, 4)
     stage = Stage(device.build, device.rehearse, device, DiskCache("steps", "1", directory), "a device")
     return measured_size(memory, config(**changes), stage, WEIGHTS, {"temperature": 0.0, "repetition_penalty": 2.0})
 
@@ -134,7 +135,7 @@ def test_a_step_that_finds_no_room_is_told_as_what_does_not_fit(tmp_path: Path) 
 
 
 def test_weights_that_find_no_room_are_told_so_too() -> None:
-    memory = Memory(FULL, kv_layout(FULL), 100_000_000, 4)
+    memory = MemoryBudget(FULL, kv_layout(FULL), 100_000_000, 4)
     with pytest.raises(DoesNotFit, match="weights"), refusing(memory, config()):
         raise torch.OutOfMemoryError("no room")
 
@@ -158,6 +159,6 @@ def test_a_real_engine_is_rehearsed_and_gone_afterwards(name: str, tmp_path: Pat
         return build_executor(kernels, model, storage, settings, None)
 
     stage = Stage(build, kernel_launch.compile_only, Device(0), DiskCache("steps", "1", tmp_path), "a device")
-    memory = Memory(arch, kv_layout(arch), 100_000_000, 2)
+    memory = MemoryBudget(arch, kv_layout(arch), 100_000_000, 2)
     assert measured_size(memory, settings, stage, 0, {}).num_requests == settings.max_num_seqs
     assert [reference() for reference in stored] == [None]

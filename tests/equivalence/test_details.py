@@ -21,6 +21,7 @@ from archerfish.ops.reference.drawing import draw
 from archerfish.sampling.sampler import Sampler
 from archerfish.weights.load import load_weights, random_weights
 from tests.equivalence.cases import VOCAB_SIZE, Case, Reference, reference
+from tests.execution.executors import local_executor
 
 OPS, _ = choose_ops(KernelTarget(device="cpu", dtype="float32"))
 
@@ -110,7 +111,6 @@ def test_layers_that_share_keys_and_values_agree_with_dense_attention() -> None:
     expected = model.logits(model(torch.tensor(tokens), torch.arange(41), PlainAttention(arch)))
 
     from archerfish.execution.backends.eager import EagerModel
-    from archerfish.execution.local import LocalExecutor
     from archerfish.execution.step.rows import Rows
     from archerfish.kvcache.layout import kv_layout
     from archerfish.kvcache.pool import BlockId
@@ -121,7 +121,7 @@ def test_layers_that_share_keys_and_values_agree_with_dense_attention() -> None:
     assert layout.num_slots == 2, "only layers that make their own keys and values take room"
     storage = KVStorage(layout, 8, 8, torch.float32, "cpu", OPS)
     rows = Rows(1, 64, len(storage.layout.windows), storage.block_size)
-    executor = LocalExecutor(EagerModel(model, storage), storage, rows, "cpu", Sampler(len(rows.tokens), draw))
+    executor = local_executor(EagerModel(model, storage), storage, rows, Sampler(len(rows.tokens), draw))
     params = SamplingParams(temperature=0.0, prompt_logprobs=VOCAB_SIZE)
     start = SequenceStart(
         row=0, tokens=tuple(tokens), num_prompt_tokens=41, blocks=((),), params=params, seed=0, stop_token_ids=()

@@ -11,8 +11,7 @@ from archerfish import LLM
 from archerfish.config import EngineConfig
 from archerfish.config.resolve import Facts, resolve
 from archerfish.execution.backends.eager import EagerModel
-from archerfish.execution.local import LocalExecutor
-from archerfish.execution.memory import Memory
+from archerfish.execution.memory import MemoryBudget
 from archerfish.execution.step.rows import Rows
 from archerfish.kvcache.layout import kv_layout
 from archerfish.kvcache.storage import KVStorage
@@ -24,6 +23,7 @@ from archerfish.sampling.sampler import Sampler
 from archerfish.scheduling.plan import Chunk, Plan, SequenceStart
 from tests.checkpoints import CONFIG
 from tests.execution.archs import EXPERTS, FULL
+from tests.execution.executors import local_executor
 from tests.ops.cpu.native import needs_native
 
 DTYPE = torch.bfloat16
@@ -46,11 +46,10 @@ def peak_bytes(arch, sizes, params):
         parameter.data.normal_(0.0, 0.02, generator=torch.Generator().manual_seed(0))
     num_blocks = sum(-(-sum(size) // BLOCK_SIZE) for size in sizes)
     storage = KVStorage(kv_layout(arch), num_blocks, BLOCK_SIZE, DTYPE, "cpu", ops)
-    executor = LocalExecutor(
+    executor = local_executor(
         EagerModel(model, storage),
         storage,
         Rows(len(sizes), MAX_MODEL_LEN, len(storage.layout.windows), storage.block_size),
-        "cpu",
         Sampler(len(sizes), draw),
     )
     free = iter(range(num_blocks))
@@ -118,7 +117,7 @@ def test_a_step_takes_no_more_than_was_set_aside(arch, sizes, params):
     facts = Facts(
         max_positions=4096, checkpoint_dtype=None, can_extend=False, has_cuda=False, num_cores=1, num_parameters=1
     )
-    set_aside = Memory(arch, kv_layout(arch), 2**40, DTYPE.itemsize).activations(resolve(settings, facts))
+    set_aside = MemoryBudget(arch, kv_layout(arch), 2**40, DTYPE.itemsize).activations(resolve(settings, facts))
     assert peak_bytes(arch, sizes, params) <= set_aside + SLACK
 
 
@@ -133,6 +132,6 @@ def test_recorded_experts_take_no_more_than_was_set_aside(tmp_path, quantization
     file.write_text(json.dumps({**CONFIG, "model_type": "mixtral", **heads, **experts, "torch_dtype": "bfloat16"}))
     with LLM(file, load_format="dummy", quantization=quantization, device="cpu", threads=1, max_num_seqs=2) as llm:
         arch, config = llm.assembly.arch, llm.assembly.config
-        set_aside = Memory(arch, kv_layout(arch), 2**40, 2, bytes_per_activation=4).activations(config)
+        set_aside = MemoryBudget(arch, kv_layout(arch), 2**40, 2, bytes_per_activation=4).activations(config)
         arena = llm.assembly.executor._model._forward._program.alive[0]
     assert 8 * (2 * size + hidden_size) * config.max_num_batched_tokens < arena.nbytes <= set_aside + SLACK

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from archerfish.execution.backends.eager import EagerModel
-from archerfish.execution.local import LocalExecutor
 from archerfish.execution.step.rows import Rows
 from archerfish.kvcache.layout import kv_layout
 from archerfish.kvcache.storage import KVStorage
@@ -20,6 +19,7 @@ from archerfish.request import SamplingParams
 from archerfish.sampling.sampler import Sampler
 from archerfish.scheduling.plan import Chunk, Plan, SequenceStart
 from tests.execution.archs import ALL, FULL, MIXED, VOCABULARY
+from tests.execution.executors import local_executor
 
 MAX_MODEL_LEN = 96
 BLOCK_SIZE = 8
@@ -73,11 +73,10 @@ class Driver:
         storage = KVStorage(layout, num_blocks, BLOCK_SIZE, torch.float32, "cpu", OPS)
         storage.keys.fill_(leftovers)
         storage.values.fill_(leftovers)
-        self.executor = LocalExecutor(
+        self.executor = local_executor(
             EagerModel(model, storage),
             storage,
             Rows(NUM_ROWS, MAX_MODEL_LEN, len(storage.layout.windows), storage.block_size),
-            "cpu",
             Sampler(NUM_ROWS, draw),
         )
         self.num_groups = len(layout.windows)
@@ -200,7 +199,7 @@ def test_prompt_log_probabilities_do_not_spill_over_to_answers_or_other_rows():
 
 
 def test_more_prompt_log_probabilities_than_are_computed_at_once_stay_in_order(monkeypatch):
-    monkeypatch.setattr("archerfish.execution.local.LOGIT_ROWS_AT_ONCE", 7)
+    monkeypatch.setattr("archerfish.execution.prompt_outputs.LOGIT_ROWS_AT_ONCE", 7)
     model = random_model(FULL)
     driver = Driver(model)
     tokens = prompt(6, 60)

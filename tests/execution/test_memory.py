@@ -12,7 +12,7 @@ from archerfish.config import EngineConfig
 from archerfish.config.numbers import format_bytes
 from archerfish.config.resolve import Facts, resolve
 from archerfish.errors import DoesNotFit
-from archerfish.execution.memory import Beside, CacheSize, Memory, MemoryOption
+from archerfish.execution.memory import CacheSize, DrafterMemory, MemoryBudget, MemoryOption
 from archerfish.kvcache.layout import kv_layout
 from archerfish.kvcache.tables import blocks_held
 from tests.execution.archs import ALL, FULL, MAX_POSITIONS, MIXED, VOCABULARY, WINDOWED
@@ -36,7 +36,7 @@ def config(**changes):
 
 
 def sized(arch, settings, available):
-    memory = Memory(arch, kv_layout(arch), available, BYTES_PER_VALUE)
+    memory = MemoryBudget(arch, kv_layout(arch), available, BYTES_PER_VALUE)
     return memory.size_cache(resolve(settings, FACTS))
 
 
@@ -46,7 +46,7 @@ class Needs:
     def __init__(self, arch, settings):
         resolved, layout = resolve(settings, FACTS), kv_layout(arch)
         self.weights = int(weight_bytes(arch, BYTES_PER_VALUE))
-        self.activations = Memory(arch, layout, 0, BYTES_PER_VALUE).activations(resolved)
+        self.activations = MemoryBudget(arch, layout, 0, BYTES_PER_VALUE).activations(resolved)
         self.block = layout.block_bytes(resolved.block_size, BYTES_PER_VALUE)
         self.blocks_per_request = blocks_held(
             resolved.max_model_len, layout.windows, resolved.block_size, resolved.max_num_batched_tokens
@@ -285,7 +285,7 @@ NO_DRAFTER = MemoryOption(setting="--speculative-config off", drops_drafter=True
 
 
 def advice(settings, available, *options, **more):
-    memory = Memory(FULL, kv_layout(FULL), available, BYTES_PER_VALUE, options=options, **more)
+    memory = MemoryBudget(FULL, kv_layout(FULL), available, BYTES_PER_VALUE, options=options, **more)
     resolved = resolve(settings, FACTS)
     assert memory.fit(resolved) is None
     return memory.remedy(resolved)
@@ -309,14 +309,14 @@ def test_a_format_that_does_not_suffice_alone_is_offered_with_what_does():
     text = advice(asked, available, INT8_KV, INT8)
     assert text.startswith("Use --quantization int8 (lossy) --")
     flags = remedy(text.replace("(lossy) ", ""))
-    smaller = Memory(FULL, kv_layout(FULL), available, BYTES_PER_VALUE, bytes_per_weight=1.0)
+    smaller = MemoryBudget(FULL, kv_layout(FULL), available, BYTES_PER_VALUE, bytes_per_weight=1.0)
     assert smaller.fit(resolve(applied(asked, flags), FACTS)) is not None
 
 
 def test_a_drafter_is_left_out_where_that_makes_the_model_fit():
     asked = config(gpu_memory_utilization=1.0)
-    drafter = Beside(weights=1 << 20, per_token=100)
-    text = advice(asked, Needs(FULL, asked).total, NO_DRAFTER, beside=drafter)
+    drafter = DrafterMemory(weights=1 << 20, per_token=100)
+    text = advice(asked, Needs(FULL, asked).total, NO_DRAFTER, drafter=drafter)
     assert "Or use --speculative-config off: weights of " in text and "lossy" not in text
 
 
@@ -348,7 +348,7 @@ def test_a_window_makes_long_contexts_cheaper_but_never_dearer(max_model_len):
 
 def test_activations_grow_with_the_step_and_the_vocabulary():
     def of(arch=FULL, **changes):
-        return Memory(arch, kv_layout(arch), 0, BYTES_PER_VALUE).activations(resolve(config(**changes), FACTS))
+        return MemoryBudget(arch, kv_layout(arch), 0, BYTES_PER_VALUE).activations(resolve(config(**changes), FACTS))
 
     large = replace(FULL, vocab_size=50_000)
     assert of(max_num_batched_tokens=128) > of(max_num_batched_tokens=64)
@@ -360,7 +360,7 @@ def test_activations_grow_with_the_step_and_the_vocabulary():
 def test_more_sequences_than_are_drawn_at_once_cost_their_logits_and_no_more():
     """A small model with a large vocabulary must start with default settings on a small machine."""
     arch = replace(FULL, vocab_size=150_000)
-    memory = Memory(arch, kv_layout(arch), 0, BYTES_PER_VALUE)
+    memory = MemoryBudget(arch, kv_layout(arch), 0, BYTES_PER_VALUE)
     few, many = (
         memory.activations(resolve(config(max_num_seqs=n, max_num_batched_tokens=256), FACTS)) for n in (32, 256)
     )

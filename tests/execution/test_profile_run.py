@@ -6,7 +6,7 @@ import pytest
 
 from archerfish.config import EngineConfig
 from archerfish.config.resolve import Facts, ResolvedConfig, resolve
-from archerfish.execution.profile_run import Reading, measure_peak, rehearsed_steps
+from archerfish.execution.profile_run import MemoryReading, measure_peak, profile_steps
 from archerfish.request import SamplingParams
 
 FACTS = Facts(
@@ -33,14 +33,14 @@ def config(**changes: int) -> ResolvedConfig:
 def test_the_largest_step_has_all_the_tokens_and_sequences_there_can_be(
     settings: ResolvedConfig, lengths: list[int]
 ) -> None:
-    largest = rehearsed_steps(settings, 1, SamplingParams()).largest
+    largest = profile_steps(settings, 1, SamplingParams()).largest
     assert [chunk.length for chunk in largest.chunks] == lengths
     assert all(chunk.samples for chunk in largest.chunks)
 
 
 def test_first_steps_are_a_token_and_prompts_that_the_settings_allow() -> None:
     def sizes(settings: ResolvedConfig) -> list[int]:
-        return [plan.num_tokens for plan in rehearsed_steps(settings, 1, SamplingParams()).plans]
+        return [plan.num_tokens for plan in profile_steps(settings, 1, SamplingParams()).plans]
 
     assert sizes(config()) == [1, 16, 32, 64]
     assert sizes(config(max_model_len=40)) == [1, 16, 32]
@@ -48,7 +48,7 @@ def test_first_steps_are_a_token_and_prompts_that_the_settings_allow() -> None:
 
 
 def test_no_two_sequences_of_a_step_share_a_block() -> None:
-    steps = rehearsed_steps(config(max_model_len=200), 2, SamplingParams(temperature=0.0))
+    steps = profile_steps(config(max_model_len=200), 2, SamplingParams(temperature=0.0))
     for plan in (*steps.plans, steps.largest):
         blocks = [block for start in plan.starts for group in start.blocks for block in group]
         assert len(set(blocks)) == len(blocks) and set(blocks) <= set(range(steps.num_blocks))
@@ -61,12 +61,12 @@ class Device:
     """Tensors of 100 bytes from before, and whatever a test puts there."""
 
     def __init__(self) -> None:
-        self.now = Reading(allocated=100, peak=900, outside=50)
+        self.now = MemoryReading(allocated=100, peak=900, outside=50)
 
-    def read(self) -> Reading:
+    def read(self) -> MemoryReading:
         return self.now
 
-    def forget_peak(self) -> None:
+    def reset_peak(self) -> None:
         self.now = self.now._replace(peak=self.now.allocated)
 
 
@@ -76,6 +76,6 @@ def test_the_peak_is_counted_from_what_was_there_and_with_what_was_loaded(outsid
 
     def run() -> None:
         assert device.now.peak == 100
-        device.now = Reading(allocated=150, peak=400, outside=outside)
+        device.now = MemoryReading(allocated=150, peak=400, outside=outside)
 
     assert measure_peak(run, device) == wanted

@@ -44,7 +44,7 @@ def test_positions_at_which_nothing_is_accepted_any_more_are_left_out() -> None:
     assert not any("position" in name for name in names)
 
 
-def test_where_nothing_was_guessed_or_written_nothing_is_told() -> None:
+def test_nothing_is_reported_where_nothing_was_drafted_or_generated() -> None:
     assert speculation_between(BEFORE, BEFORE._replace(num_generated_tokens=900, busy_seconds=9.0)) is None
     idle = speculation_between(BEFORE, AFTER._replace(busy_seconds=4.0))
     assert idle is not None and idle.tokens_per_second_gained is None

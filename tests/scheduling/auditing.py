@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from archerfish.execution.scripted import ScriptedExecutor, ScriptedStep, num_standing
+from archerfish.execution.scripted import ScriptedExecutor, ScriptedStep, num_accepted
 from archerfish.kvcache.pool import BlockId
 from archerfish.kvcache.tables import Blocks
 from archerfish.scheduling.plan import Chunk, Plan, SequenceStart, StepResult
@@ -86,9 +86,9 @@ class AuditingExecutor:
         self._rows: dict[int, Row] = {}
         self._slots: dict[Slot, Content] = {}
         self._scripted = ScriptedExecutor(
-            block_size=block_size, max_in_flight=max_in_flight, num_draft_tokens=num_draft_tokens
+            block_size=block_size, max_in_flight=max_in_flight, max_draft_tokens=num_draft_tokens
         )
-        self.guessing = self._scripted.guessing
+        self.max_draft_tokens = self._scripted.max_draft_tokens
         self._in_flight: list[AuditedStep] = []
         self.num_copies = 0
 
@@ -113,7 +113,11 @@ class AuditingExecutor:
         step.blocks |= self._write(plan)
         for chunk in plan.chunks:
             step.blocks |= self._read(chunk)
-        step.outcome = StepResult([self._draw(chunk) for chunk in plan.chunks], failures=dict(failures))
+        step.outcome = StepResult(
+            [self._draw(chunk) for chunk in plan.chunks],
+            failures=dict(failures),
+            max_draft_tokens=self.max_draft_tokens,
+        )
         self._in_flight.append(step)
         return step
 
@@ -148,7 +152,7 @@ class AuditingExecutor:
             row = self._rows[chunk.row]
             assert row.computed in (-1, chunk.start), "a chunk must continue where the last one ended"
             end = chunk.start + chunk.length
-            row.computed = end + num_standing(chunk)
+            row.computed = end + num_accepted(chunk)
             prefixes = row.prefixes[: end + 1] + self._standing_prefixes(row, chunk)
             for group in range(len(self._windows)):
                 for position in range(chunk.start, end + chunk.max_draft_tokens):
@@ -162,7 +166,7 @@ class AuditingExecutor:
     def _standing_prefixes(self, row: Row, chunk: Chunk) -> list[int]:
         """Of guesses after the chunk that turn out to be what is drawn."""
         prefix, found = row.prefixes[-1], []
-        for length in range(len(row.tokens), len(row.tokens) + num_standing(chunk)):
+        for length in range(len(row.tokens), len(row.tokens) + num_accepted(chunk)):
             prefix = hash((prefix, drawn_token(row.prompt, row.seed, length)))
             found.append(prefix)
         return found
@@ -184,7 +188,7 @@ class AuditingExecutor:
         assert chunk.samples == (chunk.start + chunk.length == len(row.tokens)), "draw at the end, and only there"
         if not chunk.samples:
             return []
-        num_drawn = zlib.crc32(repr((row.seed, len(row.tokens))).encode()) % self._most_drawn + 1 + num_standing(chunk)
+        num_drawn = zlib.crc32(repr((row.seed, len(row.tokens))).encode()) % self._most_drawn + 1 + num_accepted(chunk)
         for _ in range(num_drawn):
             row.append(drawn_token(row.prompt, row.seed, len(row.tokens)))
         return row.tokens[-num_drawn:]

@@ -111,13 +111,21 @@ def stepper(
     eos: tuple[int, ...] = (),
     script: Script = count_up,
     seed: int = 0,
+    max_draft_tokens: int | None = None,
+    max_drawn: int | None = None,
 ) -> Stepper:
     limits = Limits(
-        max_num_seqs=rows, max_num_batched_tokens=step_tokens, max_model_len=max_model_len, eos_token_ids=eos
+        max_num_seqs=rows,
+        max_num_batched_tokens=step_tokens,
+        max_model_len=max_model_len,
+        eos_token_ids=eos,
+        max_drawn=max_drawn,
     )
     tables = KVTables(blocks, block_size, windows, step_tokens=step_tokens, prefix_caching=caching)
-    scheduler = Scheduler(limits, tables, policy or ContinuousBatching(), seed)
-    return Stepper(scheduler, ScriptedExecutor(script, block_size))
+    executor = ScriptedExecutor(script, block_size, max_draft_tokens=max_draft_tokens or 0)
+    policy = policy or ContinuousBatching()
+    scheduler = Scheduler(limits, tables, policy, seed, max_draft_tokens=max_draft_tokens)
+    return Stepper(scheduler, executor)
 
 
 def answer(one: Request, count: int) -> list[int]:

@@ -1,6 +1,5 @@
 """What the scheduler plans step by step: chunks, ends, cancels, forks, preemption, failures, refusals."""
 
-from collections.abc import Collection, Container
 from dataclasses import replace
 from typing import Any
 
@@ -9,10 +8,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from archerfish.errors import InvalidParameter, PromptTooLong, RequestError
-from archerfish.execution.scripted import SameRoom, ScriptedExecutor
+from archerfish.execution.scripted import ScriptedExecutor
 from archerfish.kvcache.tables import blocks_held
 from archerfish.request import FinishReason, Request, Speculation, TokenLogprobs
-from archerfish.scheduling.plan import Chunk, Plan, SequenceStart, StepResult
+from archerfish.scheduling.plan import Plan, StepResult
 from archerfish.scheduling.policy import BatchingPolicy, ContinuousBatching, WholeBatches
 from tests.lanes import examples
 from tests.scheduling.steps import Stepper, answer, request, stepper
@@ -702,14 +701,12 @@ def test_the_whole_cache_is_enough_for_one_sequence_of_full_length() -> None:
             assert all(len(steps.tokens(name)) == 19 for name in "abc")
 
 
-# -- guesses ----------------------------------------------------------------------------------------------------------
+# -- draft tokens ----------------------------------------------------------------------------------------------------
 
 
-def test_a_request_has_room_for_as_many_guesses_as_it_says() -> None:
+def test_a_request_has_as_many_draft_tokens_as_it_says() -> None:
     """And its events tell what became of them."""
-    steps = stepper(rows=16)
-    steps.executor = ScriptedExecutor(block_size=steps.scheduler.tables.block_size, num_draft_tokens=5)
-    steps.scheduler.guessing = steps.executor.guessing
+    steps = stepper(rows=16, max_draft_tokens=5)
     choices = {
         "none": Speculation(method="off"),
         "few": Speculation(num_speculative_tokens=2),
@@ -727,63 +724,48 @@ def test_a_request_has_room_for_as_many_guesses_as_it_says() -> None:
     ]
 
 
-def test_all_have_the_same_room_for_guesses_but_for_what_some_have_no_use_for() -> None:
-    steps = stepper(rows=4)
-    limits = replace(steps.scheduler.limits, max_drawn=4 + 18)
-    steps.scheduler.limits = limits
-    steps.scheduler.guessing = SameRoom(32)
+def test_all_chunks_have_the_same_draft_tokens_except_for_what_some_cannot_use() -> None:
+    steps = stepper(rows=4, max_draft_tokens=32, max_drawn=4 + 18)
     for name, max_tokens in (("a", 30), ("b", 3), ("c", 30), ("d", 30)):
         steps.add(request(name, 6, max_tokens=max_tokens))
     assert [chunk.max_draft_tokens for chunk in steps.scheduler.plan(0.0).chunks] == [4, 2, 6, 6]
 
 
-class Listener:
-    """Guesses nothing, and remembers how much room there was, and whether others waited."""
-
-    def __init__(self, skipped: Container[int] = ()) -> None:
-        self.told: list[tuple[int, bool]] = []
-        self._skipped = skipped
-        self._num_asked = 0
-
-    def skips(self) -> bool:
-        self._num_asked += 1
-        return self._num_asked - 1 in self._skipped
-
-    def most(self, chunks: Collection[Chunk], starts: Collection[SequenceStart], room: int, others_wait: bool) -> int:
-        self.told.append((room, others_wait))
-        return 0
+def test_a_step_has_as_many_draft_tokens_as_the_last_result_allows() -> None:
+    steps = stepper(rows=2, max_draft_tokens=3, max_drawn=10)
+    steps.add(request("a", 3, max_tokens=40))
+    allowed = []
+    for count in (0, 5, None, 5, 2):
+        plan = steps.plan()
+        allowed.append((plan.max_draft_tokens, [chunk.max_draft_tokens for chunk in plan.chunks]))
+        steps.commit(plan, replace(steps.executor.run(plan), max_draft_tokens=count))
+    assert allowed == [(3, [3]), (0, [0]), (5, [5]), (0, [0]), (5, [5])]
 
 
-def test_who_skips_a_step_is_told_nothing_of_it() -> None:
-    steps = stepper(rows=5)
-    steps.scheduler.guessing = listener = Listener(skipped={1, 2})
+def test_where_not_every_chunk_could_have_a_draft_token_none_has() -> None:
+    steps = stepper(rows=5, max_draft_tokens=9, max_drawn=5)
+    allowed = []
     for number in range(5):
-        steps.add(request(f"{number}", 3, max_tokens=9))
-        steps.step()
-    assert [room for room, _ in listener.told] == [4, 0, 0]
-
-
-def test_who_guesses_is_told_how_much_room_there_is_for_each() -> None:
-    steps = stepper(rows=5)
-    steps.scheduler.limits = replace(steps.scheduler.limits, max_drawn=5)
-    steps.scheduler.guessing = listener = Listener()
-    for number in range(5):
-        steps.add(request(f"{number}", 3, max_tokens=9))
-        steps.step()
-    assert [room for room, _ in listener.told] == [4, 1, 0, 0, 0], (
+        steps.add(request(f"{number}", 3, max_tokens=9, speculation=Speculation(num_speculative_tokens=1)))
+        plan = steps.plan()
+        allowed.append([chunk.max_draft_tokens for chunk in plan.chunks])
+        steps.commit(plan)
+    assert [max(counts) > 0 for counts in allowed] == [True, True, False, False, False], (
         "with three of five the two that are left are too few for all"
     )
 
 
 @pytest.mark.parametrize("policy", [ContinuousBatching(), WholeBatches(2, 0.0)])
-def test_who_guesses_is_told_whether_others_wait_for_a_place(policy: BatchingPolicy) -> None:
-    steps = stepper(rows=2, policy=policy)
-    steps.scheduler.guessing = listener = Listener()
+def test_a_plan_says_whether_others_wait_for_a_row(policy: BatchingPolicy) -> None:
+    steps = stepper(rows=2, policy=policy, max_draft_tokens=0)
+    steps.executor.max_draft_tokens = 0
     steps.add(*(request(name, 3, max_tokens=2) for name in "ab"))
-    steps.step()
-    steps.add(request("c", 3, max_tokens=2))
-    steps.finish()
+    waiting = []
+    for number in range(4):
+        plan = steps.plan()
+        waiting.append(plan.others_wait)
+        steps.commit(plan)
+        if number == 0:
+            steps.add(request("c", 3, max_tokens=2))
     joins = isinstance(policy, ContinuousBatching)
-    assert [waits for _, waits in listener.told] == [False, joins, False, False], (
-        "who joins only when all have ended waits for nobody's place"
-    )
+    assert waiting == [False, joins, False, False], "a request that joins when all have ended waits for no single row"

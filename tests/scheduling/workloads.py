@@ -172,12 +172,11 @@ class Run:
             max_drawn=shape.num_rows + 2 * shape.num_draft_tokens,
         )
         policy = batching_policy(shape.policy, shape.num_rows, window=4 * STEP_SECONDS)
-        self.scheduler = Scheduler(limits, self._tables, policy)
         self._salts: dict[int, str] = {}
         self._executor = AuditingExecutor(
             shape.block_size, shape.windows, self._salts, shape.most_drawn, shape.max_in_flight, shape.num_draft_tokens
         )
-        self.scheduler.guessing = self._executor.guessing
+        self.scheduler = Scheduler(limits, self._tables, policy, max_draft_tokens=self._executor.max_draft_tokens)
 
     def finish(self) -> None:
         """Step until everything has ended, then look at what is left."""

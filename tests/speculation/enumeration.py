@@ -16,20 +16,21 @@ from torch import Tensor
 from archerfish.ops.reference.probabilities import probabilities
 from archerfish.request import SamplingParams
 from archerfish.speculation.draft import ROOT, Draft
-from archerfish.speculation.verification.rules import Verdict
+from archerfish.speculation.verification.rules import AcceptedPath
 from tests.ops.draws import rows_of
 from tests.sampling import naive
 
 Tokens = tuple[int, ...]
 Law = Mapping[Tokens, float]
 Row = tuple[float, ...]
-Rule = Callable[[Draft, Tensor, Tensor, "Branches"], Verdict]
+Rule = Callable[[Draft, Tensor, Tensor, "Branches"], AcceptedPath]
 
 PROMPT = (1, 0)
 
 
 class Branches:
-    """Choices that go as a script says, then the first way there is; the ways not gone are scripts still to play."""
+    """Decisions that go as a script says, then the first way there is; the ways not gone are scripts still to
+    play."""
 
     def __init__(self, script: Tokens) -> None:
         self._script = script
@@ -49,12 +50,12 @@ class Branches:
         self.probability *= weights[option] / sum(weights)
         return option
 
-    def accepts(self, depth: int, attempt: int, probability: float) -> bool:
+    def accept(self, depth: int, attempt: int, probability: float) -> bool:
         self._ask(depth, attempt)
         assert 0.0 <= probability <= 1.0
         return self.choose((1.0 - probability, probability)) == 1
 
-    def picks(self, depth: int, weights: Tensor) -> int:
+    def sample(self, depth: int, weights: Tensor) -> int:
         self._ask(depth)
         return self.choose(weights.tolist())
 
@@ -128,7 +129,7 @@ def guessed(draft: Draft, node: int) -> Tokens:
     return tuple(draft.tokens[place] for place in draft.path(node))
 
 
-class Offer:
+class DraftOffer:
     """How a proposer comes to guesses: `row` says what the next sibling is drawn from."""
 
     def __init__(self, target: Target) -> None:
@@ -149,18 +150,18 @@ class Offer:
         return tuple(float(token == other) for other in range(self.target.vocabulary))
 
 
-class Independent(Offer):
+class Independent(DraftOffer):
     def row(self, written: Tokens, siblings: Tokens) -> Row:
         return self.own(written)
 
 
-class WithoutReplacement(Offer):
+class WithoutReplacement(DraftOffer):
     def row(self, written: Tokens, siblings: Tokens) -> Row:
         left = [0.0 if token in siblings else chance for token, chance in enumerate(self.own(written))]
         return tuple(chance / sum(left) for chance in left)
 
 
-class Likeliest(Offer):
+class Likeliest(DraftOffer):
     """The first, the second, ... of its own distribution: nothing is drawn."""
 
     def row(self, written: Tokens, siblings: Tokens) -> Row:
@@ -173,7 +174,7 @@ class LikeliestThenDrawn(WithoutReplacement):
         return super().row(written, siblings) if siblings else self.certain(int(np.argmax(self.own(written))))
 
 
-class Narrow(Offer):
+class Narrow(DraftOffer):
     """From two tokens only: the target has others."""
 
     def row(self, written: Tokens, siblings: Tokens) -> Row:
@@ -182,20 +183,20 @@ class Narrow(Offer):
         return tuple(chance / sum(left) for chance in left)
 
 
-class TargetsOwn(Offer):
+class TargetsOwn(DraftOffer):
     def row(self, written: Tokens, siblings: Tokens) -> Row:
         return tuple(self.target.after(written).tolist())
 
 
-class Erratic(Offer):
+class Erratic(DraftOffer):
     """From something else for every sibling, in whatever way those before it turned out."""
 
     def row(self, written: Tokens, siblings: Tokens) -> Row:
         return self.own((*written, 9, *siblings))
 
 
-def play_round(rule: Rule, offer: Offer, parents: Tokens) -> Callable[[Branches], Tokens]:
-    """Guesses for a tree of this shape, drawn one after the other, then what the rule makes of them."""
+def play_round(rule: Rule, offer: DraftOffer, parents: Tokens) -> Callable[[Branches], Tokens]:
+    """A draft for a tree of this shape, drawn one after the other, then what the rule makes of them."""
 
     def play(branches: Branches) -> Tokens:
         draft, claimed = Draft((), ()), []
@@ -216,7 +217,7 @@ def depth_of(parents: Tokens) -> int:
     return max(Draft((0,) * len(parents), parents).depths)
 
 
-def discrepancy(rule: Rule, offer: Offer, parents: Tokens) -> float:
+def discrepancy(rule: Rule, offer: DraftOffer, parents: Tokens) -> float:
     """Between what a round yields, carried on by the target, and the target alone."""
     horizon = depth_of(parents) + 1
     found = law_of(play_round(rule, offer, parents))

@@ -1,51 +1,53 @@
-"""Which steps are timed, and when somebody is asked for guesses."""
+"""When steps are timed, when methods look for hints, and how many draft tokens are published."""
 
 import pytest
 
 from archerfish.execution.step.rows import Rows
 from archerfish.request import SamplingParams
 from archerfish.scheduling.plan import Chunk, Plan, SequenceStart
-from archerfish.speculation.controller import Speculator
-from archerfish.speculation.method import Way
+from archerfish.speculation.controller import SpeculationController
+from archerfish.speculation.method import SpeculationMethod
 from archerfish.speculation.proposers.lookahead import LookaheadProposer
 
 PROMPT = (3, 4, 5)
-MANY = 64
-"""Steps on end in which somebody is asked, after which it is seen what steps take without."""
+NUM_SPECULATIVE = 64
+"""Consecutive steps with drafts, after which plain ones are timed."""
 
 
 class Bench:
-    """A speculator with one row, told of steps that take as long as they are said to."""
+    """A controller with one row, whose steps take as long as they are said to."""
 
     def __init__(self, method: str) -> None:
         rows = Rows(1, 512, 1, 512)
         self.now = 0.0
-        self.speculator = Speculator([Way("lookahead", LookaheadProposer(), most=4)], method, rows, lambda: self.now)
-        self._end = len(PROMPT)
+        methods = [SpeculationMethod("lookahead", LookaheadProposer(), max_draft_tokens=4)]
+        self.controller = SpeculationController(methods, method, rows, lambda: self.now)
+        self._length = len(PROMPT)
         start = SequenceStart(
             row=0,
             tokens=PROMPT,
             num_prompt_tokens=len(PROMPT),
             blocks=((0,),),
-            params=SamplingParams(),
+            params=SamplingParams(max_tokens=None),
             seed=1,
             stop_token_ids=(),
         )
-        assert not self.speculator.skips()
-        self.speculator.most([Chunk(0, 0, 3, samples=True)], [start], 64, False)
-        self.speculator.take_in(Plan(0, [start], [], [Chunk(0, 0, 3, samples=True)]))
+        prompt = Plan(0, [start], [], [Chunk(0, 0, 3, samples=True)])
+        self.controller.begin_step(prompt)
+        self.controller.end_step(prompt, [[1]])
 
-    def step(self, seconds: float, *, reads_prompt: bool = False, room: int = 64) -> int:
-        """How many guesses it has room for."""
-        chunk = Chunk(0, self._end, 1, samples=True)
-        most = 0 if self.speculator.skips() else self.speculator.most([chunk], [], room, False)
-        prompt = [Chunk(0, 0, 3, samples=False)] if reads_prompt else []
-        if not self.speculator.is_quiet:
-            guesses = 0 if reads_prompt else most
-            self.speculator.take_in(Plan(0, [], [], [*prompt, chunk._replace(max_draft_tokens=guesses)]))
-        self._end += 1
+    def step(self, seconds: float, *, reads_prompt: bool = False, has_budget: bool = True) -> int:
+        """Run a step, and return how many draft tokens its chunk may have."""
+        count = self.controller.max_draft_tokens if has_budget and not reads_prompt else 0
+        chunks = [Chunk(0, self._length, 1, samples=True, max_draft_tokens=count)]
+        if reads_prompt:
+            chunks.insert(0, Chunk(0, 0, 3, samples=False))
+        plan = Plan(0, [], [], chunks, count)
+        self.controller.begin_step(plan)
         self.now += seconds
-        return most
+        self.controller.end_step(plan, [[], [1]] if reads_prompt else [[1]])
+        self._length += 1
+        return count
 
 
 def test_plain_steps_are_timed_that_follow_plain_ones() -> None:
@@ -53,34 +55,34 @@ def test_plain_steps_are_timed_that_follow_plain_ones() -> None:
     bench.step(5.0)
     for _ in range(40):
         assert bench.step(1.0) == 0
-    assert bench.speculator.lengths.plain.of(1) == 1.0
+    assert bench.controller.cost_model.plain.seconds(1) == 1.0
     bench.step(7.0, reads_prompt=True)
     bench.step(5.0)
     for _ in range(400):
         bench.step(1.0)
-    assert bench.speculator.lengths.plain.of(1) == pytest.approx(1.0, rel=0.01)
+    assert bench.controller.cost_model.plain.seconds(1) == pytest.approx(1.0, rel=0.01)
 
 
-def test_now_and_then_it_is_seen_what_steps_take_without_guesses() -> None:
+def test_plain_steps_are_timed_now_and_then() -> None:
     bench = Bench("lookahead")
-    room = [bench.step(2.0) for _ in range(MANY)]
-    assert all(room) and not bench.speculator.lengths.plain
+    room = [bench.step(2.0) for _ in range(NUM_SPECULATIVE)]
+    assert all(room) and not bench.controller.cost_model.plain
     assert [bench.step(1.0) for _ in range(3)] == [0, 0, room[0]]
-    assert bench.speculator.lengths.plain.of(1) == 1.0 < bench.speculator.lengths.times.of(1)
+    assert bench.controller.cost_model.plain.seconds(1) == 1.0 < bench.controller.cost_model.speculative.seconds(1)
 
 
-def test_nobody_is_looked_for_where_there_is_no_room() -> None:
+def test_a_step_without_budget_for_drafts_is_idle() -> None:
     bench = Bench("lookahead")
-    assert [bench.step(1.0, room=room) for room in (64, 0, 0, 64)] == [4, 0, 0, 4]
-    bench.step(1.0, room=0)
-    assert not bench.speculator.is_quiet, "it is yet to hear how long the last one took"
-    bench.step(1.0, room=0)
-    assert bench.speculator.is_quiet
+    assert [bench.step(1.0, has_budget=has_budget) for has_budget in (True, False, False, True)] == [4, 0, 0, 4]
+    bench.step(1.0, has_budget=False)
+    assert not bench.controller.is_idle, "the latency of the last one is yet to be recorded"
+    bench.step(1.0, has_budget=False)
+    assert bench.controller.is_idle
 
 
-def test_where_prompts_never_end_nobody_waits_for_that() -> None:
+def test_where_prompts_never_end_no_plain_step_is_awaited() -> None:
     bench = Bench("lookahead")
-    for _ in range(MANY):
+    for _ in range(NUM_SPECULATIVE):
         bench.step(2.0)
     assert bench.step(9.0, reads_prompt=True) == 0
     assert bench.step(2.0) > 0

@@ -1,4 +1,4 @@
-"""Guesses are checked where they pay: against every other choice, by the same estimates."""
+"""Drafts are verified where they pay: against every other choice, by the same estimates."""
 
 from itertools import product
 
@@ -6,37 +6,45 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archerfish.speculation.cost_model import Lengths, Offer, Step
+from archerfish.speculation.cost_model import DraftOffer, PlannedStep, SpeculationCostModel
 from tests.lanes import examples
 
 MARGIN, NETWORK_MARGIN = 1.1, 1.2
 
 
-def lengths_of(seconds: list[float], drafting: float | None = None) -> Lengths:
+def model_of(seconds: list[float], drafting: float | None = None) -> SpeculationCostModel:
     """That has seen steps of 1, 2, ... tokens, and passes of a network that take so long for any number of them."""
-    lengths = Lengths()
+    model = SpeculationCostModel()
     for num_tokens, one in enumerate(seconds, 1):
-        lengths.times.record(num_tokens, one)
+        model.speculative.record(num_tokens, one)
     if drafting is not None:
         for num_tokens in range(1, 17):
-            lengths.drafting.record(num_tokens, drafting)
-    return lengths
+            model.drafter_passes.record(num_tokens, drafting)
+    return model
 
 
-def offers_of(trusts: list[float], most: list[int], num_unread: float = 0.0, worth: float = 1.0) -> list[Offer]:
+def offers_of(
+    trusts: list[float], most: list[int], num_uncomputed: float = 0.0, value: float = 1.0
+) -> list[DraftOffer]:
     return [
-        Offer(tuple(trust**depth for depth in range(1, count + 1)), num_unread, worth=worth)
+        DraftOffer(tuple(trust**depth for depth in range(1, count + 1)), num_uncomputed, value=value)
         for trust, count in zip(trusts, most, strict=False)
     ]
 
 
-def token_seconds(lengths: Lengths, step: Step, offers: list[Offer], chosen: tuple[int, ...], drafting: float) -> float:
+def token_seconds(
+    model: SpeculationCostModel,
+    step: PlannedStep,
+    offers: list[DraftOffer],
+    chosen: tuple[int, ...],
+    drafting: float,
+) -> float:
     """What a token costs with a choice, as estimates are trusted."""
-    expected = sum(offer.worth * sum(offer.chances[:count]) for offer, count in zip(offers, chosen, strict=True))
-    added = lengths.times.of(step.num_tokens + sum(chosen)) - lengths.times.of(step.num_tokens)
+    expected = sum(offer.value * sum(offer.probabilities[:count]) for offer, count in zip(offers, chosen, strict=True))
+    added = model.speculative.seconds(step.num_tokens + sum(chosen)) - model.speculative.seconds(step.num_tokens)
     added += drafting * max(chosen)
-    plain = lengths.times.of(step.num_drawn)
-    return (plain + (NETWORK_MARGIN if drafting else MARGIN) * added) / (step.num_drawn + expected)
+    plain = model.speculative.seconds(step.num_sampled)
+    return (plain + (NETWORK_MARGIN if drafting else MARGIN) * added) / (step.num_sampled + expected)
 
 
 @examples(80)
@@ -45,18 +53,18 @@ def token_seconds(lengths: Lengths, step: Step, offers: list[Offer], chosen: tup
     slope=st.sampled_from([0.0, 0.02, 0.1, 0.5, 1.0]),
     knee=st.integers(1, 8),
     most=st.lists(st.integers(1, 4), min_size=3, max_size=3),
-    worths=st.lists(st.sampled_from([0.0, 0.25, 1.0, 3.0]), min_size=3, max_size=3),
+    token_values=st.lists(st.sampled_from([0.0, 0.25, 1.0, 3.0]), min_size=3, max_size=3),
 )
 def test_no_other_choice_makes_tokens_cheaper(
-    trusts: list[float], slope: float, knee: int, most: list[int], worths: list[float]
+    trusts: list[float], slope: float, knee: int, most: list[int], token_values: list[float]
 ) -> None:
-    lengths = lengths_of([1.0 + slope * max(0, num_tokens - knee) for num_tokens in range(1, 17)])
-    step = Step(len(trusts), len(trusts))
-    offers = [offer._replace(worth=worth) for offer, worth in zip(offers_of(trusts, most), worths, strict=False)]
-    chosen = tuple(lengths.choose(step, offers))
-    every = product(*(range(len(offer.chances) + 1) for offer in offers))
-    best = min(token_seconds(lengths, step, offers, one, 0.0) for one in every)
-    assert token_seconds(lengths, step, offers, chosen, 0.0) == pytest.approx(best, rel=1e-9)
+    model = model_of([1.0 + slope * max(0, num_tokens - knee) for num_tokens in range(1, 17)])
+    step = PlannedStep(len(trusts), len(trusts))
+    offers = [offer._replace(value=worth) for offer, worth in zip(offers_of(trusts, most), token_values, strict=False)]
+    chosen = tuple(model.choose_lengths(step, offers))
+    every = product(*(range(len(offer.probabilities) + 1) for offer in offers))
+    best = min(token_seconds(model, step, offers, one, 0.0) for one in every)
+    assert token_seconds(model, step, offers, chosen, 0.0) == pytest.approx(best, rel=1e-9)
 
 
 @examples(60)
@@ -65,155 +73,167 @@ def test_no_other_choice_makes_tokens_cheaper(
     slope=st.sampled_from([0.0, 0.05, 0.3]),
     drafting=st.sampled_from([0.01, 0.1, 0.3, 1.0]),
 )
-def test_what_it_takes_to_guess_counts(trust: float, slope: float, drafting: float) -> None:
-    lengths = lengths_of([1.0 + slope * count for count in range(16)], drafting)
-    [offer], step = offers_of([trust], [8], num_unread=1.0), Step(1, 1)
-    [chosen] = lengths.choose(step, [offer])
-    costs = [token_seconds(lengths, step, [offer], (count,), drafting) for count in range(9)]
+def test_what_drafting_takes_counts(trust: float, slope: float, drafting: float) -> None:
+    model = model_of([1.0 + slope * count for count in range(16)], drafting)
+    [offer], step = offers_of([trust], [8], num_uncomputed=1.0), PlannedStep(1, 1)
+    [chosen] = model.choose_lengths(step, [offer])
+    costs = [token_seconds(model, step, [offer], (count,), drafting) for count in range(9)]
     assert costs[chosen] == pytest.approx(min(costs), rel=1e-9)
 
 
-def test_a_network_that_takes_longer_than_it_saves_is_not_asked() -> None:
-    lengths = lengths_of([1.0] * 16, drafting=2.0)
-    assert lengths.choose(Step(1, 1), offers_of([0.9], [8], num_unread=1.0)) == [0]
-    assert lengths.choose(Step(1, 1), offers_of([0.9], [8])) == [8], "guesses that are there already cost nothing"
+def test_a_drafter_that_takes_longer_than_it_saves_is_not_used() -> None:
+    model = model_of([1.0] * 16, drafting=2.0)
+    assert model.choose_lengths(PlannedStep(1, 1), offers_of([0.9], [8], num_uncomputed=1.0)) == [0]
+    assert model.choose_lengths(PlannedStep(1, 1), offers_of([0.9], [8])) == [8], (
+        "guesses that are there already cost nothing"
+    )
 
 
-def test_what_a_network_costs_the_steps_it_guesses_for_counts_once() -> None:
-    lengths = lengths_of([1.0 + 0.1 * count for count in range(16)], drafting=0.05)
-    drafted, copied = offers_of([0.5], [4], num_unread=1.0), offers_of([0.5], [4])
-    assert lengths.choose(Step(1, 1), drafted)[0] > 0 and lengths.may_pay(1, [1.0], 0.5, is_drafted=True)
-    gain, speed_up = lengths.gain(drafted[0]), lengths.speed_up(0.8, 4, is_drafted=True)
+def test_what_a_drafter_costs_its_steps_counts_once() -> None:
+    model = model_of([1.0 + 0.1 * count for count in range(16)], drafting=0.05)
+    drafted, copied = offers_of([0.5], [4], num_uncomputed=1.0), offers_of([0.5], [4])
+    assert model.choose_lengths(PlannedStep(1, 1), drafted)[0] > 0 and model.may_pay(1, [1.0], 0.5, is_drafted=True)
+    gain, speed_up = model.gain(drafted[0]), model.speedup(0.8, 4, is_drafted=True)
     for num_tokens in range(1, 9):
-        lengths.drafted.record(num_tokens, lengths.times.of(num_tokens) + 1.0)
-    assert lengths.gain(drafted[0]) == pytest.approx(gain - NETWORK_MARGIN)
-    assert lengths.speed_up(0.8, 4, is_drafted=True) < speed_up
-    assert lengths.choose(Step(1, 1), drafted) == [0] and lengths.choose(Step(1, 1), copied)[0] > 0
-    assert not lengths.may_pay(1, [1.0], 0.5, is_drafted=True)
+        model.drafter_steps.record(num_tokens, model.speculative.seconds(num_tokens) + 1.0)
+    assert model.gain(drafted[0]) == pytest.approx(gain - NETWORK_MARGIN)
+    assert model.speedup(0.8, 4, is_drafted=True) < speed_up
+    assert (
+        model.choose_lengths(PlannedStep(1, 1), drafted) == [0]
+        and model.choose_lengths(PlannedStep(1, 1), copied)[0] > 0
+    )
+    assert not model.may_pay(1, [1.0], 0.5, is_drafted=True)
 
 
 def test_what_is_checked_as_a_whole_costs_all_its_tokens() -> None:
-    lengths = lengths_of([1.0 + 0.1 * count for count in range(16)])
-    assert lengths.choose(Step(1, 1), [Offer((0.9,), width=2)]) == [1]
-    assert lengths.choose(Step(1, 1), [Offer((0.9,), width=12)]) == [0]
+    model = model_of([1.0 + 0.1 * count for count in range(16)])
+    assert model.choose_lengths(PlannedStep(1, 1), [DraftOffer((0.9,), width=2)]) == [1]
+    assert model.choose_lengths(PlannedStep(1, 1), [DraftOffer((0.9,), width=12)]) == [0]
 
 
 def test_what_asking_takes_is_part_of_the_price() -> None:
-    lengths = lengths_of([1.0, 1.2])
+    model = model_of([1.0, 1.2])
     offers = offers_of([0.6], [1])
-    assert lengths.choose(Step(1, 1), offers) == [1]
-    lengths.plain.record(1, 0.5)
-    assert lengths.token_seconds(1) == 0.5
-    assert lengths.choose(Step(1, 1), offers) == [0], "a step that asks nobody is shorter"
-    assert not lengths.may_pay(1, [1.0], 0.5)
+    assert model.choose_lengths(PlannedStep(1, 1), offers) == [1]
+    model.plain.record(1, 0.5)
+    assert model.token_seconds(1) == 0.5
+    assert model.choose_lengths(PlannedStep(1, 1), offers) == [0], "a step that asks nobody is shorter"
+    assert not model.may_pay(1, [1.0], 0.5)
 
 
 def test_where_tokens_cost_as_much_as_steps_nothing_is_checked() -> None:
-    lengths = lengths_of([0.1 * num_tokens for num_tokens in range(1, 17)])
-    assert lengths.choose(Step(1, 1), offers_of([0.9], [8])) == [0]
-    assert not lengths.may_pay(1, [1.0], 0.9)
+    model = model_of([0.1 * num_tokens for num_tokens in range(1, 17)])
+    assert model.choose_lengths(PlannedStep(1, 1), offers_of([0.9], [8])) == [0]
+    assert not model.may_pay(1, [1.0], 0.9)
 
 
 def test_where_tokens_cost_nothing_all_are() -> None:
-    lengths = lengths_of([1.0] * 16)
-    assert lengths.choose(Step(1, 1), offers_of([0.5], [8])) == [8]
-    assert lengths.may_pay(1, [1.0], 0.5)
+    model = model_of([1.0] * 16)
+    assert model.choose_lengths(PlannedStep(1, 1), offers_of([0.5], [8])) == [8]
+    assert model.may_pay(1, [1.0], 0.5)
 
 
 def test_the_classical_estimate() -> None:
     """Leviathan et al.: (1 - a ** (k + 1)) / ((1 - a) * (k * c + 1)), where checking costs what one token does."""
-    lengths = lengths_of([1.0] * 16, drafting=0.2)
+    model = model_of([1.0] * 16, drafting=0.2)
     classical = (1 - 0.8**5) / ((1 - 0.8) * (4 * 0.2 + 1))
-    assert lengths.speed_up(0.8, 4, is_drafted=True) == pytest.approx(classical)
-    assert lengths.speed_up(0.8, 4, is_drafted=False) == pytest.approx((1 - 0.8**5) / (1 - 0.8))
-    lengths.plain.record(1, 0.5)
-    assert lengths.speed_up(1.0, 1, is_drafted=False) == pytest.approx(1.0), "against steps that ask nobody"
+    assert model.speedup(0.8, 4, is_drafted=True) == pytest.approx(classical)
+    assert model.speedup(0.8, 4, is_drafted=False) == pytest.approx((1 - 0.8**5) / (1 - 0.8))
+    model.plain.record(1, 0.5)
+    assert model.speedup(1.0, 1, is_drafted=False) == pytest.approx(1.0), "against steps that ask nobody"
 
 
-def test_the_better_of_two_offers_is_told_by_what_it_brings() -> None:
-    lengths = lengths_of([1.0, 1.1], drafting=0.2)
-    copied, drafted = offers_of([0.5], [4])[0], offers_of([0.9], [8], num_unread=1.0)[0]
-    assert lengths.gain(drafted) > lengths.gain(copied)
-    assert lengths.gain(offers_of([0.95], [32])[0]) > lengths.gain(drafted)
-    assert lengths.gain(drafted._replace(num_unread=16.0)) == lengths.gain(drafted), (
+def test_the_better_of_two_offers_gains_more() -> None:
+    model = model_of([1.0, 1.1], drafting=0.2)
+    copied, drafted = offers_of([0.5], [4])[0], offers_of([0.9], [8], num_uncomputed=1.0)[0]
+    assert model.gain(drafted) > model.gain(copied)
+    assert model.gain(offers_of([0.95], [32])[0]) > model.gain(drafted)
+    assert model.gain(drafted._replace(num_uncomputed=16.0)) == model.gain(drafted), (
         "a pass takes as long for any number"
     )
 
 
-def test_before_anything_was_measured_one_guess_is_tried() -> None:
-    assert Lengths().choose(Step(2, 2), [Offer((0.5,) * 5), Offer(())]) == [1, 0]
+def test_before_anything_was_measured_one_draft_token_is_verified() -> None:
+    assert SpeculationCostModel().choose_lengths(PlannedStep(2, 2), [DraftOffer((0.5,) * 5), DraftOffer(())]) == [1, 0]
 
 
-def test_where_only_a_network_has_guessed_others_are_tried() -> None:
-    lengths = Lengths()
-    lengths.drafting.record(1, 0.1)
-    lengths.drafted.record(2, 1.0)
-    assert lengths.token_seconds(1) == pytest.approx(1.0, rel=0.3)
-    assert lengths.may_pay(1, [1.0], 0.5) and lengths.may_pay(1, [1.0], 0.5, is_drafted=True)
-    assert lengths.choose(Step(1, 1), offers_of([0.5], [4], num_unread=1.0)) == [1]
+def test_other_methods_are_tried_where_only_a_drafter_was_used() -> None:
+    model = SpeculationCostModel()
+    model.drafter_passes.record(1, 0.1)
+    model.drafter_steps.record(2, 1.0)
+    assert model.token_seconds(1) == pytest.approx(1.0, rel=0.3)
+    assert model.may_pay(1, [1.0], 0.5) and model.may_pay(1, [1.0], 0.5, is_drafted=True)
+    assert model.choose_lengths(PlannedStep(1, 1), offers_of([0.5], [4], num_uncomputed=1.0)) == [1]
 
 
 def test_what_never_paid_is_tried_again_now_and_then() -> None:
-    lengths = lengths_of([1.0 + 1.5 * count for count in range(20)])
-    answers = [lengths.may_pay(1, [1.0], 1.0) for _ in range(512)]
+    model = model_of([1.0 + 1.5 * count for count in range(20)])
+    answers = [model.may_pay(1, [1.0], 1.0) or model.record_refusal(1) for _ in range(512)]
     assert [place for place, answer in enumerate(answers) if answer] == [63, 127, 191, 255, 319, 383, 447, 511]
-    lengths.times.record(2, 2.5)
-    assert not lengths.may_pay(1, [1.0], 0.5), "what was measured is forgotten in the end, and may be measured again"
+    model.speculative.record(2, 2.5)
+    assert not model.may_pay(1, [1.0], 0.5), "what was measured is forgotten in the end, and may be measured again"
     for _ in range(300):
-        lengths.times.record(2, 1.1)
-    assert lengths.may_pay(1, [1.0], 0.5)
+        model.speculative.record(2, 1.1)
+    assert model.may_pay(1, [1.0], 0.5)
 
 
-def test_guesses_for_several_sequences_may_pay_where_those_for_one_do_not() -> None:
-    lengths = lengths_of([1.0, 1.1, 1.2, 1.3, *[2.0] * 60])
-    assert lengths.may_pay(4, [1.0] * 4, 0.6) and not lengths.may_pay(4, [1.0], 0.6)
+def test_drafts_for_several_sequences_may_pay_where_those_for_one_do_not() -> None:
+    model = model_of([1.0, 1.1, 1.2, 1.3, *[2.0] * 60])
+    assert model.may_pay(4, [1.0] * 4, 0.6) and not model.may_pay(4, [1.0], 0.6)
 
 
-def test_guesses_count_for_what_tokens_are_worth() -> None:
-    lengths = lengths_of([1.0 + 0.08 * count for count in range(64)])
-    full, little = ([offer._replace(worth=worth) for offer in offers_of([0.9], [8])] for worth in (1.0, 0.1))
-    assert lengths.choose(Step(8, 8), full)[0] > lengths.choose(Step(8, 8), little)[0] == 0
-    assert lengths.may_pay(8, [1.0], 0.9) and not lengths.may_pay(8, [0.1], 0.9)
-    [many, few] = lengths.choose(Step(2, 2), [*full, *little])
+def test_draft_tokens_count_for_what_tokens_are_worth() -> None:
+    model = model_of([1.0 + 0.08 * count for count in range(64)])
+    full, little = ([offer._replace(value=worth) for offer in offers_of([0.9], [8])] for worth in (1.0, 0.1))
+    assert model.choose_lengths(PlannedStep(8, 8), full)[0] > model.choose_lengths(PlannedStep(8, 8), little)[0] == 0
+    assert model.may_pay(8, [1.0], 0.9) and not model.may_pay(8, [0.1], 0.9)
+    [many, few] = model.choose_lengths(PlannedStep(2, 2), [*full, *little])
     assert many > few, "those that are worth more come first"
 
 
-def test_what_a_network_guesses_saves_no_more_than_tokens_cost_lately() -> None:
-    lengths = lengths_of([1.0 + 0.1 * count for count in range(16)], drafting=0.05)
-    [drafted], [copied] = offers_of([0.7], [4], num_unread=1.0), offers_of([0.7], [4])
-    gain = lengths.gain(drafted)
-    assert lengths.choose(Step(1, 1), [drafted])[0] > 0 and lengths.may_pay(1, [1.0], 0.7, is_drafted=True)
-    lengths.price = 0.1
-    assert lengths.gain(drafted) < gain and lengths.gain(copied) == sum(copied.chances)
-    assert lengths.choose(Step(1, 1), [drafted]) == [0] and lengths.choose(Step(1, 1), [copied])[0] > 0
-    assert lengths.may_pay(1, [1.0], 0.7) and not lengths.may_pay(1, [1.0], 0.7, is_drafted=True)
+def test_tokens_of_a_drafter_save_no_more_than_tokens_cost_lately() -> None:
+    model = model_of([1.0 + 0.1 * count for count in range(16)], drafting=0.05)
+    [drafted], [copied] = offers_of([0.7], [4], num_uncomputed=1.0), offers_of([0.7], [4])
+    gain = model.gain(drafted)
+    assert model.choose_lengths(PlannedStep(1, 1), [drafted])[0] > 0 and model.may_pay(1, [1.0], 0.7, is_drafted=True)
+    model.token_price = 0.1
+    assert model.gain(drafted) < gain and model.gain(copied) == sum(copied.probabilities)
+    assert (
+        model.choose_lengths(PlannedStep(1, 1), [drafted]) == [0]
+        and model.choose_lengths(PlannedStep(1, 1), [copied])[0] > 0
+    )
+    assert model.may_pay(1, [1.0], 0.7) and not model.may_pay(1, [1.0], 0.7, is_drafted=True)
 
 
-def test_what_a_step_with_guesses_costs_is_told_in_steps_without() -> None:
-    lengths = lengths_of([1.0, 1.5, 2.0, 2.5])
+def test_extra_steps_are_counted_in_plain_steps() -> None:
+    model = model_of([1.0, 1.5, 2.0, 2.5])
     for _ in range(3):
-        lengths.plain.record(1, 0.5)
-    assert lengths.steps_spent(Step(1, 1), 3, 0.0) == pytest.approx((2.0 - 0.5) / 0.5)
-    assert lengths.steps_spent(Step(1, 1), 3, 0.25) == pytest.approx((2.0 - 0.5 + 0.25) / 0.5)
+        model.plain.record(1, 0.5)
+    assert model.extra_steps(PlannedStep(1, 1), 3, 0.0) == pytest.approx((2.0 - 0.5) / 0.5)
+    assert model.extra_steps(PlannedStep(1, 1), 3, 0.25) == pytest.approx((2.0 - 0.5 + 0.25) / 0.5)
 
 
 def test_many_may_pay_where_one_does_not() -> None:
-    lengths = lengths_of([1.0, *[2.0] * 19])
-    assert lengths.may_pay(1, [1.0], 0.9) and not lengths.may_pay(1, [1.0], 0.4)
+    model = model_of([1.0, *[2.0] * 19])
+    assert model.may_pay(1, [1.0], 0.9) and not model.may_pay(1, [1.0], 0.4)
     for num_tokens in range(1, 5):
-        lengths.drafting.record(num_tokens, 1.0)
-    assert not lengths.may_pay(1, [1.0], 0.9, is_drafted=True)
+        model.drafter_passes.record(num_tokens, 1.0)
+    assert not model.may_pay(1, [1.0], 0.9, is_drafted=True)
 
 
 def test_now_and_then_more_are_checked_than_seem_to_pay() -> None:
     """What longer steps take is learned only if some are made."""
-    lengths = Lengths()
+    model = SpeculationCostModel()
     for num_tokens, seconds in ((1, 1.0), (2, 1.1), (3, 1.2), (4, 9.0), (8, 9.0)):
         for _ in range(4):
-            lengths.times.record(num_tokens, seconds)
-    offer = Offer((0.9, 0.8, 0.7, 0.6, 0.5, 0.4))
-    counts = [lengths.choose(Step(1, 1), [offer])[0] for _ in range(64)]
+            model.speculative.record(num_tokens, seconds)
+    offer = DraftOffer((0.9, 0.8, 0.7, 0.6, 0.5, 0.4))
+    counts = [model.choose_lengths(PlannedStep(1, 1), [offer])[0] for _ in range(64)]
     assert {2, 5} == set(counts) and counts.count(5) == 4
-    assert all(lengths.choose(Step(2, 2), [offer, offer]) != [5, 5] for _ in range(64)), "where several are, sizes vary"
-    promised = offer._replace(num_unread=1.0)
-    assert {lengths.choose(Step(1, 1), [promised])[0] for _ in range(64)} == {2}, "what must be made first costs more"
+    assert all(model.choose_lengths(PlannedStep(2, 2), [offer, offer]) != [5, 5] for _ in range(64)), (
+        "where several are, sizes vary"
+    )
+    promised = offer._replace(num_uncomputed=1.0)
+    assert {model.choose_lengths(PlannedStep(1, 1), [promised])[0] for _ in range(64)} == {2}, (
+        "what must be made first costs more"
+    )

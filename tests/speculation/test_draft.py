@@ -17,24 +17,24 @@ def test_a_chain_is_a_tree_without_branches() -> None:
     assert NO_DRAFT.is_chain and not len(NO_DRAFT)
 
 
-def test_children_stand_in_their_order_and_paths_lead_down() -> None:
+def test_children_are_in_order_and_paths_lead_down() -> None:
     assert not TREE.is_chain
     assert TREE.children(ROOT) == [0, 2] and TREE.children(0) == [1, 4] and TREE.children(3) == []
     assert TREE.path(3) == [2, 3] and TREE.path(ROOT) == [] and TREE.depths == [1, 2, 1, 2, 2]
 
 
 def test_a_part_of_a_tree_is_a_tree() -> None:
-    assert TREE.first_line() == Draft.chain([5, 6]) and NO_DRAFT.first_line() == NO_DRAFT
-    assert TREE.first(3) == Draft((5, 6, 7), (ROOT, 0, ROOT)) and TREE.first(9) is TREE
+    assert TREE.main_chain() == Draft.chain([5, 6]) and NO_DRAFT.main_chain() == NO_DRAFT
+    assert TREE.truncated(3) == Draft((5, 6, 7), (ROOT, 0, ROOT)) and TREE.truncated(9) is TREE
 
 
-def test_what_guesses_were_drawn_from_goes_with_them() -> None:
+def test_proposal_distributions_go_with_their_tokens() -> None:
     drawn = replace(TREE, proposals=torch.arange(10.0).view(5, 2))
-    assert drawn == TREE and NO_DRAFT.proposals is None and TREE.first(2).proposals is None
-    assert proposals(drawn.first(2)) == [[0.0, 1.0], [2.0, 3.0]]
-    assert proposals(drawn.first_line()) == [[0.0, 1.0], [2.0, 3.0]]
+    assert drawn == TREE and NO_DRAFT.proposals is None and TREE.truncated(2).proposals is None
+    assert proposals(drawn.truncated(2)) == [[0.0, 1.0], [2.0, 3.0]]
+    assert proposals(drawn.main_chain()) == [[0.0, 1.0], [2.0, 3.0]]
     aside = Draft((5, 6, 7), (ROOT, ROOT, 0), proposals=torch.arange(3.0)[:, None])
-    assert proposals(aside.first_line()) == [[0.0], [2.0]]
+    assert proposals(aside.main_chain()) == [[0.0], [2.0]]
 
 
 def proposals(draft: Draft) -> list[list[float]]:

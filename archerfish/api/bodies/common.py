@@ -135,14 +135,14 @@ class SLOBody(Body):
 
 
 class SpeculationBody(Body):
-    """How tokens are guessed for this request; what is left out is as the service has it."""
+    """Speculative decoding of a request; what is left out is as the service has it."""
 
     method: Annotated[str, Field(min_length=1, max_length=64)] | None = None
-    """One of those that the engine has; off guesses nothing."""
+    """Method that proposes, of those that the engine has; off proposes nothing."""
     num_speculative_tokens: Annotated[int, Field(ge=1, le=MAX_DRAFT_TOKENS)] | None = None
-    """Most guesses that are checked in a step."""
+    """Maximum draft length per sequence and step."""
     verification: Verification | None = None
-    """Which guesses stand: coupled keeps the very tokens, rejection their distribution; typical is lossy."""
+    """Acceptance of draft tokens: coupled keeps the very tokens, rejection their distribution; typical is lossy."""
 
 
 class JsonSchema(Body):

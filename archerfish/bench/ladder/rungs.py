@@ -11,10 +11,10 @@ from archerfish.bench.offline.measure import OfflineBench, WorkloadRun
 from archerfish.bench.offline.workloads import Job, OfflineWorkload
 from archerfish.config.settings import EngineConfig
 from archerfish.engine.build import Assembly, build, examine
-from archerfish.engine.kernels import model_target
+from archerfish.engine.factory.kernels import model_target
 from archerfish.engine.models import load_decoder
 from archerfish.errors import ConfigError
-from archerfish.execution.memory import Memory
+from archerfish.execution.memory import MemoryBudget
 from archerfish.kvcache.layout import kv_layout
 from archerfish.metrics.speculation import SpeculationTotals, speculation_between
 from archerfish.ops import torch_dtype, why_not_native, why_not_triton
@@ -163,7 +163,7 @@ def _memory_of(config: EngineConfig) -> _PlainMemory:
     """Return what the decoder takes without an engine around it."""
     blueprint = examine(config)
     arch, settings = blueprint.arch, blueprint.config
-    memory = Memory(arch, kv_layout(arch), 0, torch_dtype(settings.dtype).itemsize)
+    memory = MemoryBudget(arch, kv_layout(arch), 0, torch_dtype(settings.dtype).itemsize)
     return _PlainMemory(memory.weights, memory.activations(settings))
 
 

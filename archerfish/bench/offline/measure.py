@@ -12,12 +12,12 @@ from archerfish.engine.build import Assembly
 from archerfish.engine.engine import Clock, Engine
 from archerfish.engine.input_processor import InputProcessor
 from archerfish.errors import StepFailed
-from archerfish.execution.executor import Executor, Launched
+from archerfish.execution.executor import Executor, LaunchedStep
 from archerfish.machine.peak import Peak
 from archerfish.metrics.speculation import SpeculationStats, SpeculationTotals, speculation_between
 from archerfish.metrics.timing import RequestTiming
 from archerfish.request import Request, SamplingParams, TokenEvent
-from archerfish.scheduling.plan import Plan, RoomForGuesses, StepResult
+from archerfish.scheduling.plan import Plan, StepResult
 from archerfish.scheduling.scheduler import Scheduler
 
 T = TypeVar("T")
@@ -39,8 +39,8 @@ class TimedExecutor:
         return self._inner.max_in_flight
 
     @property
-    def guessing(self) -> RoomForGuesses | None:
-        return self._inner.guessing
+    def max_draft_tokens(self) -> int | None:
+        return self._inner.max_draft_tokens
 
     def launch(self, plan: Plan) -> "TimedStep":
         return TimedStep(self, self.timed(lambda: self._inner.launch(plan)))
@@ -58,7 +58,7 @@ class TimedExecutor:
 @dataclass(frozen=True, slots=True)
 class TimedStep:
     executor: TimedExecutor
-    inner: Launched
+    inner: LaunchedStep
 
     def result(self) -> StepResult:
         return self.executor.timed(self.inner.result)

@@ -1,1 +1,1 @@
-"""Drafters: proposers with weights, and what they need of the rows and the KV cache."""
+"""Drafters: proposers with weights, and what they store for each row and block."""

@@ -1,7 +1,7 @@
-"""How far a network beside the model has come in each block of the cache. Knows blocks and rows' tables, no tensors.
+"""How far a drafter has computed each block of the KV cache.
 
-Blocks outlive sequences: a cached prefix that the network has seen need not be computed again, and one that it has not
-seen is caught up with. A block says how many of its tokens are done, from its first one on.
+Blocks outlive sequences: a cached prefix that the drafter has computed need not be computed again, and one that it has
+not is computed when it drafts. Each block counts how many of its tokens are computed, from its first one on.
 """
 
 from collections.abc import Sequence
@@ -12,18 +12,20 @@ from archerfish.ops.arrays import IntTable
 from archerfish.scheduling.plan import Plan, SequenceStart
 
 
-class Filled:
+class DraftCacheProgress:
+    """Tokens that a drafter has computed, by block."""
+
     def __init__(self, num_blocks: int, block_size: int, group: int, table: IntTable) -> None:
-        """`table` [rows, blocks] is that of the KV group whose blocks the network uses, and is kept by the rows."""
+        """`table` [rows, blocks] is that of the KV group whose blocks the drafter uses; the rows keep it up to date."""
         self._counts = [0] * num_blocks
         self._block_size = block_size
         self._group = group
         self._table = table
-        self._passed: dict[int, int] = {}
-        """Of rows whose window has passed blocks when they started: how many."""
+        self._num_passed: dict[int, int] = {}
+        """Blocks that a row's window had passed when the row started."""
 
-    def take_in(self, plan: Plan) -> None:
-        """What is new since the last step: blocks that are written from their start, and copies of others."""
+    def apply(self, plan: Plan) -> None:
+        """Reset the blocks that a step writes from their start, and follow its copies."""
         for chunk in plan.chunks:
             if chunk.new_blocks:
                 for block in chunk.new_blocks[self._group]:
@@ -39,31 +41,31 @@ class Filled:
 
     def _start(self, start: SequenceStart, computed: int) -> None:
         blocks = start.blocks[self._group]
-        self._passed[start.row] = sum(block is None for block in blocks)
-        place, share = divmod(computed, self._block_size)
-        if share and (block := blocks[place]) is not None:
-            # Copied from a sequence that may have gone on in another way.
+        self._num_passed[start.row] = sum(block is None for block in blocks)
+        index, share = divmod(computed, self._block_size)
+        if share and (block := blocks[index]) is not None:
+            # Copied from a sequence that may have continued differently.
             self._counts[block] = min(self._counts[block], share)
 
-    def upto(self, row: int, end: int) -> int:
-        """How many of a row's first `end` tokens are done, one after the other."""
-        first = self._passed.get(row, 0)
+    def num_computed(self, row: int, end: int) -> int:
+        """Return how many of a row's first `end` tokens are computed without a gap."""
+        first = self._num_passed.get(row, 0)
         blocks = self._table[row, first : -(-end // self._block_size)].tolist()
-        done = first * self._block_size
+        num_computed = first * self._block_size
         for block in blocks:
-            done += self._counts[block]
+            num_computed += self._counts[block]
             if self._counts[block] < self._block_size:
                 break
-        return min(done, end)
+        return min(num_computed, end)
 
-    def mark(self, row: int, start: int, end: int) -> None:
-        """A row's tokens from `start` up to `end` are done, and those before them were."""
+    def advance(self, row: int, start: int, end: int) -> None:
+        """Record that a row's tokens from `start` up to `end` are computed, and those before them."""
         size = self._block_size
-        for place in range(start // size, -(-end // size)):
-            self._counts[int(self._table[row, place])] = min(size, end - place * size)
+        for index in range(start // size, -(-end // size)):
+            self._counts[int(self._table[row, index])] = min(size, end - index * size)
 
 
-def kept_group(windows: Sequence[int | None]) -> int:
-    """The KV group of a model whose blocks are kept longest: what sees everything, else what sees farthest."""
-    reach = [np.inf if window is None else window for window in windows]
-    return int(np.argmax(reach))
+def longest_group(windows: Sequence[int | None]) -> int:
+    """Return the KV group whose blocks are cached longest: the one without a window, or with the widest."""
+    widths = [np.inf if window is None else window for window in windows]
+    return int(np.argmax(widths))

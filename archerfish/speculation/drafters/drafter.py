@@ -1,4 +1,4 @@
-"""Networks that guess tokens for the model: what their passes have in common. Knows neither requests nor choices."""
+"""Drafters that can be run: draft models, EAGLE-3 and Medusa heads behind one protocol."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,95 +18,99 @@ from archerfish.ops.signatures import DrawRows
 from archerfish.speculation.drafters.feature_store import FeatureStore
 
 
-class Network(Protocol):
-    """Guesses token after token. What it keeps of tokens it has read lies in blocks of the model's cache."""
+class RunnableDrafter(Protocol):
+    """Drafts token after token. What it caches of tokens lies in blocks of the same numbers as the model's."""
 
     @property
-    def lag(self) -> int:
-        """How many tokens at a sequence's end are not read as such: it reads places up to `end - lag`."""
+    def token_lag(self) -> int:
+        """Tokens at a sequence's end that it does not compute: it computes positions up to `length - token_lag`."""
 
     @property
-    def keeps(self) -> bool:
-        """It remembers tokens it has read; else it looks at the last one only."""
+    def has_kv_cache(self) -> bool:
+        """Whether it caches the tokens it has computed; otherwise it reads the last one only."""
 
     @property
-    def trusts_guesses(self) -> bool:
-        """What it keeps of its own guesses is right where they stand."""
+    def reuses_accepted_kv(self) -> bool:
+        """Whether what it caches of its own draft tokens is right if they are accepted."""
 
-    def read(self, batch: StepBatch) -> Tensor:
-        """Read tokens that stand in rows. Logits [picked, vocabulary] of what follows the picked ones."""
+    def forward(self, batch: StepBatch) -> Tensor:
+        """Compute tokens of rows. Logits [logits, vocabulary] of what follows those at the logit indices."""
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
-        """Blocks that it keeps something in."""
+        """Copy blocks of its cache."""
 
-    def go_on(self, batch: StepBatch, kept: list[int]) -> Tensor:
-        """The same for one token of each row, guessed by the pass before; `kept` are the rows' places in that pass."""
+    def forward_next(self, batch: StepBatch, indices: list[int]) -> Tensor:
+        """Compute one token of each row, drafted by the pass before, in which the rows had these indices."""
 
     def draft(self, batch: StepBatch, draw_rows: DrawRows, counts: Ints) -> Drafted | None:
-        """Read, draw and go on until each picked row has `counts` guesses, in one call; None if it cannot.
+        """Compute a batch and draft `counts` tokens for each of its rows in one call; None if it cannot.
 
-        The first of them are drawn as `draw_rows`, each further one a position on. Those that are read are on the rows.
+        The first of them are sampled by `draw_rows`, each further one a position on. Rows get those that are computed.
         """
 
 
-class DraftsAtOnce(Protocol):
+class DraftFunction(Protocol):
+    """Whole drafts in one native call."""
+
     def __call__(self, batch: StepBatch, draw_rows: DrawRows, counts: Ints, *given: Tensor) -> Drafted:
-        """As a network's `draft`; given is what its first pass takes beside tokens, [T, width] each."""
+        """Draft as a drafter's `draft`; given is what its first pass takes besides tokens, [T, width] each."""
 
 
 @dataclass(frozen=True, slots=True)
-class DraftModel:
-    """A whole model, smaller than the one it guesses for."""
+class RunnableDraftModel:
+    """A whole model, smaller than the one it drafts for."""
 
     model: RunnableModel
     storage: KVStorage
     rows: Rows
-    at_once: DraftsAtOnce | None = None
-    lag: int = 0
-    keeps: bool = True
-    trusts_guesses: bool = True
+    native_drafting: DraftFunction | None = None
+    token_lag: int = 0
+    has_kv_cache: bool = True
+    reuses_accepted_kv: bool = True
 
-    def read(self, batch: StepBatch) -> Tensor:
+    def forward(self, batch: StepBatch) -> Tensor:
         return self.model.run(batch, self.rows).logits
 
-    def go_on(self, batch: StepBatch, kept: list[int]) -> Tensor:
-        return self.read(batch)
+    def forward_next(self, batch: StepBatch, indices: list[int]) -> Tensor:
+        return self.forward(batch)
 
     def draft(self, batch: StepBatch, draw_rows: DrawRows, counts: Ints) -> Drafted | None:
-        return None if self.at_once is None else self.at_once(batch, draw_rows, counts)
+        return None if self.native_drafting is None else self.native_drafting(batch, draw_rows, counts)
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         self.storage.copy(copies)
 
 
-class Vocabulary:
-    """The tokens that a head can guess, among all of the target's."""
+class DraftVocabulary:
+    """The tokens that a head can draft, among all of the target's."""
 
     def __init__(self, size: int, target_ids: Tensor | None) -> None:
         self.size = size
         self.target_ids = target_ids
-        """[tokens it can guess], or None: all of them."""
+        """[draft vocabulary] the target's ids, or None if the head drafts all of them."""
 
-    def spread(self, logits: Tensor) -> Tensor:
-        """[rows, tokens it can guess] -> [rows, vocabulary], where what it cannot guess is impossible."""
+    def scatter_to_target(self, logits: Tensor) -> Tensor:
+        """Return [rows, vocabulary] logits of [rows, draft vocabulary] ones; tokens it cannot draft are impossible."""
         if self.target_ids is None:
             return logits
-        found = logits.new_full((len(logits), self.size), -torch.inf)
-        found[:, self.target_ids] = logits
-        return found
+        target_logits = logits.new_full((len(logits), self.size), -torch.inf)
+        target_logits[:, self.target_ids] = logits
+        return target_logits
 
 
 class HeadPass(Protocol):
+    """A pass of a head, run by any backend."""
+
     def run(self, batch: StepBatch, rows: Rows, given: Tensor) -> ForwardOutput:
-        """Over tokens of rows, and for each of them [width] of something else."""
+        """Run a pass over tokens of rows, with a vector [width] for each of them."""
 
 
-class EagleNetwork:
-    """EAGLE-3: reads a token beside what the target made of the one before; further on, what it made of that itself."""
+class RunnableEagle:
+    """EAGLE-3: reads a token and the target's features of the one before; later in a draft, its own states of it."""
 
-    lag = 1
-    keeps = True
-    trusts_guesses = False  # Where a guess stands, the target's own features are better.
+    token_lag = 1
+    has_kv_cache = True
+    reuses_accepted_kv = False  # Once a token is accepted, the target's own features are better.
 
     def __init__(
         self,
@@ -115,66 +119,70 @@ class EagleNetwork:
         storage: KVStorage,
         features: FeatureStore,
         rows: Rows,
-        vocabulary: Vocabulary,
-        at_once: DraftsAtOnce | None = None,
+        vocabulary: DraftVocabulary,
+        native_drafting: DraftFunction | None = None,
     ) -> None:
-        """`first` takes features, `further` states. Rows have the token after each place in it."""
+        """`first` takes features, `further` states. At each position rows have the token after it."""
         self._first = first
         self._further = further
         self._storage = storage
         self._features = features
         self._rows = rows
         self._vocabulary = vocabulary
-        self._at_once = at_once
+        self._native_drafting = native_drafting
         self._states: Tensor | None = None
-        """Of the tokens that were picked last."""
+        """States at the logit indices of the last pass."""
 
-    def read(self, batch: StepBatch) -> Tensor:
-        passed = self._first.run(batch, self._rows, self._features.of(batch))
-        return self._scored(batch, passed)
+    def forward(self, batch: StepBatch) -> Tensor:
+        output = self._first.run(batch, self._rows, self._features.gather(batch))
+        return self._logits(batch, output)
 
-    def go_on(self, batch: StepBatch, kept: list[int]) -> Tensor:
+    def forward_next(self, batch: StepBatch, indices: list[int]) -> Tensor:
         assert self._states is not None
-        return self._scored(batch, self._further.run(batch, self._rows, self._states[kept]))
+        return self._logits(batch, self._further.run(batch, self._rows, self._states[indices]))
 
     def draft(self, batch: StepBatch, draw_rows: DrawRows, counts: Ints) -> Drafted | None:
-        return None if self._at_once is None else self._at_once(batch, draw_rows, counts, self._features.of(batch))
+        if self._native_drafting is None:
+            return None
+        return self._native_drafting(batch, draw_rows, counts, self._features.gather(batch))
 
-    def _scored(self, batch: StepBatch, passed: ForwardOutput) -> Tensor:
-        self._states = passed.hidden[torch.from_numpy(batch.logit_indices).to(passed.hidden.device)]
-        return self._vocabulary.spread(passed.logits)
+    def _logits(self, batch: StepBatch, output: ForwardOutput) -> Tensor:
+        self._states = output.hidden[torch.from_numpy(batch.logit_indices).to(output.hidden.device)]
+        return self._vocabulary.scatter_to_target(output.logits)
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         self._storage.copy(copies)
 
 
-class MedusaNetwork:
-    """Medusa: each head guesses a place further on, from the target's last state alone."""
+class RunnableMedusa:
+    """Medusa: each head drafts one position further ahead, from the target's last state alone."""
 
-    lag = 1
-    keeps = False
-    trusts_guesses = False
+    token_lag = 1
+    has_kv_cache = False
+    reuses_accepted_kv = False
 
-    def __init__(self, heads: Callable[[Tensor], list[Tensor]], features: FeatureStore, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self, heads: Callable[[Tensor], list[Tensor]], features: FeatureStore, vocabulary: DraftVocabulary
+    ) -> None:
         self._heads = heads
         self._features = features
         self._vocabulary = vocabulary
         self._further: list[Tensor] = []
-        """Logits of heads that were not draw_rows for yet."""
+        """Logits of heads whose positions are still to come."""
 
-    def read(self, batch: StepBatch) -> Tensor:
-        states = self._features.of(batch)
+    def forward(self, batch: StepBatch) -> Tensor:
+        states = self._features.gather(batch)
         first, *self._further = self._heads(states[torch.from_numpy(batch.logit_indices).to(states.device)])
-        return self._vocabulary.spread(first)
+        return self._vocabulary.scatter_to_target(first)
 
-    def go_on(self, batch: StepBatch, kept: list[int]) -> Tensor:
-        # All rows that go on were in the pass before, and before that.
-        self._further = [logits[kept] for logits in self._further]
-        return self._vocabulary.spread(self._further.pop(0))
+    def forward_next(self, batch: StepBatch, indices: list[int]) -> Tensor:
+        # All rows that continue were in the pass before, and before that.
+        self._further = [logits[indices] for logits in self._further]
+        return self._vocabulary.scatter_to_target(self._further.pop(0))
 
     def draft(self, batch: StepBatch, draw_rows: DrawRows, counts: Ints) -> Drafted | None:
         # All heads are one pass: there is nothing between passes to be saved.
         return None
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
-        """It keeps nothing."""
+        """Do nothing: it caches nothing."""

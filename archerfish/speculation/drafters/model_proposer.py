@@ -1,6 +1,6 @@
-"""Guesses by a network that reads what was written: catches up with the rows, then draws token after token.
+"""The proposer that runs a drafter: it catches up with the rows, then drafts token after token.
 
-Draws are the model's own, with the same noise at the same places: where both think alike they draw alike.
+Tokens are sampled with the model's own noise at their positions: where both models agree, they sample the same tokens.
 """
 
 import itertools
@@ -20,257 +20,267 @@ from archerfish.sampling.grammar import Guessed
 from archerfish.sampling.sampler import Sampler
 from archerfish.scheduling.plan import Plan
 from archerfish.speculation.draft import NO_DRAFT, Draft
-from archerfish.speculation.drafters.cache_progress import Filled
-from archerfish.speculation.drafters.drafter import Network
-from archerfish.speculation.proposer import Ask
-from archerfish.speculation.step_latency import StepTimes
+from archerfish.speculation.drafters.cache_progress import DraftCacheProgress
+from archerfish.speculation.drafters.drafter import RunnableDrafter
+from archerfish.speculation.proposer import DraftRequest
+from archerfish.speculation.step_latency import StepLatencyModel
 
-_TRIED_SIZES = (1, 2, 4)
-_NUM_TRIES = 4
+_PROFILED_SIZES = (1, 2, 4)
+"""Tokens of the passes that are timed at the start."""
+_NUM_TRIALS = 4
 
 
 @dataclass(slots=True)
-class _Line:
-    """Guesses for one row."""
+class _DraftInProgress:
+    """Draft tokens of one row so far."""
 
     candidates: list[list[int]] = field(default_factory=list)
-    """For each place the tokens guessed there, of which the first goes on."""
+    """For each depth the drafted tokens, the first of which the draft continues with."""
     proposals: list[Tensor] = field(default_factory=list)
-    """What they were drawn from, if the row is judged by it."""
+    """The distributions they were sampled from, if verification needs them."""
 
     @property
     def tokens(self) -> tuple[int, ...]:
         return tuple(first for first, *_ in self.candidates)
 
 
-class NetworkProposer:
-    surest = None
+class ModelProposer:
+    """Proposes what a drafter generates."""
+
+    max_acceptance = None
 
     def __init__(
         self,
-        network: Network,
+        drafter: RunnableDrafter,
         rows: Rows,
-        filled: Filled,
+        progress: DraftCacheProgress,
         sampler: Sampler,
         clock: Callable[[], float],
-        times: StepTimes,
+        latency: StepLatencyModel,
         *,
         max_tokens: int,
         max_model_len: int,
         branches: int = 1,
-        is_judged_by_proposals: Callable[[int], bool] = lambda row: False,
+        needs_proposals: Callable[[int], bool] = lambda row: False,
     ) -> None:
-        """A pass reads `max_tokens`, of sequences up to `max_model_len`; how long it took is told to `times`.
+        """A pass computes up to `max_tokens` tokens of sequences up to `max_model_len`; `latency` learns how long it
+        takes.
 
-        With branches, so many tokens are guessed at each place, of which the first goes on. For rows that are judged by
-        it, drafts tell what their guesses were drawn from.
+        With branches, so many tokens are drafted at each depth, the first of which is continued. Drafts of rows that
+        `needs_proposals` come with the distributions they were sampled from.
         """
-        self._network = network
+        self._drafter = drafter
         self._rows = rows
-        self._filled = filled
+        self._progress = progress
         self._sampler = sampler
         self._clock = clock
         self._max_tokens = max_tokens
         self._max_model_len = max_model_len
         self.branches = branches
-        """So many guesses stand side by side at each place."""
-        self._is_judged = is_judged_by_proposals
-        self._times = times
-        self._done: dict[int, int] = {}
-        """Of each row, how many places the network has read."""
-        self._num_read_guesses: dict[int, int] = {}
-        """Of the last draft of each row."""
+        """Draft tokens per depth."""
+        self._needs_proposals = needs_proposals
+        self._latency = latency
+        self._num_computed: dict[int, int] = {}
+        """Tokens of each row that the drafter has computed."""
+        self._num_computed_drafts: dict[int, int] = {}
+        """Tokens of each row's last draft that it has computed."""
 
-    def anew(self, times: StepTimes) -> "NetworkProposer":
-        """The same network for somebody else, who keeps times for itself. The two guess by turns, for other rows."""
+    def fresh_copy(self, latency: StepLatencyModel) -> "ModelProposer":
+        """Return another proposer of the same drafter, with a latency model of its own. They serve different rows."""
         other = copy(self)
-        other._times, other._done, other._num_read_guesses = times, {}, {}
+        other._latency, other._num_computed, other._num_computed_drafts = latency, {}, {}
         return other
 
-    def take_in(self, plan: Plan) -> None:
-        """What is new since the last step."""
-        self._filled.take_in(plan)
+    def begin_step(self, plan: Plan) -> None:
+        """Follow a step's new blocks, copies and starts."""
+        self._progress.apply(plan)
         if plan.copies:
-            self._network.copy(plan.copies)
+            self._drafter.copy(plan.copies)
 
-    def try_out(self) -> None:
-        """Before the first plan: see how long passes take, of those sizes that drafts can have. What they leave behind
-        is never read."""
-        for count in _TRIED_SIZES:
-            end = count + self._network.lag
-            if count > self._max_tokens or not self.room(end):
+    def profile(self) -> None:
+        """Time passes of the sizes that drafts have, before the first plan. What they write is never read."""
+        for count in _PROFILED_SIZES:
+            length = count + self._drafter.token_lag
+            if count > self._max_tokens or not self.max_depth(length):
                 break
-            for _ in range(_NUM_TRIES):
-                self._lines(_step_batch([(0, 0, count, 1)]), [Ask(0, 1, end)])
+            for _ in range(_NUM_TRIALS):
+                self._draft(_step_batch([(0, 0, count, 1)]), [DraftRequest(0, 1, length)])
 
     def start(self, row: int, tokens: Sequence[int], num_prompt_tokens: int, tenant: str) -> None:
-        self._done.pop(row, None)
+        self._num_computed.pop(row, None)
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:
-        """Rows have what was written."""
+        """Do nothing: the rows have the tokens."""
 
-    def hints(self, row: int) -> bool:
+    def has_hint(self, row: int) -> bool:
         return True
 
-    def room(self, end: int) -> int:
-        """Guesses that it could make, one after the other, for a sequence of `end` tokens."""
-        return max(0, self._max_model_len - end)
+    def max_depth(self, length: int) -> int:
+        """Return the draft length that fits after a sequence of `length` tokens."""
+        return max(0, self._max_model_len - length)
 
-    def num_unread(self, row: int, end: int) -> int:
-        """Tokens to be read before the first guess for a row that has `end` tokens."""
-        return end - self._network.lag - self._first_unread(row, end)
+    def num_uncomputed(self, row: int, length: int) -> int:
+        """Return the tokens to be computed before the first draft token of a row that has `length` tokens."""
+        return length - self._drafter.token_lag - self._first_uncomputed(row, length)
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        wanted = [ask for ask in asks if ask.most]
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        wanted = [request for request in requests if request.max_tokens]
         if not wanted:
-            return [NO_DRAFT] * len(asks)
-        lines = dict(zip((ask.row for ask in wanted), self._lines(self._unread(wanted), wanted), strict=True))
-        for ask in wanted:
-            self._mark(ask.row, ask.end - self._network.lag)
-            self._num_read_guesses[ask.row] = ask.most - 1
-        return [_comb(lines[ask.row]) if ask.most else NO_DRAFT for ask in asks]
+            return [NO_DRAFT] * len(requests)
+        drafts = dict(
+            zip((request.row for request in wanted), self._draft(self._catch_up(wanted), wanted), strict=True)
+        )
+        for request in wanted:
+            self._advance(request.row, request.length - self._drafter.token_lag)
+            self._num_computed_drafts[request.row] = request.max_tokens - 1
+        return [_tree_with_siblings(drafts[request.row]) if request.max_tokens else NO_DRAFT for request in requests]
 
-    def saw(self, row: int, draft: Draft, drawn: Sequence[int]) -> None:
-        """What was read of guesses that stood need not be read again."""
-        if not self._network.trusts_guesses:
+    def observe(self, row: int, draft: Draft, sampled: Sequence[int]) -> None:
+        """Reuse what was computed of accepted draft tokens."""
+        if not self._drafter.reuses_accepted_kv:
             return
-        num_accepted_tokens = 0
-        for place in range(min(len(draft), self._num_read_guesses[row])):
-            if draft.parents[place] != place - 1 or draft.tokens[place] != drawn[place]:
+        num_accepted = 0
+        for node in range(min(len(draft), self._num_computed_drafts[row])):
+            if draft.parents[node] != node - 1 or draft.tokens[node] != sampled[node]:
                 break
-            num_accepted_tokens += 1
-        self._mark(row, self._done[row] + num_accepted_tokens)
+            num_accepted += 1
+        self._advance(row, self._num_computed[row] + num_accepted)
 
-    # -- reading -----------------------------------------------------------------------------------------------------
+    # -- catching up --------------------------------------------------------------------------------------------------
 
-    def _first_unread(self, row: int, end: int) -> int:
-        last = end - self._network.lag
-        if not self._network.keeps:
-            return last - 1
-        done = self._done.get(row)
-        if done is None:
-            # The last one is always read: what follows it is the question.
-            done = self._done[row] = min(self._filled.upto(row, last), last - 1)
-        return min(done, last - 1)
+    def _first_uncomputed(self, row: int, length: int) -> int:
+        end = length - self._drafter.token_lag
+        if not self._drafter.has_kv_cache:
+            return end - 1
+        num_computed = self._num_computed.get(row)
+        if num_computed is None:
+            # The last token is always computed: the draft follows it.
+            num_computed = self._num_computed[row] = min(self._progress.num_computed(row, end), end - 1)
+        return min(num_computed, end - 1)
 
-    def _unread(self, asks: Sequence[Ask]) -> StepBatch:
-        """What a pass has to read for the first guesses. What is too much for one is read now."""
-        lag = self._network.lag
-        starts = [self._first_unread(ask.row, ask.end) for ask in asks]
-        lengths = [ask.end - lag - start for ask, start in zip(asks, starts, strict=True)]
+    def _catch_up(self, requests: Sequence[DraftRequest]) -> StepBatch:
+        """Return the batch of the first pass of drafts. What exceeds one pass is computed now."""
+        lag = self._drafter.token_lag
+        starts = [self._first_uncomputed(request.row, request.length) for request in requests]
+        lengths = [request.length - lag - start for request, start in zip(requests, starts, strict=True)]
         while sum(lengths) > self._max_tokens:
             longest = int(np.argmax(lengths))
             piece = min(lengths[longest] - 1, self._max_tokens)
-            self._network.read(_step_batch([(asks[longest].row, starts[longest], piece, 0)]))
+            self._drafter.forward(_step_batch([(requests[longest].row, starts[longest], piece, 0)]))
             starts[longest] += piece
             lengths[longest] -= piece
-        return _step_batch(
-            [(ask.row, start, length, 1) for ask, start, length in zip(asks, starts, lengths, strict=True)]
-        )
+        chunks = zip(requests, starts, lengths, strict=True)
+        return _step_batch([(request.row, start, length, 1) for request, start, length in chunks])
 
-    def _mark(self, row: int, end: int) -> None:
-        if self._network.keeps:
-            self._filled.mark(row, self._done[row], end)
-            self._done[row] = end
+    def _advance(self, row: int, end: int) -> None:
+        if self._drafter.has_kv_cache:
+            self._progress.advance(row, self._num_computed[row], end)
+            self._num_computed[row] = end
 
     def _record(self, num_tokens: int, started: float) -> float:
         now = self._clock()
-        self._times.record(num_tokens, now - started)
+        self._latency.record(num_tokens, now - started)
         return now
 
-    # -- drawing -----------------------------------------------------------------------------------------------------
+    # -- drafting -----------------------------------------------------------------------------------------------------
 
-    def _lines(self, batch: StepBatch, asks: Sequence[Ask]) -> list[_Line]:
-        """Read what the batch says, whose last tokens are picked, and guess on from there."""
-        return self._lines_at_once(batch, asks) or self._lines_in_turn(batch, asks)
+    def _draft(self, batch: StepBatch, requests: Sequence[DraftRequest]) -> list[_DraftInProgress]:
+        """Compute a batch, whose chunks' last tokens have logits, and draft on from there."""
+        return self._draft_natively(batch, requests) or self._draft_autoregressively(batch, requests)
 
-    def _lines_at_once(self, batch: StepBatch, asks: Sequence[Ask]) -> list[_Line] | None:
-        """In one call, where the network can and nothing but the draw is wanted of any row."""
-        if self.branches > 1 or any(self._is_judged(ask.row) for ask in asks):
+    def _draft_natively(self, batch: StepBatch, requests: Sequence[DraftRequest]) -> list[_DraftInProgress] | None:
+        """Draft in one native call; None if the drafter cannot, or if sampling of a row needs more than its logits."""
+        if self.branches > 1 or any(self._needs_proposals(request.row) for request in requests):
             return None
         started = self._clock()
-        asked = self._sampler.asked_of_guesses(batch.rows, np.array([ask.end for ask in asks]))
-        if asked is None:
+        draw_rows = self._sampler.asked_of_guesses(batch.rows, np.array([request.length for request in requests]))
+        if draw_rows is None:
             return None
-        drafted = self._network.draft(batch, asked, np.array([ask.most for ask in asks]))
+        drafted = self._drafter.draft(batch, draw_rows, np.array([request.max_tokens for request in requests]))
         if drafted is None:
             return None
         tokens = drafted.tokens.T.tolist()
-        lines = [_Line([[token] for token in of_row[: ask.most]]) for of_row, ask in zip(tokens, asks, strict=True)]
+        drafts = [
+            _DraftInProgress([[token] for token in row_tokens[: request.max_tokens]])
+            for row_tokens, request in zip(tokens, requests, strict=True)
+        ]
         further = drafted.seconds[1:]
         for depth, seconds in enumerate(further, 1):
-            self._times.record(sum(ask.most > depth for ask in asks), seconds)
-        # What it takes to ask at all is part of the first pass: nobody else would pay for it.
-        self._record(int(batch.query_ends[-1]), started + sum(further))
-        return lines
+            self._latency.record(sum(request.max_tokens > depth for request in requests), seconds)
+        # The overhead of the call is part of the first pass.
+        self._record(batch.num_tokens, started + sum(further))
+        return drafts
 
-    def _lines_in_turn(self, batch: StepBatch, asks: Sequence[Ask]) -> list[_Line]:
-        lines = [_Line() for _ in asks]
-        active = list(range(len(asks)))
-        rows, ends = (np.array([getattr(ask, name) for ask in asks]) for name in ("row", "end"))
-        started, num_tokens = self._clock(), int(batch.query_ends[-1])
-        logits = self._network.read(batch)
+    def _draft_autoregressively(self, batch: StepBatch, requests: Sequence[DraftRequest]) -> list[_DraftInProgress]:
+        drafts = [_DraftInProgress() for _ in requests]
+        active = list(range(len(requests)))
+        rows, lengths = (np.array([getattr(request, name) for request in requests]) for name in ("row", "length"))
+        started, num_tokens = self._clock(), batch.num_tokens
+        logits = self._drafter.forward(batch)
         for depth in itertools.count():
-            self._draw(logits, rows[active], ends[active] + depth, [lines[place] for place in active])
+            self._sample(logits, rows[active], lengths[active] + depth, [drafts[index] for index in active])
             started = self._record(num_tokens, started)
-            kept = [number for number, place in enumerate(active) if asks[place].most > depth + 1]
-            if not kept:
+            remaining = [number for number, index in enumerate(active) if requests[index].max_tokens > depth + 1]
+            if not remaining:
                 break
-            active = [active[number] for number in kept]
-            of_active, last, num_tokens = rows[active], ends[active] + depth, len(active)
-            self._rows.write_tokens(of_active, last, [lines[place].tokens[-1] for place in active])
-            logits = self._network.go_on(_single(of_active, last - self._network.lag), kept)
-        return lines
+            active = [active[number] for number in remaining]
+            active_rows, last, num_tokens = rows[active], lengths[active] + depth, len(active)
+            self._rows.write_tokens(active_rows, last, [drafts[index].tokens[-1] for index in active])
+            logits = self._drafter.forward_next(_single(active_rows, last - self._drafter.token_lag), remaining)
+        return drafts
 
-    def _draw(self, logits: Tensor, rows: Ints, positions: Ints, lines: list[_Line]) -> None:
-        """One place more of each line."""
-        guessed = {number: line.tokens for number, line in enumerate(lines) if line.candidates}
-        for number, (row, line) in enumerate(zip(rows.tolist(), lines, strict=True)):
-            if self._is_judged(row):
-                at = (positions[number : number + 1], torch.from_numpy(self._rows.tokens))
-                own = {0: line.tokens} if line.candidates else {}
-                line.proposals.append(self._sampler.probabilities(logits[number : number + 1], row, *at, own))
-        for line, tokens in zip(lines, self._candidates(logits, rows, positions, guessed), strict=True):
-            line.candidates.append(tokens)
+    def _sample(self, logits: Tensor, rows: Ints, positions: Ints, drafts: list[_DraftInProgress]) -> None:
+        """Add one depth to each draft."""
+        prefixes = {index: draft.tokens for index, draft in enumerate(drafts) if draft.candidates}
+        for index, (row, draft) in enumerate(zip(rows.tolist(), drafts, strict=True)):
+            if self._needs_proposals(row):
+                history = torch.from_numpy(self._rows.tokens)
+                own = {0: draft.tokens} if draft.candidates else {}
+                draft.proposals.append(
+                    self._sampler.probabilities(
+                        logits[index : index + 1], row, positions[index : index + 1], history, own
+                    )
+                )
+        for draft, tokens in zip(drafts, self._candidates(logits, rows, positions, prefixes), strict=True):
+            draft.candidates.append(tokens)
 
-    def _candidates(self, logits: Tensor, rows: Ints, positions: Ints, guessed: Guessed) -> list[list[int]]:
-        """Of each row, the token that would be drawn, then those that would be if it were not there."""
+    def _candidates(self, logits: Tensor, rows: Ints, positions: Ints, prefixes: Guessed) -> list[list[int]]:
+        """Return for each row the token that is sampled, then those that would be sampled without the ones before."""
         history = torch.from_numpy(self._rows.tokens)
-        found = [[token] for token in self._sampler.draw(logits, rows, positions, history, guessed).tokens]
+        candidates = [[token] for token in self._sampler.draw(logits, rows, positions, history, prefixes).tokens]
         for _ in range(self.branches - 1):
-            taken = torch.tensor([tokens[-1:] for tokens in found], device=logits.device)
+            taken = torch.tensor([tokens[-1:] for tokens in candidates], device=logits.device)
             logits = logits.scatter(1, taken, -torch.inf)
-            for tokens, token in zip(
-                found, self._sampler.draw(logits, rows, positions, history, guessed).tokens, strict=True
-            ):
+            draw = self._sampler.draw(logits, rows, positions, history, prefixes)
+            for tokens, token in zip(candidates, draw.tokens, strict=True):
                 tokens.append(token)
-        return found
+        return candidates
 
 
 def _step_batch(chunks: list[tuple[int, int, int, int]]) -> StepBatch:
-    """Of chunks (row, start, length, picked: its last token or none)."""
+    """Return the batch of chunks (row, start, length, whether its last token has logits)."""
     table = np.array(chunks, CHUNK)
     ends = table["length"].cumsum()
-    sampling = table["num_logits"].nonzero()[0]
-    return StepBatch(table, table["start"] + table["length"], ends, sampling, ends[sampling] - 1)
+    sampled_chunks = table["num_logits"].nonzero()[0]
+    return StepBatch(table, table["start"] + table["length"], ends, sampled_chunks, ends[sampled_chunks] - 1)
 
 
-def _single(rows: Ints, places: Ints) -> StepBatch:
-    """One token of each row."""
+def _single(rows: Ints, positions: Ints) -> StepBatch:
+    """Return the batch of one token of each row."""
     table, every = np.ones(len(rows), CHUNK), np.arange(len(rows))
-    table["row"], table["start"] = rows, places
-    return StepBatch(table, places + 1, every + 1, every, every)
+    table["row"], table["start"] = rows, positions
+    return StepBatch(table, positions + 1, every + 1, every, every)
 
 
-def _comb(line: _Line) -> Draft:
-    """A chain of the first candidates, and beside each of them the others, on which nothing hangs."""
-    chain = Draft.chain(line.tokens)
-    if line.proposals:
-        # Later siblings share their noise with the first: they were not drawn from what is left of the distribution.
-        return replace(chain, proposals=torch.cat(line.proposals))
+def _tree_with_siblings(draft: _DraftInProgress) -> Draft:
+    """Return a chain of the first candidates, with the others as childless siblings of each."""
+    chain = Draft.chain(draft.tokens)
+    if draft.proposals:
+        # Later siblings share their noise with the first: they were not sampled from what is left of the distribution.
+        return replace(chain, proposals=torch.cat(draft.proposals))
     tokens, parents = [*chain.tokens], [*chain.parents]
-    for rank in range(1, len(line.candidates[0])):
-        for depth, candidates in enumerate(line.candidates):
+    for rank in range(1, len(draft.candidates[0])):
+        for depth, candidates in enumerate(draft.candidates):
             tokens.append(candidates[rank])
             parents.append(depth - 1)
     return Draft(tuple(tokens), tuple(parents))

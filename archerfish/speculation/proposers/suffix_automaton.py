@@ -1,8 +1,8 @@
-"""An index of every string that occurs in texts which still grow: a suffix automaton. Knows no rows and no guesses.
+"""A suffix automaton: an index of every string that occurs in texts which still grow.
 
-A state stands for strings that end at the same places of the texts; its longest one has `length[state]` tokens, and
-each of the others is a suffix of it. `link[state]` has the longest suffix that also ends elsewhere. So the state that a
-text has come to links to the longest suffix that occurred before, and following transitions from there reads what came
+A state represents strings that end at the same positions of the texts; its longest one has `length[state]` tokens, and
+each of the others is a suffix of it. `link[state]` has the longest suffix that also ends elsewhere. So the state at the
+end of a text links to the longest suffix that occurred before, and following transitions from there reads what came
 after it: both without a search.
 
 States are numbers into flat arrays: a prompt of 100,000 tokens makes up to twice as many of them.
@@ -16,39 +16,39 @@ EMPTY = 0
 """The state of the empty string: where every text begins."""
 
 COUNTED_SUFFIXES = 32
-"""Of each token written, how many suffixes have their occurrence counted, longest first.
+"""Suffixes of each token written whose occurrence is counted, longest first.
 
 Ordinary text has a handful of suffixes that occurred before; a line repeated all over has as many as it has tokens.
-Beyond the bound the counts of short suffixes lag behind, and they are asked for only where no longer one is found.
+Beyond the bound the counts of short suffixes lag behind, and they are used only where no longer one is found.
 """
 
-_NOTHING = -1  # Follows a state that no text has left; no token is negative.
-_SEVERAL = -2  # Follow a state: they are in a dict of their own.
+_NOTHING = -1  # Nothing followed the state; no token is negative.
+_SEVERAL = -2  # Several tokens followed the state: they are in a dict of their own.
 
 
 class Follower(NamedTuple):
-    """A token that came after a string, and the state of both together."""
+    """A token that followed a string, and the state of both together."""
 
     token: int
     state: int
 
 
 class SuffixAutomaton:
-    """Texts grow at their ends, any number of them side by side. Nothing is ever taken out."""
+    """An automaton of any number of texts, which grow at their ends. Nothing is ever removed."""
 
     __slots__ = ("_forks", "_target", "_token", "length", "link", "num_tokens", "occurred", "recent")
 
     def __init__(self) -> None:
         self.num_tokens = 0
-        """Of all texts."""
+        """Tokens of all texts."""
         self.length = array("i", [0])
-        """Of each state: tokens of its longest string."""
+        """Tokens of each state's longest string."""
         self.link = array("i", [EMPTY])
-        """Of each state: that of the longest suffix which also ends elsewhere. The empty string is its own."""
+        """Each state's longest suffix that also ends elsewhere. The empty string is its own."""
         self.occurred = array("i", [0])
-        """Of each state: how often its strings occurred, all equally often. See COUNTED_SUFFIXES."""
+        """How often each state's strings occurred, all equally often. See COUNTED_SUFFIXES."""
         self.recent = array("i", [0])
-        """Of each state: how many tokens there were when its strings occurred last. For one text that is where."""
+        """The number of tokens of all texts when each state's strings occurred last. For one text that is where."""
         # Most states have one follower: it needs no dict, which would weigh more than all the rest of the state.
         self._token = array("i", [_NOTHING])
         self._target = array("i", [EMPTY])
@@ -58,7 +58,7 @@ class SuffixAutomaton:
         return len(self.length)
 
     def extend(self, end: int, tokens: Iterable[int]) -> int:
-        """Write tokens to the text that has come to this state (EMPTY begins one). Where it has come to then."""
+        """Append tokens to the text that ends in this state (EMPTY begins one), and return the state at its new end."""
         for token in tokens:
             known = self.follow(end, token)
             if known is None:
@@ -72,7 +72,7 @@ class SuffixAutomaton:
         return end
 
     def follow(self, state: int, token: int) -> int | None:
-        """The state of its strings with this token after them, if they ever had."""
+        """Return the state of its strings with this token after them, if it ever followed them."""
         only = self._token[state]
         if only == token:
             return self._target[state]
@@ -85,7 +85,7 @@ class SuffixAutomaton:
         return [] if only == _NOTHING else [Follower(only, self._target[state])]
 
     def likeliest(self, state: int) -> tuple[Follower, float]:
-        """Of what followed a state that a text has left: what did most often, the latest of several, and its share."""
+        """Return the token that followed a continued state most often, the latest of several, and its share."""
         only = self._token[state]
         if only != _SEVERAL:
             return Follower(only, self._target[state]), 1.0
@@ -99,7 +99,7 @@ class SuffixAutomaton:
         return len(self._forks[state]) if only == _SEVERAL else int(only != _NOTHING)
 
     def continued(self, state: int) -> int:
-        """The state of the longest suffix that something followed: this one's if a text has left it."""
+        """Return the state of the longest suffix that something followed: this one if a text continued it."""
         token, link = self._token, self.link
         while state and token[state] == _NOTHING:
             state = link[state]
@@ -108,36 +108,36 @@ class SuffixAutomaton:
     # -- growing --------------------------------------------------------------------------------------------------
 
     def _grow(self, end: int, token: int) -> int:
-        """A state for a string that nobody wrote before: every suffix of it that is new goes there too."""
+        """Add a state for a new string. Every suffix of it that is new leads there, too."""
         only, targets, forks, link = self._token, self._target, self._forks, self.link
-        made = self._add(self.length[end] + 1)
+        added = self._add(self.length[end] + 1)
         state = end
         while True:
             follower = only[state]
             if follower == _NOTHING:
-                only[state], targets[state] = token, made
+                only[state], targets[state] = token, added
             elif follower == _SEVERAL:
                 fork = forks[state]
                 known = fork.get(token)
                 if known is not None:
                     break
-                fork[token] = made
+                fork[token] = added
             elif follower == token:
                 known = targets[state]
                 break
             else:
-                forks[state] = {follower: targets[state], token: made}
+                forks[state] = {follower: targets[state], token: added}
                 only[state] = _SEVERAL
             if state == EMPTY:
-                return made
+                return added
             state = link[state]
         if self.length[known] != self.length[state] + 1:
             known = self._split(state, token, known)
-        link[made] = known
-        return made
+        link[added] = known
+        return added
 
     def _split(self, state: int, token: int, known: int) -> int:
-        """Part the short strings of a state from its long ones, which do not end where the short ones do now."""
+        """Split the short strings of a state from its long ones, which do not end where the short ones do now."""
         only, targets, forks = self._token, self._target, self._forks
         short = self._add(self.length[state] + 1)
         self.occurred[short], self.recent[short] = self.occurred[known], self.recent[known]

@@ -1,4 +1,4 @@
-"""The random decisions of verification, behind one protocol so that all of them can be enumerated. Knows no rule."""
+"""The random decisions of verification, behind one protocol so that all of them can be enumerated."""
 
 import math
 from dataclasses import dataclass
@@ -9,47 +9,47 @@ from torch import Tensor
 
 from archerfish.ops.reference.noise import LARGEST_GAP, gumbel, uniform
 
-_LEAST_SHARE = math.exp(-LARGEST_GAP)
-"""Noise cannot lift a token whose weight is a smaller part of the largest."""
-_PICKING = 1 << 30
-_ACCEPTING = 1 << 31
+_MIN_SHARE = math.exp(-LARGEST_GAP)
+"""Noise cannot lift a token whose weight is a smaller share of the largest."""
+_SAMPLE_IDS = 1 << 30
+_ACCEPT_IDS = 1 << 31
 
 
-class Choices(Protocol):
-    """What is left to chance for one sequence in one round. Every decision is asked for at most once."""
+class VerificationRng(Protocol):
+    """The random decisions for one sequence in one step. Each is made at most once."""
 
-    def accepts(self, depth: int, attempt: int, probability: float) -> bool:
-        """Whether a guess stands: at its depth, 0 right after the sequence's last token, siblings are tried in turn."""
+    def accept(self, depth: int, attempt: int, probability: float) -> bool:
+        """Decide whether to accept a draft token. Depth 0 follows the sequence's last token; siblings are attempts."""
 
-    def picks(self, depth: int, weights: Tensor) -> int:
-        """A token by weights [vocabulary] that need not add up to 1. At most one is picked at a depth."""
+    def sample(self, depth: int, weights: Tensor) -> int:
+        """Sample a token by weights [vocabulary], which need not add up to 1. At most one is sampled at a depth."""
 
 
 @dataclass(frozen=True, slots=True)
-class SeededChoices:
+class SeededVerificationRng:
     """Decisions that are a pure function of seed, position, and which decision it is at that position.
 
-    They use the hash of the draw's noise with token ids that no vocabulary has. For one seed and position that hash is
-    a bijection of 32-bit ids, so two ids never have the same bits, and the ids are told apart by their top bits:
-    below 2**30 they are tokens drawn in the ordinary way (by a proposer, or where nothing was guessed), from 2**30 on
-    tokens picked here, from 2**31 on attempts. Different positions are as independent as those of ordinary draws are.
-    A position is decided once: what a round yields is never taken back, and what it did not reach was not asked for.
+    They use the hash of the sampler's noise with token ids that no vocabulary has. For one seed and position that hash
+    is a bijection of 32-bit ids, so two ids never have the same bits. The top bits say what an id is for: below 2**30
+    it is a token sampled in the ordinary way (by a proposer, or in a step without a draft), from 2**30 on a token
+    sampled here, from 2**31 on an attempt. Different positions are as independent as those of ordinary samples. A
+    position is decided once: what a step returns is final, and nothing is decided beyond it.
     """
 
     seed: int
     position: int
-    """Of the token that follows the sequence's last one, as a row of the draw has it."""
+    """Position of the token that follows the sequence's last one."""
 
-    def accepts(self, depth: int, attempt: int, probability: float) -> bool:
-        """True with this probability to within 2**-32; always for 1, never for 0."""
-        return uniform(self.seed, self.position + depth, _ACCEPTING + attempt) < probability
+    def accept(self, depth: int, attempt: int, probability: float) -> bool:
+        """Return True with this probability to within 2**-32; always for 1, never for 0."""
+        return uniform(self.seed, self.position + depth, _ACCEPT_IDS + attempt) < probability
 
-    def picks(self, depth: int, weights: Tensor) -> int:
-        """The largest of logarithm plus noise: no sum is rounded, so that no order of summing can change the token."""
-        assert len(weights) <= _PICKING, "ids of tokens must not reach those of other decisions"
+    def sample(self, depth: int, weights: Tensor) -> int:
+        """Return the maximum of log plus noise: no sum is rounded, so no order of summing can change the token."""
+        assert len(weights) <= _SAMPLE_IDS, "ids of tokens must not reach those of other decisions"
         signed = self.seed - 2**64 if self.seed >= 2**63 else self.seed
         seeds, positions = torch.tensor([[signed], [self.position + depth]], device=weights.device)
-        # Noise takes longer than all else, and most tokens are often filtered out. Negated: what is no number stays.
-        possible = (~(weights < weights.amax() * _LEAST_SHARE)).nonzero()[:, 0]
-        scores = gumbel(seeds, positions, possible + _PICKING)[0] + weights[possible].log()
+        # Noise takes longest, and most tokens are often filtered out. Negated, so that NaN stays.
+        possible = (~(weights < weights.amax() * _MIN_SHARE)).nonzero()[:, 0]
+        scores = gumbel(seeds, positions, possible + _SAMPLE_IDS)[0] + weights[possible].log()
         return int(possible[scores.argmax()])

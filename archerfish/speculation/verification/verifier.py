@@ -1,8 +1,8 @@
-"""Judges the guesses of a step, each row's by the rule it asked for. Knows drafts, draws, distributions; not plans.
+"""Verifies the drafts of a step, each row's by the rule that its request chose.
 
-A guess stands by `coupled` if it is the token that was drawn at its place. The other two rules look at distributions:
-those of the row's edited logits, after grammars, penalties and filters, so that a guess which any of these excludes
-cannot stand. Rows for which nothing was guessed are drawn as ever, whatever their rule.
+By `coupled` a draft token is accepted if it equals the token that is sampled at its position. The other two rules look
+at distributions: those of the row's processed logits, after grammars, penalties and filters, so that no token is
+accepted that any of these excludes. Rows without a draft are sampled as usual, whatever their rule.
 """
 
 from collections.abc import Sequence
@@ -17,139 +17,144 @@ from archerfish.request import TokenLogprobs, Verification
 from archerfish.sampling.sampler import Draw, Sampler
 from archerfish.scheduling.plan import SequenceStart
 from archerfish.speculation.draft import Draft
-from archerfish.speculation.verification.rng import Choices, SeededChoices
-from archerfish.speculation.verification.rules import Typical, Verdict, coupled, rejection
+from archerfish.speculation.verification.rng import SeededVerificationRng, VerificationRng
+from archerfish.speculation.verification.rules import AcceptedPath, TypicalAcceptance, coupled, rejection
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """What holds for requests that say nothing."""
+class VerificationConfig:
+    """The rule for requests that choose none, and the thresholds of `typical`."""
 
     verification: Verification = "coupled"
-    typical: Typical = field(default_factory=Typical)
+    typical: TypicalAcceptance = field(default_factory=TypicalAcceptance)
 
 
-class Guesses(NamedTuple):
-    """What was guessed for one row that draws a token; an empty draft, if nothing was."""
+class DraftedRow(NamedTuple):
+    """A row that samples in a step, and its draft, which may be empty."""
 
     row: int
     draft: Draft
 
 
-class Drawing(NamedTuple):
-    """Where tokens are drawn in a step: for each row after its last token, then after each of its guesses."""
+class SampleInputs(NamedTuple):
+    """What a step samples from: for each row after its last token, then after each node of its draft."""
 
     logits: Tensor
-    """[draws, vocabulary]"""
+    """[samples, vocabulary]"""
     rows: Ints
     positions: Ints
     history: Tensor
-    """[all rows, longest]: the tokens of rows, guesses of chains among them."""
+    """[all rows, max length] the rows' tokens, with the draft tokens of chains."""
 
-    def part(self, first: int, count: int) -> "Drawing":
-        some = slice(first, first + count)
-        return Drawing(self.logits[some], self.rows[some], self.positions[some], self.history)
+    def slice(self, first: int, count: int) -> "SampleInputs":
+        part = slice(first, first + count)
+        return SampleInputs(self.logits[part], self.rows[part], self.positions[part], self.history)
 
 
-class Outcome(NamedTuple):
-    """What a row goes on with."""
+class VerifiedTokens(NamedTuple):
+    """What a row continues with."""
 
     path: list[int]
-    """The guesses that stand."""
+    """The accepted nodes of its draft."""
     tokens: list[int]
-    """These, and the one that follows."""
-    drawn: list[int]
-    """What the proposer is told: a token after the row's last one, and after each guess."""
+    """The accepted tokens, and the one that follows them."""
+    sampled: list[int]
+    """What the proposer observes: a token after the row's last one, and after each node."""
     logprobs: list[TokenLogprobs] | None = None
     failure: str | None = None
-    """Why the row cannot go on."""
+    """Why the row cannot continue."""
 
 
 class Verifier:
-    def __init__(self, sampler: Sampler, rules: Rules) -> None:
+    """Samples a step's tokens and decides which draft tokens are accepted."""
+
+    def __init__(self, sampler: Sampler, config: VerificationConfig) -> None:
         self._sampler = sampler
-        self._rules = rules
-        self._others: dict[int, Verification] = {}
-        """Rows whose rule is not coupled."""
+        self._config = config
+        self._rules: dict[int, Verification] = {}
+        """Rules of rows whose rule is not coupled."""
         self._seeds: dict[int, int] = {}
-        """Of these."""
+        """Seeds of these rows."""
 
     def start(self, start: SequenceStart) -> None:
-        """A sequence takes up a row."""
-        asked = start.params.speculation
-        rule = asked.verification if asked is not None and asked.verification else self._rules.verification
-        self._others.pop(start.row, None)
+        """Begin a sequence on its row."""
+        params = start.params.speculation
+        rule = params.verification if params is not None and params.verification else self._config.verification
+        self._rules.pop(start.row, None)
         if rule != "coupled":
-            self._others[start.row], self._seeds[start.row] = rule, start.seed
+            self._rules[start.row], self._seeds[start.row] = rule, start.seed
 
-    def rejects(self, row: int) -> bool:
-        """Whether it matters what the row's guesses were drawn from."""
-        return self._others.get(row) == "rejection"
+    def uses_rejection(self, row: int) -> bool:
+        """Whether the row's rule needs the distributions that draft tokens were sampled from."""
+        return self._rules.get(row) == "rejection"
 
-    def verify(self, drawing: Drawing, guesses: Sequence[Guesses]) -> list[Outcome]:
-        """What becomes of each row's guesses, which are told in the order of the draws."""
-        paths = self._paths(guesses)
-        draw = self._sampler.draw(*drawing, paths)
-        outcomes, first = [], 0
-        for one in guesses:
-            count = 1 + len(one.draft)
-            if len(one.draft) and one.row in self._others:
-                own = {place - first: path for place, path in paths.items() if first <= place < first + count}
-                outcome = self._by_distribution(one, drawing.part(first, count), own)
+    def verify(self, inputs: SampleInputs, rows: Sequence[DraftedRow]) -> list[VerifiedTokens]:
+        """Verify the draft of each row, in the order of the samples."""
+        paths = self._grammar_paths(rows)
+        draw = self._sampler.draw(*inputs, paths)
+        verified, first = [], 0
+        for drafted in rows:
+            count = 1 + len(drafted.draft)
+            if len(drafted.draft) and drafted.row in self._rules:
+                own = {index - first: path for index, path in paths.items() if first <= index < first + count}
+                tokens = self._by_distribution(drafted, inputs.slice(first, count), own)
             else:
-                outcome = _coupled(one.draft, draw, first)
+                tokens = _coupled(drafted.draft, draw, first)
             if draw.failures:
-                outcome = outcome._replace(failure=_failure(draw.failures, first, outcome.path))
-            outcomes.append(outcome)
+                tokens = tokens._replace(failure=_failure(draw.failures, first, tokens.path))
+            verified.append(tokens)
             first += count
-        return outcomes
+        return verified
 
-    def _paths(self, guesses: Sequence[Guesses]) -> dict[int, tuple[int, ...]]:
-        """By place among the draws, the guesses up to it, of rows for which they matter."""
-        found, first = {}, 0
-        for row, draft in guesses:
+    def _grammar_paths(self, rows: Sequence[DraftedRow]) -> dict[int, tuple[int, ...]]:
+        """Return by sample the draft tokens before it, of rows with a grammar."""
+        paths, first = {}, 0
+        for row, draft in rows:
             if self._sampler.has_form(row):
                 for node in range(len(draft)):
-                    found[first + 1 + node] = tuple(draft.tokens[one] for one in draft.path(node))
+                    paths[first + 1 + node] = tuple(draft.tokens[ancestor] for ancestor in draft.path(node))
             first += 1 + len(draft)
-        return found
+        return paths
 
-    def _by_distribution(self, guesses: Guesses, drawing: Drawing, paths: dict[int, tuple[int, ...]]) -> Outcome:
-        row, draft = guesses
-        target = self._sampler.probabilities(drawing.logits, row, drawing.positions, drawing.history, paths)
-        choices = SeededChoices(self._seeds[row], int(drawing.positions[0]))
-        path, token = self._judge(self._others[row], draft, target, choices)
+    def _by_distribution(
+        self, drafted: DraftedRow, inputs: SampleInputs, paths: dict[int, tuple[int, ...]]
+    ) -> VerifiedTokens:
+        row, draft = drafted
+        target = self._sampler.probabilities(inputs.logits, row, inputs.positions, inputs.history, paths)
+        rng = SeededVerificationRng(self._seeds[row], int(inputs.positions[0]))
+        path, token = self._decide(self._rules[row], draft, target, rng)
         tokens = [*(draft.tokens[node] for node in path), token]
-        # Not the draws: guesses made of these would share noise with what is drawn at their positions later on.
+        # Not the samples: drafts made of these would share noise with what is sampled at their positions later on.
         likeliest = target.argmax(-1).tolist()
-        return Outcome(path, tokens, likeliest, self._sampler.logprobs(drawing.logits[_told(path)], row, tokens))
+        logprobs = self._sampler.logprobs(inputs.logits[_sample_indices(path)], row, tokens)
+        return VerifiedTokens(path, tokens, likeliest, logprobs)
 
-    def _judge(self, rule: Verification, draft: Draft, target: Tensor, choices: Choices) -> Verdict:
+    def _decide(self, rule: Verification, draft: Draft, target: Tensor, rng: VerificationRng) -> AcceptedPath:
         if rule == "typical":
-            return self._rules.typical(draft, target, choices)
-        return rejection(draft, target, _proposals(draft, target), choices)
+            return self._config.typical(draft, target, rng)
+        return rejection(draft, target, _proposals(draft, target), rng)
 
 
-def _coupled(draft: Draft, draw: Draw, first: int) -> Outcome:
-    drawn = draw.tokens[first : first + 1 + len(draft)]
-    path, token = coupled(draft, drawn)
-    logprobs = [draw.logprobs[first + place] for place in _told(path)] if first in draw.logprobs else None
-    return Outcome(path, [*(draft.tokens[node] for node in path), token], drawn, logprobs)
+def _coupled(draft: Draft, draw: Draw, first: int) -> VerifiedTokens:
+    sampled = draw.tokens[first : first + 1 + len(draft)]
+    path, token = coupled(draft, sampled)
+    logprobs = [draw.logprobs[first + index] for index in _sample_indices(path)] if first in draw.logprobs else None
+    return VerifiedTokens(path, [*(draft.tokens[node] for node in path), token], sampled, logprobs)
 
 
-def _told(path: list[int]) -> list[int]:
-    """Where each token of an outcome was drawn, among the row's own draws."""
+def _sample_indices(path: list[int]) -> list[int]:
+    """Return the index of each resulting token among the row's own samples."""
     return [0, *(1 + node for node in path)]
 
 
 def _failure(failures: dict[int, str], first: int, path: list[int]) -> str | None:
-    """Of the first place at which nothing could be drawn."""
-    places = [first + place for place in _told(path)]
-    return next((failures[place] for place in places if place in failures), None)
+    """Return why the first of the resulting tokens that could not be sampled failed."""
+    indices = [first + index for index in _sample_indices(path)]
+    return next((failures[index] for index in indices if index in failures), None)
 
 
 def _proposals(draft: Draft, target: Tensor) -> Tensor:
-    """What each guess was drawn from; a single 1 for each where none was."""
+    """Return the distributions that the nodes were sampled from; a single 1 for each if they are certain."""
     if draft.proposals is not None:
         assert isinstance(draft.proposals, Tensor), "distributions are tensors"
         return draft.proposals.to(target)

@@ -71,7 +71,7 @@ def same_bits(found: torch.Tensor, wanted: torch.Tensor) -> None:
 @pytest.mark.parametrize("name", ARCHS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("recorded", [False, True], ids=["one by one", "recorded"])
-def test_every_guess_has_the_bits_of_its_line_alone(name: str, dtype: torch.dtype, recorded: bool) -> None:
+def test_every_node_has_the_bits_of_its_path_alone(name: str, dtype: torch.dtype, recorded: bool) -> None:
     native = open_native(TARGET)
     assert native is not None
     model, rows = runnable(ARCHS[name], native, dtype, recorded=recorded), rows_of(ARCHS[name])
@@ -83,7 +83,7 @@ def test_every_guess_has_the_bits_of_its_line_alone(name: str, dtype: torch.dtyp
 
 @pytest.mark.parametrize("name", ARCHS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
-def test_a_line_that_was_moved_to_its_place_goes_on_as_if_it_had_been_there(name: str, dtype: torch.dtype) -> None:
+def test_a_branch_that_was_moved_to_its_slots_goes_on_as_if_it_had_been_there(name: str, dtype: torch.dtype) -> None:
     native = open_native(TARGET)
     assert native is not None
     decoder, storage = loaded(ARCHS[name], native, dtype)

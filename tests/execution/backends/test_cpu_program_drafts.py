@@ -29,12 +29,18 @@ from archerfish.request import SamplingParams
 from archerfish.sampling.sampler import Sampler
 from archerfish.scheduling.plan import Chunk, Plan, SequenceStart
 from archerfish.speculation.draft import Draft
-from archerfish.speculation.drafters.cache_progress import Filled
-from archerfish.speculation.drafters.drafter import DraftModel, DraftsAtOnce, EagleNetwork, Network, Vocabulary
+from archerfish.speculation.drafters.cache_progress import DraftCacheProgress
+from archerfish.speculation.drafters.drafter import (
+    DraftFunction,
+    DraftVocabulary,
+    RunnableDrafter,
+    RunnableDraftModel,
+    RunnableEagle,
+)
 from archerfish.speculation.drafters.feature_store import FeatureStore
-from archerfish.speculation.drafters.model_proposer import NetworkProposer
-from archerfish.speculation.proposer import Ask
-from archerfish.speculation.step_latency import StepTimes
+from archerfish.speculation.drafters.model_proposer import ModelProposer
+from archerfish.speculation.proposer import DraftRequest
+from archerfish.speculation.step_latency import StepLatencyModel
 from archerfish.weights.heads import choose_tokens
 from archerfish.weights.load import random_weights
 from archerfish.weights.packing import Packer
@@ -65,12 +71,12 @@ class Watched:
         self._at_once = at_once
         self.num_asked = 0
 
-    def __call__(self, batch: StepBatch, asked: DrawRows, counts: Ints, *given: Tensor) -> Drafted:
+    def __call__(self, batch: StepBatch, draw_rows: DrawRows, counts: Ints, *given: Tensor) -> Drafted:
         self.num_asked += 1
-        return self._at_once(batch, asked, counts, *given)
+        return self._at_once(batch, draw_rows, counts, *given)
 
 
-class Listed(StepTimes):
+class Listed(StepLatencyModel):
     def __init__(self) -> None:
         super().__init__()
         self.passes: list[tuple[int, float]] = []
@@ -80,7 +86,7 @@ class Listed(StepTimes):
         super().record(num_tokens, seconds)
 
 
-MakeNetwork = Callable[["Stage"], tuple[Network, Watched]]
+MakeNetwork = Callable[["Stage"], tuple[RunnableDrafter, Watched]]
 
 
 class Stage:
@@ -95,10 +101,10 @@ class Stage:
         self.times = Listed()
         self.network, self.at_once = make(self)
         ticks = iter(range(10**6))
-        self.proposer = NetworkProposer(
+        self.proposer = ModelProposer(
             self.network,
             self.rows,
-            Filled(NUM_BLOCKS, BLOCK_SIZE, 0, self.rows.tables[0]),
+            DraftCacheProgress(NUM_BLOCKS, BLOCK_SIZE, 0, self.rows.tables[0]),
             self.sampler,
             lambda: float(next(ticks)),
             self.times,
@@ -117,19 +123,19 @@ class Stage:
         self.rows.start(start)
         self.rows.append_blocks(chunk)
         self.sampler.set_row(row, params, row, length, ())
-        self.proposer.take_in(Plan(0, [start], [], [chunk]))
+        self.proposer.begin_step(Plan(0, [start], [], [chunk]))
         self.proposer.start(row, tokens, length, "")
         self._compute(row, 0, length)
 
     def propose(self, *asks: tuple[int, int, int]) -> list[Draft]:
         """Of (row, most, end)."""
         with torch.inference_mode():
-            return self.proposer.propose([Ask(*ask) for ask in asks])
+            return self.proposer.propose([DraftRequest(*ask) for ask in asks])
 
-    def go_on(self, row: int, end: int, draft: Draft, num_accepted_tokens: int) -> int:
+    def forward_next(self, row: int, end: int, draft: Draft, num_accepted_tokens: int) -> int:
         """The first guesses stand, then something else is drawn. How many tokens there are now."""
         drawn = [*draft.tokens[:num_accepted_tokens], *(2 for _ in range(len(draft) + 1 - num_accepted_tokens))]
-        self.proposer.saw(row, draft, drawn)
+        self.proposer.observe(row, draft, drawn)
         written = drawn[: num_accepted_tokens + 1]
         self.rows.write_tokens(np.full(len(written), row), np.arange(end, end + len(written)), written)
         self._compute(row, end, len(written))
@@ -139,10 +145,10 @@ class Stage:
         """What the model would have made of these tokens."""
         generator = torch.Generator().manual_seed(100 * row + start)
         hidden = torch.randn(length, 3 * EAGLE.target_hidden_size, generator=generator)
-        self.features.heard(StepBatch.of([Chunk(row, start, length, False)]), ForwardOutput(hidden, hidden[:0]))
+        self.features.record(StepBatch.of([Chunk(row, start, length, False)]), ForwardOutput(hidden, hidden[:0]))
 
 
-def draft_model(stage: Stage, *, at_once: bool) -> tuple[Network, Watched]:
+def draft_model(stage: Stage, *, at_once: bool) -> tuple[RunnableDrafter, Watched]:
     arch = ARCHS["rotated"]
     with torch.device("meta"):
         model = Decoder(arch, stage.ops, LENGTH)
@@ -151,10 +157,10 @@ def draft_model(stage: Stage, *, at_once: bool) -> tuple[Network, Watched]:
     storage = KVStorage(kv_layout(arch), NUM_BLOCKS, BLOCK_SIZE, torch.bfloat16, "cpu", stage.ops)
     recorded, rows = RecordedModel(model, storage, stage.native, MOST), stage.rows.drafter_view(0)
     watched = Watched(recorded.drafts(rows))
-    return DraftModel(recorded, storage, rows, watched if at_once else None), watched
+    return RunnableDraftModel(recorded, storage, rows, watched if at_once else None), watched
 
 
-def eagle_head(num_tokens: int, stage: Stage, *, at_once: bool) -> tuple[Network, Watched]:
+def eagle_head(num_tokens: int, stage: Stage, *, at_once: bool) -> tuple[RunnableDrafter, Watched]:
     spec = replace(EAGLE, vocab_size=num_tokens)
     plain = eagle(spec).requires_grad_(False)
     table = Embedding(VOCABULARY, spec.hidden_size, stage.ops).requires_grad_(False)
@@ -169,13 +175,13 @@ def eagle_head(num_tokens: int, stage: Stage, *, at_once: bool) -> tuple[Network
         choose_tokens(head, torch.arange(VOCABULARY - 1, 0, -1)[:num_tokens])
     storage = KVStorage(kv_layout(spec.arch), NUM_BLOCKS, BLOCK_SIZE, torch.float32, "cpu", stage.ops)
     first, further = (record_eagle(head, storage, stage.native, MOST, joins=joins) for joins in (True, False))
-    rows, vocabulary = stage.rows.drafter_view(0, shift=1), Vocabulary(VOCABULARY, head.target_ids)
+    rows, vocabulary = stage.rows.drafter_view(0, shift=1), DraftVocabulary(VOCABULARY, head.target_ids)
     watched = Watched(RecordedDrafts(first, further, rows, VOCABULARY, head.target_ids))
-    given: DraftsAtOnce | None = watched if at_once else None
-    return EagleNetwork(first, further, storage, stage.features, rows, vocabulary, given), watched
+    given: DraftFunction | None = watched if at_once else None
+    return RunnableEagle(first, further, storage, stage.features, rows, vocabulary, given), watched
 
 
-DRAFTER_METHODS: dict[str, Callable[..., tuple[Network, Watched]]] = {
+DRAFTER_METHODS: dict[str, Callable[..., tuple[RunnableDrafter, Watched]]] = {
     "a draft model": draft_model,
     "EAGLE": partial(eagle_head, VOCABULARY),
     "EAGLE with few tokens": partial(eagle_head, 23),
@@ -204,7 +210,7 @@ def drafts_of(stage: Stage, params: SamplingParams) -> list[Draft]:
         found += drafts
         for row, num_accepted_tokens in enumerate(stood):
             if num_accepted_tokens is not None:
-                ends[row] = stage.go_on(row, ends[row], drafts[row], num_accepted_tokens)
+                ends[row] = stage.forward_next(row, ends[row], drafts[row], num_accepted_tokens)
     return found
 
 
@@ -227,7 +233,7 @@ def test_what_is_too_much_for_a_pass_is_read_before(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DRAFTER_METHODS)
-def test_a_row_is_guessed_for_as_if_it_were_alone(name: str) -> None:
+def test_a_row_is_drafted_for_as_if_it_were_alone(name: str) -> None:
     together = drafts_of(stages(name, KERNELS[0])[0], PARAMS["sampled"])[: len(PROMPTS)]
     for row, (length, draft) in enumerate(zip(PROMPTS, together, strict=True)):
         alone = stages(name, KERNELS[0])[0]
@@ -236,14 +242,14 @@ def test_a_row_is_guessed_for_as_if_it_were_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DRAFTER_METHODS)
-def test_guesses_go_to_the_end_of_the_context_and_no_further(name: str) -> None:
+def test_drafts_go_to_the_end_of_the_context_and_no_further(name: str) -> None:
     at_once, in_turn = stages(name, KERNELS[0])
     for stage in (at_once, in_turn):
         stage.start(0, LENGTH - 3, PARAMS["sampled"])
-    most = at_once.proposer.room(LENGTH - 3)
+    most = at_once.proposer.max_depth(LENGTH - 3)
     assert at_once.propose((0, most, LENGTH - 3)) == in_turn.propose((0, most, LENGTH - 3))
-    with pytest.raises(OutOfBounds, match=f"the number of draft tokens is {most + 2 + at_once.network.lag}, "):
-        at_once.propose((0, most + 2 + at_once.network.lag, LENGTH - 3))
+    with pytest.raises(OutOfBounds, match=f"the number of draft tokens is {most + 2 + at_once.network.token_lag}, "):
+        at_once.propose((0, most + 2 + at_once.network.token_lag, LENGTH - 3))
 
 
 @pytest.mark.parametrize(
@@ -264,7 +270,7 @@ def test_rows_that_want_more_than_the_draw_are_drawn_for_in_turn(params: Samplin
     assert at_once.at_once.num_asked == is_at_once
 
 
-def test_so_are_guesses_that_stand_side_by_side() -> None:
+def test_so_are_siblings() -> None:
     at_once, in_turn = stages("a draft model", KERNELS[0], branches=2)
     for stage in (at_once, in_turn):
         stage.start(0, 9, PARAMS["greedy"])
@@ -281,12 +287,15 @@ def test_each_pass_is_timed_by_its_tokens(name: str) -> None:
     stage.propose(*zip(range(3), (4, 1, 2), PROMPTS, strict=True))
     *further, first = stage.times.passes
     assert [size for size, _ in further] == [2, 1, 1] and all(seconds > 0.0 for _, seconds in further)
-    assert first == (sum(PROMPTS) - 3 * stage.network.lag, pytest.approx(1.0 - sum(seconds for _, seconds in further)))
+    assert first == (
+        sum(PROMPTS) - 3 * stage.network.token_lag,
+        pytest.approx(1.0 - sum(seconds for _, seconds in further)),
+    )
 
 
 @pytest.mark.parametrize("name", DRAFTER_METHODS)
 def test_passes_are_tried_out_as_they_will_be_made(name: str) -> None:
     stage, _ = stages(name, KERNELS[0])
-    stage.proposer.try_out()
+    stage.proposer.profile()
     assert [size for size, _ in stage.times.passes] == [1] * 4 + [2] * 4 + [4] * 4
     assert stage.at_once.num_asked == 12

@@ -22,7 +22,7 @@ def near(found: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", ARCHS)
-def test_every_guess_and_what_follows_gets_what_its_line_alone_would_give(name: str) -> None:
+def test_every_node_and_what_follows_gets_what_its_path_alone_would_give(name: str) -> None:
     arch = ARCHS[name]
     model = Decoder(arch, OPS, LENGTH)
     model.requires_grad_(False)

@@ -94,7 +94,7 @@ def test_where_each_chunk_begins_and_ends_is_told(step):
 
 @examples(150)
 @given(steps(), st.data())
-def test_guesses_follow_their_chunk_and_a_token_is_drawn_after_each(step, data):
+def test_draft_tokens_follow_their_chunk_and_each_has_logits(step, data):
     chunks = step[0]
     counts = [data.draw(st.integers(0, 4)) if chunk.samples else 0 for chunk in chunks]
     batch = StepBatch.of(chunks, np.array(counts))

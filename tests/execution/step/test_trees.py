@@ -11,17 +11,17 @@ from archerfish.execution.step.rows import Rows
 from archerfish.execution.step.trees import NO_TREE, StepTrees
 from archerfish.ops.signatures import MAX_TREE_TOKENS
 from archerfish.scheduling.plan import Chunk
-from archerfish.speculation.draft import MOST_NODES, NO_DRAFT, Draft
+from archerfish.speculation.draft import MAX_NODES, NO_DRAFT, Draft
 from tests.lanes import examples
 from tests.ops.trees import bushy, lines, random_tree
 
 
 def test_a_draft_and_the_token_it_hangs_on_fill_a_path():
-    assert MAX_TREE_TOKENS == 1 + MOST_NODES
+    assert MAX_TREE_TOKENS == 1 + MAX_NODES
 
 
 @examples(60)
-@given(st.lists(st.integers(2, MOST_NODES), min_size=1, max_size=3), st.integers(0, 1000))
+@given(st.lists(st.integers(2, MAX_NODES), min_size=1, max_size=3), st.integers(0, 1000))
 def test_paths_are_the_lines_of_a_draft_and_depths_their_lengths(sizes, seed):
     random = np.random.default_rng(seed)
     drafts = [random_tree(random, size) for size in sizes]
@@ -80,7 +80,7 @@ def test_tokens_and_slots_go_by_index_and_positions_by_depth():
     assert all(tensor.is_contiguous() and tensor.data_ptr() % 16 == 0 for tensor in tensors)
 
 
-def test_a_step_of_chains_is_told_nothing_new():
+def test_a_step_of_chains_has_no_trees():
     batch = StepBatch.of([Chunk(0, 5, 4, True), Chunk(1, 3, 1, True)])
     drafted = batch.with_trees([Draft.chain([1, 2, 3]), NO_DRAFT])
     assert drafted.trees is None

@@ -17,36 +17,36 @@ from archerfish.request import SamplingParams
 from archerfish.sampling.sampler import Sampler
 from archerfish.scheduling.plan import Chunk, Plan, SequenceStart
 from archerfish.speculation.draft import Draft
-from archerfish.speculation.drafters.cache_progress import Filled
-from archerfish.speculation.drafters.model_proposer import NetworkProposer
-from archerfish.speculation.proposer import Ask
-from archerfish.speculation.step_latency import StepTimes
+from archerfish.speculation.drafters.cache_progress import DraftCacheProgress
+from archerfish.speculation.drafters.model_proposer import ModelProposer
+from archerfish.speculation.proposer import DraftRequest
+from archerfish.speculation.step_latency import StepLatencyModel
 
 VOCABULARY, BLOCK_SIZE, NUM_BLOCKS, NUM_ROWS, LENGTH = 50, 4, 32, 3, 40
 
 
 class Successor:
-    """Guesses that a token is followed by the next one, and less surely by the one after that."""
+    """Drafts that a token is followed by the next one, and less surely by the one after that."""
 
     def __init__(self, rows: Rows, *, lag: int = 0, keeps: bool = True) -> None:
         self.rows = rows
-        self.lag, self.keeps, self.trusts_guesses = lag, keeps, keeps and not lag
+        self.token_lag, self.has_kv_cache, self.reuses_accepted_kv = lag, keeps, keeps and not lag
         self.reads: list[list[tuple[int, int, int]]] = []
         """Of each pass, (row, first place, number of places)."""
         self.kept: list[list[int]] = []
 
-    def read(self, batch: StepBatch) -> Tensor:
+    def forward(self, batch: StepBatch) -> Tensor:
         self.reads.append([tuple(chunk[:3]) for chunk in batch.chunks.tolist()])  # type: ignore[misc]
         picked = batch.chunks[batch.sampled_chunks]
-        last = self.rows.tokens[picked["row"], picked["start"] + picked["length"] - 1 + self.lag].astype(np.int64)
+        last = self.rows.tokens[picked["row"], picked["start"] + picked["length"] - 1 + self.token_lag].astype(np.int64)
         logits = torch.zeros(len(last), VOCABULARY)
         logits[torch.arange(len(last)), torch.from_numpy((last + 1) % VOCABULARY)] = 9.0
         logits[torch.arange(len(last)), torch.from_numpy((last + 2) % VOCABULARY)] = 7.0
         return logits
 
-    def go_on(self, batch: StepBatch, kept: list[int]) -> Tensor:
-        self.kept.append(kept)
-        return self.read(batch)
+    def forward_next(self, batch: StepBatch, indices: list[int]) -> Tensor:
+        self.kept.append(indices)
+        return self.forward(batch)
 
     def draft(self, batch: StepBatch, asked: DrawRows, counts: Ints) -> None:
         """It has no way to do it at once."""
@@ -60,9 +60,9 @@ class Stage:
         self.network = Successor(self.rows, lag=lag, keeps=keeps)
         self.sampler = Sampler(NUM_ROWS, draw)
         self.judged: set[int] = set()
-        self.times = StepTimes()
-        filled = Filled(NUM_BLOCKS, BLOCK_SIZE, 0, self.rows.tables[0])
-        self.proposer = NetworkProposer(
+        self.times = StepLatencyModel()
+        filled = DraftCacheProgress(NUM_BLOCKS, BLOCK_SIZE, 0, self.rows.tables[0])
+        self.proposer = ModelProposer(
             self.network,
             self.rows,
             filled,
@@ -72,7 +72,7 @@ class Stage:
             max_tokens=max_tokens,
             max_model_len=LENGTH,
             branches=branches,
-            is_judged_by_proposals=self.judged.__contains__,
+            needs_proposals=self.judged.__contains__,
         )
 
     def start(self, row: int, tokens: list[int], params: SamplingParams | None = None) -> None:
@@ -91,7 +91,7 @@ class Stage:
         self.rows.start(start)
         self.rows.append_blocks(chunk)
         self.sampler.set_row(row, params, start.seed, len(tokens), ())
-        self.proposer.take_in(Plan(0, [start], [], [chunk]))
+        self.proposer.begin_step(Plan(0, [start], [], [chunk]))
         self.proposer.start(row, tokens, len(tokens), "")
 
     def write(self, row: int, place: int, tokens: Sequence[int]) -> None:
@@ -99,10 +99,10 @@ class Stage:
 
     def propose(self, *asks: tuple[int, int, int]) -> list[Draft]:
         """Of (row, most, end)."""
-        return self.proposer.propose([Ask(*ask) for ask in asks])
+        return self.proposer.propose([DraftRequest(*ask) for ask in asks])
 
 
-def test_rows_are_guessed_for_together_and_go_on_as_far_as_each_is_asked() -> None:
+def test_rows_are_drafted_for_together_each_as_far_as_requested() -> None:
     stage = Stage()
     stage.start(0, [1, 2, 3])
     stage.start(2, [10, 20])
@@ -112,37 +112,37 @@ def test_rows_are_guessed_for_together_and_go_on_as_far_as_each_is_asked() -> No
     assert stage.times, "what passes take is learned"
 
 
-def test_what_was_read_is_not_read_again_and_what_stood_is_right() -> None:
+def test_what_was_computed_is_not_computed_again_if_it_was_accepted() -> None:
     stage = Stage()
     stage.start(0, [1, 2, 3])
     [draft] = stage.propose((0, 4, 3))
     # Two of four stood, and another token followed.
-    stage.proposer.saw(0, draft, [4, 5, 30, 7, 8])
+    stage.proposer.observe(0, draft, [4, 5, 30, 7, 8])
     stage.write(0, 3, [4, 5, 30])
     stage.network.reads.clear()
-    assert stage.proposer.num_unread(0, 6) == 1
+    assert stage.proposer.num_uncomputed(0, 6) == 1
     assert stage.propose((0, 1, 6)) == [Draft.chain([31])]
     assert stage.network.reads == [[(0, 5, 1)]]
 
 
-def test_of_the_last_guess_nothing_was_read() -> None:
+def test_the_last_draft_token_was_not_computed() -> None:
     stage = Stage()
     stage.start(0, [1, 2, 3])
     [draft] = stage.propose((0, 2, 3))
-    stage.proposer.saw(0, draft, [4, 5, 6])
+    stage.proposer.observe(0, draft, [4, 5, 6])
     stage.write(0, 3, [4, 5, 6])
-    assert stage.proposer.num_unread(0, 6) == 2
+    assert stage.proposer.num_uncomputed(0, 6) == 2
 
 
-def test_a_head_reads_tokens_one_place_behind_and_never_trusts_its_guesses() -> None:
+def test_a_head_reads_tokens_one_position_behind_and_never_reuses_its_drafts() -> None:
     stage = Stage(lag=1)
     stage.start(0, [1, 2, 3])
     [draft] = stage.propose((0, 3, 3))
     assert draft == Draft.chain([4, 5, 6])
     assert stage.network.reads == [[(0, 0, 2)], [(0, 2, 1)], [(0, 3, 1)]]
-    stage.proposer.saw(0, draft, [4, 5, 6, 7])
+    stage.proposer.observe(0, draft, [4, 5, 6, 7])
     stage.write(0, 3, [4, 5, 6, 7])
-    assert stage.proposer.num_unread(0, 7) == 4
+    assert stage.proposer.num_uncomputed(0, 7) == 4
 
 
 def test_heads_that_keep_nothing_look_at_the_last_state() -> None:
@@ -150,7 +150,7 @@ def test_heads_that_keep_nothing_look_at_the_last_state() -> None:
     stage.start(0, [1, 2, 3])
     assert stage.propose((0, 2, 3)) == [Draft.chain([4, 5])]
     assert stage.network.reads == [[(0, 1, 1)], [(0, 2, 1)]]
-    assert stage.proposer.num_unread(0, 30) == 1
+    assert stage.proposer.num_uncomputed(0, 30) == 1
 
 
 def test_a_long_text_is_read_in_pieces() -> None:
@@ -168,16 +168,16 @@ def test_a_sequence_that_comes_again_is_read_from_where_its_blocks_end() -> None
     # Its blocks were kept while it waited.
     stage.proposer.start(0, [1, 2, 3, 4, 5, 6], 5, "")
     stage.write(0, 5, [6])
-    assert stage.proposer.num_unread(0, 6) == 1
+    assert stage.proposer.num_uncomputed(0, 6) == 1
 
 
-def test_beside_each_guess_stand_the_next_likely_ones() -> None:
+def test_siblings_of_each_draft_token_are_the_next_likely_ones() -> None:
     stage = Stage(branches=2)
     stage.start(0, [1, 2, 3])
     assert stage.propose((0, 2, 3)) == [Draft((4, 5, 5, 6), (-1, 0, -1, 0))]
 
 
-def test_draws_have_the_noise_of_their_places() -> None:
+def test_samples_have_the_noise_of_their_positions() -> None:
     params = SamplingParams(temperature=2.0, seed=5)
     stage = Stage()
     stage.start(0, [1, 2, 3], params)
@@ -192,7 +192,7 @@ def test_draws_have_the_noise_of_their_places() -> None:
     assert draft == Draft.chain(expected)
 
 
-def test_who_is_judged_by_it_hears_what_guesses_were_drawn_from() -> None:
+def test_rows_verified_by_rejection_get_proposal_distributions() -> None:
     params = SamplingParams(temperature=1.0, top_k=2, seed=5)
     stage = Stage()
     stage.judged.add(1)
@@ -211,5 +211,5 @@ def test_who_is_judged_by_it_hears_what_guesses_were_drawn_from() -> None:
         assert row.sum().item() == pytest.approx(1.0)
 
 
-def test_no_room_is_left_at_the_end_of_the_context() -> None:
-    assert Stage().proposer.room(LENGTH - 2) == 2 and Stage().proposer.room(LENGTH) == 0
+def test_no_draft_exceeds_the_end_of_the_context() -> None:
+    assert Stage().proposer.max_depth(LENGTH - 2) == 2 and Stage().proposer.max_depth(LENGTH) == 0

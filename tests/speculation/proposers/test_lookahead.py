@@ -5,9 +5,9 @@ from random import Random
 
 import pytest
 
-from archerfish.speculation.draft import MOST_NODES, NO_DRAFT, ROOT, Draft
-from archerfish.speculation.proposer import Ask
-from archerfish.speculation.proposers.lookahead import POOL_HEADS, LookaheadProposer, NgramPool, Shape
+from archerfish.speculation.draft import MAX_NODES, NO_DRAFT, ROOT, Draft
+from archerfish.speculation.proposer import DraftRequest
+from archerfish.speculation.proposers.lookahead import MAX_POOL_HEADS, LookaheadProposer, LookaheadShape, NgramPool
 
 Model = Callable[[Sequence[int]], int]
 Path = tuple[int, ...]
@@ -37,18 +37,18 @@ def prefixes(path: Path) -> set[Path]:
 
 
 def write(
-    proposer: LookaheadProposer, model: Model, text: list[int], num_passes: int, most: int = MOST_NODES
+    proposer: LookaheadProposer, model: Model, text: list[int], num_passes: int, most: int = MAX_NODES
 ) -> list[int]:
     """Grow the text. How many tokens each pass wrote."""
     counts = []
     proposer.start(0, text, len(text), "tenant")
     for _ in range(num_passes):
-        (draft,) = proposer.propose([Ask(0, most)])
+        (draft,) = proposer.propose([DraftRequest(0, most)])
         assert len(draft) <= most
         drawn = draws(model, text, draft)
         written = standing(draft, drawn)
         assert written == [model([*text, *written[:at]]) for at in range(len(written))]
-        proposer.saw(0, draft, drawn)
+        proposer.observe(0, draft, drawn)
         proposer.extend(0, written)
         text += written
         counts.append(len(written))
@@ -102,7 +102,7 @@ class LongWay:
 @pytest.mark.parametrize(("window", "ngram", "guesses"), [(7, 5, 7), (4, 3, 5), (5, 2, 3), (1, 4, 2)])
 def test_the_window_moves_on_as_jacobi_says(window: int, ngram: int, guesses: int) -> None:
     for proposer, long_way, text in beside_the_long_way(window, ngram, guesses):
-        (draft,) = proposer.propose([Ask(0, MOST_NODES)])
+        (draft,) = proposer.propose([DraftRequest(0, MAX_NODES)])
         assert paths(draft) == long_way.expected(text[-1], guesses)
 
 
@@ -110,15 +110,15 @@ def beside_the_long_way(
     window: int, ngram: int, guesses: int
 ) -> Iterator[tuple[LookaheadProposer, LongWay, list[int]]]:
     """Before each pass: the proposer, the long way, and the text so far, which grows by one token a pass or more."""
-    proposer = LookaheadProposer(window=window, ngram=ngram, guesses=guesses, seed=3)
+    proposer = LookaheadProposer(window=window, ngram=ngram, num_ngrams=guesses, seed=3)
     text = [Random(5).randrange(11) for _ in range(20)]
     proposer.start(0, text, len(text), "tenant")
     long_way = LongWay(Random(3).choices(text, k=window + ngram - 2), window, ngram)
     for _ in range(30):
         yield proposer, long_way, text
-        (draft,) = proposer.propose([Ask(0, MOST_NODES)])
+        (draft,) = proposer.propose([DraftRequest(0, MAX_NODES)])
         drawn = draws(hashed, text, draft)
-        proposer.saw(0, draft, drawn)
+        proposer.observe(0, draft, drawn)
         long_way.advance(hashed, text)
         written = standing(draft, drawn)
         text += written
@@ -130,7 +130,7 @@ def test_with_little_room_the_newest_n_gram_comes_before_the_window_and_the_wind
     for proposer, long_way, text in beside_the_long_way(7, 5, 7):
         known = long_way.pool.get(text[-1], [])
         if len(known) > 2:
-            (draft,) = proposer.propose([Ask(0, 8)])
+            (draft,) = proposer.propose([DraftRequest(0, 8)])
             assert known[-1] in paths(draft) and long_way.columns()[0] in paths(draft)
             tested += 1
     assert tested
@@ -139,10 +139,10 @@ def test_with_little_room_the_newest_n_gram_comes_before_the_window_and_the_wind
 def test_a_pass_that_wrote_nothing_leaves_the_last_token_where_it_is() -> None:
     proposer, text = LookaheadProposer(), [1, 2, 3]
     write(proposer, periodic, text, 40)
-    (draft,) = proposer.propose([Ask(0, 20)])
-    proposer.saw(0, draft, draws(periodic, text, draft))
+    (draft,) = proposer.propose([DraftRequest(0, 20)])
+    proposer.observe(0, draft, draws(periodic, text, draft))
     proposer.extend(0, [])
-    (again,) = proposer.propose([Ask(0, 20)])
+    (again,) = proposer.propose([DraftRequest(0, 20)])
     assert again.tokens[0] == periodic(text)
 
 
@@ -153,7 +153,7 @@ def test_texts_that_a_few_tokens_decide_are_written_several_at_a_pass(model: Mod
 
 
 def test_n_grams_that_repeat_are_written_whole() -> None:
-    proposer = LookaheadProposer(window=6, ngram=4, guesses=4)
+    proposer = LookaheadProposer(window=6, ngram=4, num_ngrams=4)
     counts = write(proposer, periodic, [1, 2, 3], 40)
     assert min(counts[-10:]) >= 4
 
@@ -164,12 +164,12 @@ def test_with_little_room_a_draft_is_what_fits_and_still_helps(most: int) -> Non
     assert 1 < max(counts) <= most + 1
 
 
-def test_without_room_for_an_n_gram_only_the_pool_is_asked() -> None:
+def test_where_no_column_fits_only_the_pool_is_used() -> None:
     proposer, text = LookaheadProposer(), [1, 2, 3]
     assert write(proposer, periodic, text, 20, 3) == [1] * 20
-    assert proposer.propose([Ask(0, 3)]) == [NO_DRAFT]
+    assert proposer.propose([DraftRequest(0, 3)]) == [NO_DRAFT]
     write(proposer, periodic, text, 40)
-    (draft,) = proposer.propose([Ask(0, 3)])
+    (draft,) = proposer.propose([DraftRequest(0, 3)])
     assert draft.is_chain and len(draft) == 3 and draft.tokens[0] == periodic(text)
 
 
@@ -177,7 +177,7 @@ def test_n_grams_of_the_pool_come_before_the_window() -> None:
     proposer = LookaheadProposer()
     text = [1, 2, 3]
     write(proposer, periodic, text, 40)
-    (whole,), (small,) = proposer.propose([Ask(0, MOST_NODES)]), proposer.propose([Ask(0, 4)])
+    (whole,), (small,) = proposer.propose([DraftRequest(0, MAX_NODES)]), proposer.propose([DraftRequest(0, 4)])
     first = whole.children(ROOT)[0]
     assert first == 0 and whole.tokens[0] == periodic(text)
     assert small.is_chain and small.tokens == whole.tokens[:4]
@@ -189,11 +189,11 @@ def test_asking_changes_nothing_and_rows_are_apart() -> None:
     write(alone, hashed, text := [1, 2, 3], 10)
     write(proposer, hashed, [1, 2, 3], 10)
     proposer.start(1, [9, 8, 7], 3, "tenant")
-    other, again = proposer.propose([Ask(1, 20), Ask(0, 20)])
-    assert proposer.propose([Ask(0, 20), Ask(1, 20)]) == [again, other]
-    assert alone.propose([Ask(0, 20)]) == [again]
+    other, again = proposer.propose([DraftRequest(1, 20), DraftRequest(0, 20)])
+    assert proposer.propose([DraftRequest(0, 20), DraftRequest(1, 20)]) == [again, other]
+    assert alone.propose([DraftRequest(0, 20)]) == [again]
     alone.start(0, text, 3, "tenant")
-    assert alone.propose([Ask(0, 20)]) != [again]
+    assert alone.propose([DraftRequest(0, 20)]) != [again]
 
 
 def test_a_pool_keeps_the_newest_of_each_token() -> None:
@@ -205,14 +205,14 @@ def test_a_pool_keeps_the_newest_of_each_token() -> None:
 
 def test_a_pool_forgets_tokens_it_heard_nothing_of_for_longest() -> None:
     pool = NgramPool(2)
-    for head in [*range(POOL_HEADS), 0, POOL_HEADS]:
+    for head in [*range(MAX_POOL_HEADS), 0, MAX_POOL_HEADS]:
         pool.add(head, (1,))
-    assert pool.tails(0) and not pool.tails(1) and pool.tails(2) and pool.tails(POOL_HEADS)
+    assert pool.tails(0) and not pool.tails(1) and pool.tails(2) and pool.tails(MAX_POOL_HEADS)
 
 
 def test_shapes_that_make_no_draft_are_refused() -> None:
-    assert Shape(7, 5, 7).num_nodes == 55
-    with pytest.raises(AssertionError, match="67 guesses, 63 are the most"):
-        LookaheadProposer(window=10, guesses=7)
+    assert LookaheadShape(7, 5, 7).num_nodes == 55
+    with pytest.raises(AssertionError, match="drafts of 67 tokens, the limit is 63"):
+        LookaheadProposer(window=10, num_ngrams=7)
     with pytest.raises(AssertionError):
         LookaheadProposer(ngram=1)

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from math import prod
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from archerfish.speculation.draft import MOST_NODES, NO_DRAFT, ROOT, Draft
-from archerfish.speculation.proposer import Ask
+from archerfish.speculation.draft import MAX_NODES, NO_DRAFT, ROOT, Draft
+from archerfish.speculation.proposer import DraftRequest
 from archerfish.speculation.proposers import suffix
-from archerfish.speculation.proposers.suffix import MANY_WAYS, Ends, Match, SuffixProposer
+from archerfish.speculation.proposers.suffix import MAX_FOLLOWERS, CopyEndModel, Match, SuffixProposer
 from archerfish.speculation.proposers.suffix_automaton import EMPTY, SuffixAutomaton
 
 PROSE = list(range(100, 140))
@@ -29,15 +29,15 @@ def started(tokens: Sequence[int], **options: bool | float) -> SuffixProposer:
     return proposer
 
 
-def guess(proposer: SuffixProposer, row: int = 0, most: int = MOST_NODES) -> Draft:
-    (draft,) = proposer.propose([Ask(row, most)])
+def guess(proposer: SuffixProposer, row: int = 0, most: int = MAX_NODES) -> Draft:
+    (draft,) = proposer.propose([DraftRequest(row, most)])
     return draft
 
 
 def tell(proposer: SuffixProposer, draft: Draft, *, right: bool, row: int = 0) -> None:
     """A pass in which every guess of a chain stands, or none."""
     assert draft.is_chain
-    proposer.saw(row, draft, [*draft.tokens, -1] if right else [-1] * (1 + len(draft)))
+    proposer.observe(row, draft, [*draft.tokens, -1] if right else [-1] * (1 + len(draft)))
 
 
 def searched(text: Sequence[int], shortest: int) -> list[int]:
@@ -58,7 +58,7 @@ def test_what_followed_the_longest_match_follows_again() -> None:
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=40).filter(lambda text: len(set(text)) > 1))
 def test_where_a_match_occurred_once_the_copy_is_what_a_search_finds(text: list[int]) -> None:
-    draft = guess(started(text, shortest=2, least=WIDE), most=1)
+    draft = guess(started(text, min_length=2, min_probability=WIDE), most=1)
     found = searched(text, 2)
     assert bool(len(draft)) == bool(found)
     length = max((n for n in range(1, len(text)) if found and occurrences(text, text[-n:]) > 1), default=0)
@@ -71,9 +71,9 @@ def occurrences(text: list[int], string: list[int]) -> int:
 
 
 def test_what_follows_most_often_comes_first_and_of_as_often_the_latest() -> None:
-    often = started([1, 2, 5, 1, 2, 6, 1, 2, 5, 1, 2, 7, 1, 2], least=WIDE)
+    often = started([1, 2, 5, 1, 2, 6, 1, 2, 5, 1, 2, 7, 1, 2], min_probability=WIDE)
     assert guess(often, most=1).tokens == (5,)
-    latest = started([1, 2, 5, 1, 2, 6, 1, 2], least=WIDE)
+    latest = started([1, 2, 5, 1, 2, 6, 1, 2], min_probability=WIDE)
     assert guess(latest, most=1).tokens == (6,)
 
 
@@ -90,16 +90,16 @@ def test_until_a_pair_of_tokens_comes_again_nothing_is_looked_for() -> None:
 def test_a_hint_is_a_pair_of_tokens_that_came_before() -> None:
     proposer = SuffixProposer(shared=True)
     proposer.start(0, [5, 6, 7, 5], 4, "tenant")
-    assert not proposer.hints(0)
+    assert not proposer.has_hint(0)
     found = []
     for token in (6, 9, 6, 7, 3):
         proposer.extend(0, [token])
-        found.append(proposer.hints(0))
+        found.append(proposer.has_hint(0))
     assert found == [True, False, False, True, False], "5 6 and 6 7"
     proposer.start(1, [1, 2], 2, "tenant")
-    assert not proposer.hints(1)
+    assert not proposer.has_hint(1)
     proposer.extend(1, [6, 7])
-    assert proposer.hints(1), "another sequence wrote it"
+    assert proposer.has_hint(1), "another sequence wrote it"
 
 
 def test_a_short_match_makes_a_short_draft_and_a_long_one_a_long() -> None:
@@ -108,15 +108,15 @@ def test_a_short_match_makes_a_short_draft_and_a_long_one_a_long() -> None:
     assert lengths == [3, 6, 12]
 
 
-def test_a_line_that_repeats_is_guessed_beyond_the_end_of_the_text() -> None:
+def test_a_line_that_repeats_is_drafted_beyond_the_end_of_the_text() -> None:
     line = [4, 5, 6]
-    assert guess(started(line * 20, least=WIDE), most=12) == Draft.chain(line * 4)
+    assert guess(started(line * 20, min_probability=WIDE), most=12) == Draft.chain(line * 4)
 
 
 def test_where_a_copy_comes_to_the_end_of_its_text_it_goes_on_as_a_shorter_match() -> None:
     # One of two, then two of three, then one of two again: one in six.
     assert guess(started([5, 6, 5])) == Draft.chain([6, 5])
-    assert len(guess(started([5, 6, 5], least=0.16))) == 3
+    assert len(guess(started([5, 6, 5], min_probability=0.16))) == 3
 
 
 @given(st.lists(st.integers(0, 2), max_size=30), st.lists(st.integers(0, 2), max_size=15))
@@ -131,13 +131,13 @@ def test_reading_beside_a_text_keeps_the_longest_suffix_that_occurs_in_it(text: 
 
 def test_shortest_is_the_least_match() -> None:
     text = [*PROSE, 7, *PROSE[:3]]
-    assert len(guess(started(text, shortest=3))) and not len(guess(started(text, shortest=4)))
+    assert len(guess(started(text, min_length=3))) and not len(guess(started(text, min_length=4)))
 
 
-def test_a_string_that_went_on_in_many_ways_tells_nothing() -> None:
-    ways = [token for way in range(MANY_WAYS + 1) for token in (1, 1000 + way)]
-    assert guess(started([*ways, 1], least=WIDE, branches=8)) == NO_DRAFT
-    assert len(guess(started([*ways[2:], 1], least=WIDE, branches=8), most=8)) == 8
+def test_a_string_with_many_followers_predicts_nothing() -> None:
+    ways = [token for way in range(MAX_FOLLOWERS + 1) for token in (1, 1000 + way)]
+    assert guess(started([*ways, 1], min_probability=WIDE, branches=8)) == NO_DRAFT
+    assert len(guess(started([*ways[2:], 1], min_probability=WIDE, branches=8), most=8)) == 8
 
 
 def test_drafts_grow_where_copies_go_well_and_shrink_where_they_fail() -> None:
@@ -180,7 +180,7 @@ def known(proposer: SuffixProposer) -> list[float]:
 
 
 @pytest.mark.parametrize("branches", [1, 2])
-def test_what_nobody_checked_is_learned_from_what_was_written_instead(branches: int) -> None:
+def test_unverified_drafts_are_learned_from_by_what_was_written_instead(branches: int) -> None:
     text = [*PROSE, *PROSE[:6]]
     fits, fails = (started(text, branches=branches) for _ in range(2))
     before = known(fits)
@@ -194,7 +194,7 @@ def test_what_nobody_checked_is_learned_from_what_was_written_instead(branches: 
     assert known(fits) == learned, "once"
     checked = started(text, branches=branches)
     draft = guess(checked)
-    checked.saw(0, draft, [*draft.tokens, -1])
+    checked.observe(0, draft, [*draft.tokens, -1])
     learned = known(checked)
     checked.extend(0, [*draft.tokens, 5])
     assert known(checked) == learned, "and not of what was checked"
@@ -202,12 +202,12 @@ def test_what_nobody_checked_is_learned_from_what_was_written_instead(branches: 
 
 def test_at_which_length_copies_end_is_learned_of_all() -> None:
     """Where none ends early, a short match is believed: what ends far behind says nothing of it."""
-    ends = Ends()
+    ends = CopyEndModel()
     for _ in range(200):
         ends.learn(1, 39, True, 1.0)
     assert ends.odds[1] < 0.1 and ends.odds[8] < 0.02 < 0.1 < ends.odds[40]
-    chances = [1 / (1 + odds) for odds in ends.odds[1:32]]
-    assert prod(chances) > 0.5 > prod(1 / (1 + odds) for odds in Ends().odds[1:32])
+    probabilities = [1 / (1 + odds) for odds in ends.odds[1:32]]
+    assert prod(probabilities) > 0.5 > prod(1 / (1 + odds) for odds in CopyEndModel().odds[1:32])
     for _ in range(200):
         ends.learn(1, 0, True, 1.0)
     assert ends.odds[1] > 1 and ends.odds[8] < 0.02
@@ -219,47 +219,48 @@ def test_copies_are_worth_looking_for_the_less_the_worse_long_ones_went() -> Non
     for _ in range(20):
         tell(well, guess(well), right=True)
         tell(badly, guess(badly), right=False)
-    assert badly.surest < started(text).surest < well.surest < 1
+    assert badly.max_acceptance < started(text).max_acceptance < well.max_acceptance < 1
 
 
-def test_branches_are_the_ways_a_text_went_on_merged_where_they_begin_alike() -> None:
+def test_branches_are_how_a_text_went_on_with_common_prefixes_merged() -> None:
     text = [1, 2, 3, 4, 5, 9, 1, 2, 3, 4, 6, 9, 1, 2, 3, 8, 1, 2]
-    chain = guess(started(text, least=WIDE), most=3)
+    chain = guess(started(text, min_probability=WIDE), most=3)
     assert chain.is_chain and chain.tokens[0] == 3
-    tree = guess(started(text, least=0.05, branches=3), most=12)
+    tree = guess(started(text, min_probability=0.05, branches=3), most=12)
     paths = {tuple(tree.tokens[node] for node in tree.path(place)) for place in range(len(tree))}
     assert {(3,), (3, 4), (3, 8), (3, 4, 6), (3, 4, 5)} <= paths and len(paths) == len(tree)
     assert [tree.tokens[child] for child in tree.children(0)] == [4, 8], "what is likelier stands first"
-    assert guess(started(text, least=0.05, branches=3), most=2).tokens == (3, 4)
+    assert guess(started(text, min_probability=0.05, branches=3), most=2).tokens == (3, 4)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=60), st.sampled_from([0.05, 0.25, 0.5]), st.integers(1, 20))
 def test_a_chain_is_a_tree_with_a_single_branch(text: list[int], least: float, most: int) -> None:
-    proposer = started(text, least=least)
+    proposer = started(text, min_probability=least)
     chain, row = guess(proposer, most=most), proposer._rows[0]
     if (match := row.match()).length:
-        tree = suffix._Growth(match.text, proposer._ends.odds, row.doubt, 1, least).grow(match, most)
-        assert chain == tree and chain.chances == pytest.approx(tree.chances)
+        tree = suffix._TreeGrowth(match.text, proposer._ends.odds, row.doubt, 1, least).grow(match, most)
+        assert chain == tree and chain.probabilities == pytest.approx(tree.probabilities)
 
 
 def test_of_a_tree_the_branch_that_was_drawn_counts() -> None:
     text = [1, 2, *PROSE[:15], 1, 2, *PROSE[20:35], 1, 2]
-    right, wrong = started(text, least=0.1, branches=2), started(text, least=0.1, branches=2)
+    right, wrong = started(text, min_probability=0.1, branches=2), started(text, min_probability=0.1, branches=2)
     tree = guess(right)
     drawn = [-1] * (1 + len(tree))
-    wrong.saw(0, tree, drawn)
+    wrong.observe(0, tree, drawn)
     node = ROOT
     while children := tree.children(node):
         drawn[node + 1] = tree.tokens[children[-1]]
         node = children[-1]
     assert tree.tokens[node] in PROSE[:15], "the branch of the earlier occurrence, which stands behind the other"
-    right.saw(0, tree, drawn)
+    right.observe(0, tree, drawn)
     assert len(guess(wrong)) < len(tree) < len(guess(right))
 
 
 def test_asking_changes_nothing() -> None:
     proposer = started([*PROSE, *PROSE[:5]], branches=2, shared=True)
-    asks = [Ask(0, 10), Ask(0, 3), Ask(0, 0)]
+    asks = [DraftRequest(0, 10), DraftRequest(0, 3), DraftRequest(0, 0)]
     drafts = proposer.propose(asks)
     assert drafts == proposer.propose(asks) and [len(draft) for draft in drafts] == [10, 3, 0]
 
@@ -323,7 +324,7 @@ def test_what_was_written_before_a_preemption_is_found_again() -> None:
 
 
 def test_memory_is_bounded_and_what_was_written_last_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suffix, "SHARED_TOKENS", 80)
+    monkeypatch.setattr(suffix, "MAX_SHARED_TOKENS", 80)
     proposer = served(PROSE[:30], range(200, 230))
     proposer.extend(0, PROSE[:3])
     assert guess(proposer).tokens[:3] == tuple(PROSE[3:6]), "the old generation is still asked"
@@ -334,8 +335,8 @@ def test_memory_is_bounded_and_what_was_written_last_stays(monkeypatch: pytest.M
     assert guess(proposer, row=3) == NO_DRAFT, "by now it is forgotten"
 
 
-def test_a_sequence_keeps_its_place_when_generations_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suffix, "SHARED_TOKENS", 80)
+def test_a_sequence_is_found_again_when_generations_rotate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suffix, "MAX_SHARED_TOKENS", 80)
     proposer = served(PROSE[:30])
     proposer.extend(0, PROSE[:10])
     assert guess(proposer).tokens[:3] == tuple(PROSE[10:13])
@@ -345,8 +346,8 @@ def test_a_sequence_keeps_its_place_when_generations_change(monkeypatch: pytest.
     assert len(guess(proposer)) > 15 and guess(proposer).tokens[:3] == tuple(PROSE[11:14])
 
 
-def test_a_sequence_that_waited_while_its_place_was_forgotten_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suffix, "SHARED_TOKENS", 80)
+def test_a_sequence_that_waited_while_its_texts_were_dropped_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suffix, "MAX_SHARED_TOKENS", 80)
     proposer = served(PROSE[:30])
     proposer.extend(0, PROSE[:10])
     proposer.extend(1, range(200, 240))
@@ -356,7 +357,7 @@ def test_a_sequence_that_waited_while_its_place_was_forgotten_begins_anew(monkey
 
 
 def test_tenants_that_started_nothing_for_long_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suffix, "MOST_TENANTS", 2)
+    monkeypatch.setattr(suffix, "MAX_TENANTS", 2)
     proposer = served(PROSE)
     for tenant in ("second", "tenant", "third"):
         proposer.start(9, [1], 1, tenant)
@@ -389,6 +390,6 @@ def test_lookups_are_as_long_as_is_asked_for() -> None:
     # After 1 2 3 came 7, but after 3 alone came 8 more often, and at last.
     text = [1, 2, 3, 7, 3, 8, 3, 8, 3, 8, 1, 2, 3]
     assert guess(started(text), most=1).tokens == (7,)
-    assert guess(started(text, longest=1), most=1).tokens == (8,)
-    assert guess(started(text, longest=3, shortest=3), most=1).tokens == (7,)
-    assert guess(started(text, shortest=4)) == NO_DRAFT
+    assert guess(started(text, max_length=1), most=1).tokens == (8,)
+    assert guess(started(text, max_length=3, min_length=3), most=1).tokens == (7,)
+    assert guess(started(text, min_length=4)) == NO_DRAFT

@@ -29,7 +29,7 @@ def tokens_by_noise(target: Target) -> Callable[[Tokens, int], int]:
 
 
 @pytest.mark.parametrize("parents", CHAINS + TREES, ids=name)
-def test_coupled_tokens_are_those_of_no_speculation_for_every_noise_and_every_guess(parents: Tokens) -> None:
+def test_coupled_tokens_are_those_of_no_speculation_for_every_noise_and_every_draft(parents: Tokens) -> None:
     depth = depth_of(parents)
     drafts = [Draft(tokens, parents) for tokens in itertools.product(range(3), repeat=len(parents))]
     nodes = {draft: [(), *(guessed(draft, node) for node in range(len(draft)))] for draft in drafts}
@@ -54,7 +54,7 @@ def test_coupled_tokens_are_those_of_no_speculation_for_every_noise_and_every_gu
 def test_coupled_with_the_draw_itself_writes_what_it_writes_alone() -> None:
     """Logits go through the operation, as a step's do; guesses are right about half of the time."""
     vocabulary, first = 6, 10
-    random, num_standing = np.random.default_rng(0), 0
+    random, num_accepted = np.random.default_rng(0), 0
 
     def drawn(writings: list[Tokens], seed: int) -> list[int]:
         logits = torch.tensor([random_row(vocabulary, 0, seed, written) for written in writings])
@@ -77,6 +77,6 @@ def test_coupled_with_the_draw_itself_writes_what_it_writes_alone() -> None:
             nodes = [written, *((*written, *guessed(draft, node)) for node in range(len(draft)))]
             path, token = coupled(draft, drawn(nodes, seed))
             written = (*written, *(draft.tokens[node] for node in path), token)
-            num_standing += len(path)
+            num_accepted += len(path)
         assert written[:6] == alone[:6]
-    assert num_standing > 60
+    assert num_accepted > 60

@@ -15,20 +15,20 @@ from torch import Tensor
 
 from archerfish.ops.reference.noise import gumbel, uniform
 from archerfish.speculation.draft import NO_DRAFT, ROOT, Draft
-from archerfish.speculation.verification.rng import SeededChoices
-from archerfish.speculation.verification.rules import Typical, Verdict, rejection
+from archerfish.speculation.verification.rng import SeededVerificationRng
+from archerfish.speculation.verification.rules import AcceptedPath, TypicalAcceptance, rejection
 from tests.sampling.chance import surprise
 from tests.speculation.enumeration import (
     ASKED,
     CHAINS,
     TREES,
     Branches,
+    DraftOffer,
     Erratic,
     Independent,
     Likeliest,
     LikeliestThenDrawn,
     Narrow,
-    Offer,
     R,
     Row,
     Rule,
@@ -51,10 +51,10 @@ NOTICED = 1e-3
 # Enumeration itself.
 
 
-def test_a_law_is_summed_over_every_way_once() -> None:
+def test_a_law_is_summed_over_every_path_once() -> None:
     def play(branches: Branches) -> Tokens:
         first = branches.choose((1.0, 0.0, 3.0))
-        return (first, branches.picks(0, torch.tensor([0.5, 0.5]))) if branches.accepts(0, 0, 0.75) else (first,)
+        return (first, branches.sample(0, torch.tensor([0.5, 0.5]))) if branches.accept(0, 0, 0.75) else (first,)
 
     law = law_of(play)
     assert law == {(0,): 1 / 16, (2,): 3 / 16, (0, 0): 3 / 32, (0, 1): 3 / 32, (2, 0): 9 / 32, (2, 1): 9 / 32}
@@ -72,7 +72,7 @@ def test_the_target_depends_on_all_that_was_written_and_on_what_is_asked() -> No
 
 @pytest.mark.parametrize("offer", OFFERS, ids=name)
 @pytest.mark.parametrize("parents", CHAINS + TREES, ids=name)
-def test_rejection_keeps_the_law_of_the_target(parents: Tokens, offer: type[Offer]) -> None:
+def test_rejection_keeps_the_law_of_the_target(parents: Tokens, offer: type[DraftOffer]) -> None:
     for number, params in enumerate(ASKED.values()):
         vocabulary = 3 if len(parents) == 3 else 3 + number % 3
         found = discrepancy(rejection, offer(Target(vocabulary, number, params)), parents)
@@ -85,7 +85,7 @@ def test_rejection_keeps_the_law_over_a_larger_vocabulary(seed: int) -> None:
         assert discrepancy(rejection, offer(Target(5, seed)), parents) < EXACT
 
 
-def test_rejection_without_guesses_is_the_target() -> None:
+def test_rejection_without_a_draft_is_the_target() -> None:
     target = Target(5, 1)
     found = law_of(lambda branches: (rejection(NO_DRAFT, target.of(NO_DRAFT), torch.zeros(0, 5), branches).token,))
     assert distance(found, target.law(1)) < EXACT
@@ -123,11 +123,11 @@ class _Deeper:
     branches: Branches
     by: int
 
-    def accepts(self, depth: int, attempt: int, probability: float) -> bool:
-        return self.branches.accepts(depth + self.by, attempt, probability)
+    def accept(self, depth: int, attempt: int, probability: float) -> bool:
+        return self.branches.accept(depth + self.by, attempt, probability)
 
-    def picks(self, depth: int, weights: Tensor) -> int:
-        return self.branches.picks(depth + self.by, weights)
+    def sample(self, depth: int, weights: Tensor) -> int:
+        return self.branches.sample(depth + self.by, weights)
 
 
 # Rules that are wrong, each in one way.
@@ -165,7 +165,7 @@ class ByHand:
     """What follows the last of all guesses, if that stands."""
     order: Callable[[list[int]], Sequence[int]] = list
 
-    def __call__(self, draft: Draft, target: Tensor, proposals: Tensor, branches: Branches) -> Verdict:
+    def __call__(self, draft: Draft, target: Tensor, proposals: Tensor, branches: Branches) -> AcceptedPath:
         path: list[int] = []
         rows, offers = target.numpy(), proposals.numpy()
         while True:
@@ -179,16 +179,17 @@ class ByHand:
                     break
                 left = self.residual(left, offers[child], token)
             else:
-                return Verdict(path, branches.choose(left.tolist()))
+                return AcceptedPath(path, branches.choose(left.tolist()))
 
 
 @dataclass(frozen=True)
 class OneUniform:
-    """Acceptance and what replaces a rejected guess of a chain decided by one number: as it is, or spread out again."""
+    """Acceptance and what replaces a rejected guess of a chain decided by one number: as it is, or spread
+    out again."""
 
     spread_out: bool
 
-    def __call__(self, draft: Draft, target: Tensor, proposals: Tensor, branches: Branches) -> Verdict:
+    def __call__(self, draft: Draft, target: Tensor, proposals: Tensor, branches: Branches) -> AcceptedPath:
         for node, token in enumerate(draft.tokens):
             wanted, offered = target[node].numpy(), proposals[node].numpy()
             rate = min(1.0, wanted[token] / offered[token])
@@ -200,8 +201,8 @@ class OneUniform:
             stretch = branches.choose(np.diff(edges).tolist())
             number = (edges[stretch] + edges[stretch + 1]) / 2
             if number >= rate:
-                return Verdict(list(range(node)), min(int(np.searchsorted(ends, number)), len(wanted) - 1))
-        return Verdict(list(range(len(draft))), branches.picks(len(draft), target[-1]))
+                return AcceptedPath(list(range(node)), min(int(np.searchsorted(ends, number)), len(wanted) - 1))
+        return AcceptedPath(list(range(len(draft))), branches.sample(len(draft), target[-1]))
 
 
 class SaysItWasDrawn(Likeliest):
@@ -217,19 +218,19 @@ class LeavesOutTheUnlikely:
 
     rule: Rule
 
-    def __call__(self, draft: Draft, target: Tensor, proposals: Tensor, branches: Branches) -> Verdict:
+    def __call__(self, draft: Draft, target: Tensor, proposals: Tensor, branches: Branches) -> AcceptedPath:
         likely = [bool(row[token] > 0.2) for row, token in zip(proposals, draft.tokens, strict=True)]
         kept = (*likely, False).index(False)
         return self.rule(Draft.chain(draft.tokens[:kept]), target[: kept + 1], proposals[:kept], branches)
 
 
-RIGHT: list[tuple[Rule, type[Offer], Tokens]] = [
+RIGHT: list[tuple[Rule, type[DraftOffer], Tokens]] = [
     (ByHand(), Independent, (R, 0)),
     (ByHand(), Likeliest, (R, 0)),
     (ByHand(), WithoutReplacement, (R, R)),
     (OneUniform(spread_out=True), Independent, (R, 0)),
 ]
-WRONG: dict[str, tuple[Rule, type[Offer], Tokens]] = {
+WRONG: dict[str, tuple[Rule, type[DraftOffer], Tokens]] = {
     "only the guess is taken out of the residual": (ByHand(residual_of_the_guess_alone), Independent, (R, 0)),
     "the likeliest token is said to be drawn": (rejection, SaysItWasDrawn, (R, 0)),
     "one number decides twice": (OneUniform(spread_out=False), Independent, (R, 0)),
@@ -243,14 +244,14 @@ WRONG: dict[str, tuple[Rule, type[Offer], Tokens]] = {
 @pytest.mark.parametrize(("rule", "offer", "parents"), RIGHT, ids=range(len(RIGHT)))
 @pytest.mark.parametrize("seed", range(3))
 def test_the_parts_that_are_exchanged_are_right_before(
-    seed: int, rule: Rule, offer: type[Offer], parents: Tokens
+    seed: int, rule: Rule, offer: type[DraftOffer], parents: Tokens
 ) -> None:
     assert discrepancy(rule, offer(Target(4, seed)), parents) < EXACT
 
 
 @pytest.mark.parametrize(("rule", "offer", "parents"), WRONG.values(), ids=WRONG)
 @pytest.mark.parametrize("seed", range(3))
-def test_a_small_mistake_is_noticed(seed: int, rule: Rule, offer: type[Offer], parents: Tokens) -> None:
+def test_a_small_mistake_is_noticed(seed: int, rule: Rule, offer: type[DraftOffer], parents: Tokens) -> None:
     assert discrepancy(rule, offer(Target(4, seed)), parents) > NOTICED
 
 
@@ -264,12 +265,12 @@ def test_by_hand_and_rejection_agree_round_by_round() -> None:
         )
 
 
-# Typical promises no law.
+# Typical acceptance promises no law.
 
 
 def test_typical_is_lossy_and_the_sum_notices() -> None:
-    def rule(draft: Draft, target: Tensor, _: Tensor, branches: Branches) -> Verdict:
-        return Typical()(draft, target, branches)
+    def rule(draft: Draft, target: Tensor, _: Tensor, branches: Branches) -> AcceptedPath:
+        return TypicalAcceptance()(draft, target, branches)
 
     for parents in ((R, 0), (R, R)):
         assert discrepancy(rule, Likeliest(Target(4, 0)), parents) > 0.01
@@ -280,17 +281,17 @@ def test_typical_is_lossy_and_the_sum_notices() -> None:
 
 
 @dataclass(frozen=True)
-class SameNoise(SeededChoices):
+class SameNoise(SeededVerificationRng):
     """Accepts by numbers that guesses are drawn with."""
 
-    def accepts(self, depth: int, attempt: int, probability: float) -> bool:
+    def accept(self, depth: int, attempt: int, probability: float) -> bool:
         return uniform(self.seed, self.position + depth, attempt) < probability
 
 
 VOCABULARY, HORIZON, NUM_SEEDS = 5, 2, 1500
 
 
-def counted_surprise(choices: type[SeededChoices]) -> float:
+def counted_surprise(choices: type[SeededVerificationRng]) -> float:
     """Of answers written by rejection, round after round, whose guesses are drawn with the noise of ordinary draws."""
     target = Target(VOCABULARY, 6)
     offer = Independent(target)
@@ -315,8 +316,8 @@ def counted_surprise(choices: type[SeededChoices]) -> float:
 
 
 def test_answers_by_seeded_choices_are_counted_as_often_as_the_target_says() -> None:
-    assert counted_surprise(SeededChoices) < 4.5
+    assert counted_surprise(SeededVerificationRng) < 4.5
 
 
-def test_accepting_by_the_noise_of_guesses_would_be_noticed() -> None:
+def test_accepting_by_the_noise_of_drafts_would_be_noticed() -> None:
     assert counted_surprise(SameNoise) > 10

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from archerfish.ops.reference.noise import gumbel, uniform
-from archerfish.speculation.draft import MOST_NODES
+from archerfish.speculation.draft import MAX_NODES
 from archerfish.speculation.verification import rng
-from archerfish.speculation.verification.rng import SeededChoices
+from archerfish.speculation.verification.rng import SeededVerificationRng
 from tests.ops.draws import random_logits
 from tests.sampling.chance import count, distance_from_uniform, largest_correlation, surprise
 
-PICKING, ACCEPTING = rng._PICKING, rng._ACCEPTING
+PICKING, ACCEPTING = rng._SAMPLE_IDS, rng._ACCEPT_IDS
 WEIGHTS = torch.tensor([0.5, 0.0, 2.0, 0.25, 1.25], dtype=torch.float64)
 
 
@@ -22,7 +22,9 @@ def threshold(seed: int, position: int, depth: int, attempt: int) -> float:
     low, high = 0.0, 1.0
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (low, middle) if SeededChoices(seed, position).accepts(depth, attempt, middle) else (middle, high)
+        low, high = (
+            (low, middle) if SeededVerificationRng(seed, position).accept(depth, attempt, middle) else (middle, high)
+        )
     return high
 
 
@@ -31,16 +33,18 @@ def test_a_decision_depends_on_seed_and_position_and_which_it_is_alone(seed: int
     for depth, attempt in itertools.product(range(4), range(3)):
         # The same position, reached by another round.
         assert threshold(seed, 100, depth, attempt) == threshold(seed, 100 + depth, 0, attempt)
-        assert SeededChoices(seed, 100).picks(depth, WEIGHTS) == SeededChoices(seed, 100 + depth).picks(0, WEIGHTS)
+        assert SeededVerificationRng(seed, 100).sample(depth, WEIGHTS) == SeededVerificationRng(
+            seed, 100 + depth
+        ).sample(0, WEIGHTS)
     other = [(seed ^ 1, 100, 0, 0), (seed, 101, 0, 0), (seed, 100, 1, 0), (seed, 100, 0, 1)]
     assert threshold(seed, 100, 0, 0) not in {threshold(*one) for one in other}
 
 
 def test_what_is_certain_happens_and_what_cannot_does_not() -> None:
     for seed in range(500):
-        choices = SeededChoices(seed, 3)
-        assert choices.accepts(0, 0, 1.0) and not choices.accepts(0, 0, 0.0)
-        assert choices.picks(0, torch.tensor([0.0, 0.0, 1e-300, 0.0], dtype=torch.float64)) == 2
+        choices = SeededVerificationRng(seed, 3)
+        assert choices.accept(0, 0, 1.0) and not choices.accept(0, 0, 0.0)
+        assert choices.sample(0, torch.tensor([0.0, 0.0, 1e-300, 0.0], dtype=torch.float64)) == 2
 
 
 def test_attempts_are_accepted_uniformly_at_any_position() -> None:
@@ -50,9 +54,9 @@ def test_attempts_are_accepted_uniformly_at_any_position() -> None:
 
 
 def test_tokens_are_picked_by_weights_that_need_not_add_up() -> None:
-    drawn = [SeededChoices(4, position).picks(0, WEIGHTS) for position in range(2500)]
+    drawn = [SeededVerificationRng(4, position).sample(0, WEIGHTS) for position in range(2500)]
     assert surprise(count(drawn, 5), WEIGHTS / WEIGHTS.sum()) < 4.5
-    assert [SeededChoices(4, position).picks(0, 17 * WEIGHTS) for position in range(200)] == drawn[:200]
+    assert [SeededVerificationRng(4, position).sample(0, 17 * WEIGHTS) for position in range(200)] == drawn[:200]
 
 
 @pytest.mark.parametrize("spread", [0.0, 1.0, 15.0])
@@ -61,13 +65,13 @@ def test_what_noise_cannot_lift_is_left_out_without_a_difference(spread: float) 
     weights[::7] = 0.0
     for position in range(100):
         noise = gumbel(torch.tensor([6]), torch.tensor([position]), torch.arange(PICKING, PICKING + 400))[0]
-        assert SeededChoices(6, position).picks(0, weights) == int((weights.log() + noise).argmax())
+        assert SeededVerificationRng(6, position).sample(0, weights) == int((weights.log() + noise).argmax())
 
 
 def test_no_decision_uses_the_id_of_another_or_of_any_token() -> None:
     """For one seed and position the hash is a bijection, so different ids are different bits."""
-    assert PICKING + PICKING <= ACCEPTING and ACCEPTING + MOST_NODES < 2**32
-    ids = [*range(2000), *range(PICKING, PICKING + 2000), *range(ACCEPTING, ACCEPTING + MOST_NODES)]
+    assert PICKING + PICKING <= ACCEPTING and ACCEPTING + MAX_NODES < 2**32
+    ids = [*range(2000), *range(PICKING, PICKING + 2000), *range(ACCEPTING, ACCEPTING + MAX_NODES)]
     assert len({uniform(5, 77, number) for number in ids}) == len(ids)
 
 
@@ -86,5 +90,5 @@ def test_noise_of_picks_attempts_and_ordinary_draws_is_uncorrelated() -> None:
 def test_picks_are_not_the_ordinary_draws() -> None:
     flat = torch.ones(1000, dtype=torch.float64)
     ordinary = gumbel(torch.tensor([8] * 200), torch.arange(200), torch.arange(1000)).argmax(-1).tolist()
-    picked = [SeededChoices(8, position).picks(0, flat) for position in range(200)]
+    picked = [SeededVerificationRng(8, position).sample(0, flat) for position in range(200)]
     assert sum(one == other for one, other in zip(ordinary, picked, strict=True)) < 5

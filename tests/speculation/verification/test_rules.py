@@ -13,8 +13,8 @@ from archerfish.errors import ConfigError
 from archerfish.ops.reference.drawing import draw
 from archerfish.ops.reference.probabilities import probabilities
 from archerfish.speculation.draft import NO_DRAFT, ROOT, Draft
-from archerfish.speculation.verification.rng import SeededChoices
-from archerfish.speculation.verification.rules import Typical, Verdict, coupled, rejection
+from archerfish.speculation.verification.rng import SeededVerificationRng
+from archerfish.speculation.verification.rules import AcceptedPath, TypicalAcceptance, coupled, rejection
 from tests.lanes import examples
 from tests.ops.draws import random_logits, rows_of
 
@@ -24,7 +24,7 @@ TREE = Draft((1, 2, 3, 1, 4), (ROOT, ROOT, 1, 1, 3))
 
 
 class Told:
-    """Choices made by the test: attempts in their order, and the token; what was asked is noted."""
+    """Decisions made by the test: attempts in their order, and the token; what was asked is noted."""
 
     def __init__(self, *accepted: bool, token: int = 0) -> None:
         self._accepted = list(accepted)
@@ -32,11 +32,11 @@ class Told:
         self.attempts: list[tuple[int, int, float]] = []
         self.picked: tuple[int, list[float]] | None = None
 
-    def accepts(self, depth: int, attempt: int, probability: float) -> bool:
+    def accept(self, depth: int, attempt: int, probability: float) -> bool:
         self.attempts.append((depth, attempt, probability))
         return self._accepted.pop(0)
 
-    def picks(self, depth: int, weights: Tensor) -> int:
+    def sample(self, depth: int, weights: Tensor) -> int:
         self.picked = (depth, weights.tolist())
         return self._token
 
@@ -60,19 +60,19 @@ def rows(*given: list[float]) -> Tensor:
     ],
 )
 def test_coupled_walks_down_while_a_child_is_what_was_drawn(drawn: list[int], path: list[int], token: int) -> None:
-    assert coupled(TREE, drawn) == Verdict(path, token)
+    assert coupled(TREE, drawn) == AcceptedPath(path, token)
 
 
-def test_of_equal_siblings_the_first_stands() -> None:
-    assert coupled(Draft((5, 5, 6), (ROOT, ROOT, 1)), [5, 6, 6, 0]) == Verdict([0], 6)
+def test_of_equal_siblings_the_first_is_accepted() -> None:
+    assert coupled(Draft((5, 5, 6), (ROOT, ROOT, 1)), [5, 6, 6, 0]) == AcceptedPath([0], 6)
 
 
-def test_without_guesses_there_is_the_next_token() -> None:
-    assert coupled(NO_DRAFT, [3]) == Verdict([], 3)
+def test_without_a_draft_there_is_the_next_token() -> None:
+    assert coupled(NO_DRAFT, [3]) == AcceptedPath([], 3)
     told = Told(token=2)
-    assert rejection(NO_DRAFT, rows([0.2, 0.3, 0.5]), torch.zeros(0, 3), told) == Verdict([], 2)
+    assert rejection(NO_DRAFT, rows([0.2, 0.3, 0.5]), torch.zeros(0, 3), told) == AcceptedPath([], 2)
     assert told.attempts == [] and told.picked == (0, [0.2, 0.3, 0.5])
-    assert Typical()(NO_DRAFT, rows([0.2, 0.3, 0.5]), Told(token=1)) == Verdict([], 1)
+    assert TypicalAcceptance()(NO_DRAFT, rows([0.2, 0.3, 0.5]), Told(token=1)) == AcceptedPath([], 1)
 
 
 # Rejection.
@@ -84,16 +84,16 @@ OFFERED = rows([0.25, 0.5, 0.25], [0.5, 0.25, 0.25])
 
 def test_a_chain_is_accepted_by_the_ratios_and_ends_with_a_bonus() -> None:
     told = Told(True, True, token=2)
-    assert rejection(CHAIN, TARGET, OFFERED, told) == Verdict([0, 1], 2)
+    assert rejection(CHAIN, TARGET, OFFERED, told) == AcceptedPath([0, 1], 2)
     assert told.attempts == [(0, 0, 0.5), (1, 0, 0.25)] and told.picked == (2, [0.0, 0.0, 1.0])
 
 
-def test_what_a_rejected_guess_leaves_is_over_the_whole_vocabulary() -> None:
+def test_what_a_rejection_leaves_is_over_the_whole_vocabulary() -> None:
     told = Told(False, token=0)
-    assert rejection(CHAIN, TARGET, OFFERED, told) == Verdict([], 0)
+    assert rejection(CHAIN, TARGET, OFFERED, told) == AcceptedPath([], 0)
     assert told.picked == (0, [1.0, 0.0, 0.0])
     told = Told(True, False, token=1)
-    assert rejection(CHAIN, TARGET, OFFERED, told) == Verdict([0], 1)
+    assert rejection(CHAIN, TARGET, OFFERED, told) == AcceptedPath([0], 1)
     assert told.picked == (1, [0.0, 1.0, 0.0])
 
 
@@ -103,12 +103,12 @@ def test_siblings_are_tried_against_what_is_left_each_by_its_own_row() -> None:
     # The second is drawn without replacement, the third is certain.
     offered = rows([0.5, 0.25, 0.25], [0.0, 0.5, 0.5], [0.0, 0.0, 1.0])
     told = Told(False, True, False, token=1)
-    assert rejection(draft, target, offered, told) == Verdict([1], 1)
+    assert rejection(draft, target, offered, told) == AcceptedPath([1], 1)
     # The first leaves nothing but token 2.
     assert told.attempts == [(0, 0, 0.5), (0, 1, 0.0), (1, 0, 0.0)] and told.picked == (1, [0.0, 1.0, 0.0])
 
 
-def test_a_certain_guess_is_accepted_as_often_as_the_target_has_it() -> None:
+def test_a_certain_draft_token_is_accepted_as_often_as_the_target_has_it() -> None:
     told = Told(False, token=0)
     rejection(Draft.chain([1]), rows([0.5, 0.25, 0.25], [1, 0, 0]), rows([0.0, 1.0, 0.0]), told)
     assert told.attempts == [(0, 0, 0.25)]
@@ -121,12 +121,12 @@ def test_where_nothing_is_left_the_target_decides() -> None:
     assert told.attempts == [(0, 0, 1.0)] and told.picked == (0, TARGET[0].tolist())
 
 
-def test_guesses_that_cannot_have_been_drawn_are_refused() -> None:
+def test_draft_tokens_that_cannot_have_been_sampled_are_refused() -> None:
     with pytest.raises(AssertionError, match="excludes it"):
         rejection(Draft.chain([1]), TARGET[:2], rows([0.5, 0.0, 0.5]), Told())
-    with pytest.raises(AssertionError, match="drawn from something"):
+    with pytest.raises(AssertionError, match="the distribution it was sampled from"):
         rejection(CHAIN, TARGET, OFFERED[:1], Told())
-    with pytest.raises(AssertionError, match="one after each guess"):
+    with pytest.raises(AssertionError, match="one after each node"):
         rejection(CHAIN, TARGET[:2], OFFERED, Told())
 
 
@@ -136,54 +136,54 @@ def test_single_precision_proposals_and_large_vocabularies_will_do() -> None:
     proposals = torch.softmax(logits[:2] + random_logits(1, 2, 50_000, spread=0.5), -1)
     draft = Draft.chain(proposals.argmax(-1).tolist())
     for seed in range(20):
-        path, token = rejection(draft, target, proposals, SeededChoices(seed, 5))
+        path, token = rejection(draft, target, proposals, SeededVerificationRng(seed, 5))
         assert target[len(path), token] > 0.0
 
 
-# Typical.
+# Typical acceptance.
 
 
 def test_typical_has_the_published_parameters() -> None:
-    assert Typical() == Typical(epsilon=0.09, delta=0.3)
+    assert TypicalAcceptance() == TypicalAcceptance(epsilon=0.09, delta=0.3)
 
 
 @pytest.mark.parametrize("epsilon", [0.09, 0.3])
 @pytest.mark.parametrize("delta", [0.05, 0.3])
-def test_a_guess_stands_if_it_exceeds_the_threshold_of_its_entropy(epsilon: float, delta: float) -> None:
+def test_a_draft_token_is_accepted_above_the_threshold_of_its_entropy(epsilon: float, delta: float) -> None:
     random, seen = np.random.default_rng(0), set()
     for _ in range(200):
         row = random.dirichlet(np.full(VOCABULARY, 0.7))
         threshold = min(epsilon, delta * math.exp(-sum(-p * math.log(p) for p in row if p > 0)))
         for token in range(VOCABULARY):
             target = rows(row.tolist(), [1 / VOCABULARY] * VOCABULARY)
-            path, _ = Typical(epsilon, delta)(Draft.chain([token]), target, Told())
+            path, _ = TypicalAcceptance(epsilon, delta)(Draft.chain([token]), target, Told())
             assert (path == [0]) == (row[token] > threshold)
             seen.add((path == [0], threshold == epsilon))
     assert {stands for stands, _ in seen} == {True, False}
 
 
-def test_a_guess_exactly_at_the_threshold_does_not_stand() -> None:
+def test_a_draft_token_exactly_at_the_threshold_is_rejected() -> None:
     target = rows([0.25, 0.75], [0.5, 0.5])
-    assert Typical(epsilon=0.25, delta=10.0)(Draft.chain([0]), target, Told()).path == []
-    assert Typical(epsilon=0.24, delta=10.0)(Draft.chain([0]), target, Told()).path == [0]
+    assert TypicalAcceptance(epsilon=0.25, delta=10.0)(Draft.chain([0]), target, Told()).path == []
+    assert TypicalAcceptance(epsilon=0.24, delta=10.0)(Draft.chain([0]), target, Told()).path == [0]
 
 
 def test_the_longest_path_is_taken_and_of_equals_the_first() -> None:
     flat = [1 / VOCABULARY] * VOCABULARY
     told = Told(token=5)
-    assert Typical()(TREE, rows(*[flat] * 6), told) == Verdict([1, 3, 4], 5)
+    assert TypicalAcceptance()(TREE, rows(*[flat] * 6), told) == AcceptedPath([1, 3, 4], 5)
     assert told.picked == (3, flat) and told.attempts == []
     never_after_1 = [0.5, 0.0, 0.5, 0.0, 0.0, 0.0]
-    assert Typical()(TREE, rows(flat, flat, never_after_1, flat, flat, flat), Told()).path == [0]
+    assert TypicalAcceptance()(TREE, rows(flat, flat, never_after_1, flat, flat, flat), Told()).path == [0]
     only_first_pair = rows(flat, flat, flat, flat, [1.0, 0.0, 0.0, 0.0, 0.0, 0.0], flat)
-    assert Typical()(TREE, only_first_pair, Told()).path == [1, 2]
+    assert TypicalAcceptance()(TREE, only_first_pair, Told()).path == [1, 2]
 
 
 @pytest.mark.parametrize("given", [{"epsilon": 0.0}, {"epsilon": 1.0}, {"epsilon": math.nan}, {"delta": 0.0}])
 def test_thresholds_that_cannot_work_are_named(given: dict[str, float]) -> None:
     ((name, value),) = given.items()
     with pytest.raises(ConfigError, match=f"{name} = {value}"):
-        Typical(**given)
+        TypicalAcceptance(**given)
 
 
 # All of them.
@@ -194,8 +194,8 @@ def test_a_row_that_is_no_distribution_ends_in_some_token(broken: float) -> None
     """The request fails for it elsewhere; nobody else's may."""
     spoilt = torch.full((3, VOCABULARY), broken, dtype=torch.float64)
     for verdict in (
-        rejection(CHAIN, spoilt, spoilt[:2], SeededChoices(1, 2)),
-        Typical()(CHAIN, spoilt, SeededChoices(1, 2)),
+        rejection(CHAIN, spoilt, spoilt[:2], SeededVerificationRng(1, 2)),
+        TypicalAcceptance()(CHAIN, spoilt, SeededVerificationRng(1, 2)),
     ):
         assert_root_path(CHAIN, verdict.path)
         assert 0 <= verdict.token < VOCABULARY
@@ -232,11 +232,11 @@ def assert_root_path(draft: Draft, path: list[int]) -> None:
 
 @examples(150)
 @given(trees(), st.integers(0, 2**32))
-def test_what_stands_is_a_path_from_the_root_of_tokens_that_the_target_may_write(draft: Draft, seed: int) -> None:
+def test_what_is_accepted_is_a_path_from_the_root_of_tokens_that_the_target_may_write(draft: Draft, seed: int) -> None:
     target, proposals = distributions(seed, draft)
     for path, token in (
-        rejection(draft, target, proposals, SeededChoices(seed, 9)),
-        Typical()(draft, target, SeededChoices(seed, 9)),
+        rejection(draft, target, proposals, SeededVerificationRng(seed, 9)),
+        TypicalAcceptance()(draft, target, SeededVerificationRng(seed, 9)),
         coupled(draft, target.argmax(-1).tolist()),
     ):
         assert_root_path(draft, path)
@@ -257,5 +257,5 @@ def test_at_temperature_0_all_rules_write_the_same_tokens(draft: Draft, seed: in
         proposals = torch.eye(VOCABULARY, dtype=torch.float64)[list(draft.tokens)]
     target = probabilities(logits, asked)
     wanted = coupled(draft, draw(logits, asked).tokens.tolist())
-    assert rejection(draft, target, proposals, SeededChoices(seed, 2)) == wanted
-    assert Typical()(draft, target, SeededChoices(seed, 2)) == wanted
+    assert rejection(draft, target, proposals, SeededVerificationRng(seed, 2)) == wanted
+    assert TypicalAcceptance()(draft, target, SeededVerificationRng(seed, 2)) == wanted

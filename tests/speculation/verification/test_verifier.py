@@ -1,4 +1,4 @@
-"""Guesses of a real model judged by rules that look at distributions: the law of answers, and what else is told."""
+"""Drafts of a real model judged by rules that look at distributions: the law of answers, and what else is told."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from archerfish.execution.backends.eager import EagerModel
-from archerfish.execution.local import LocalExecutor
 from archerfish.execution.step.rows import Rows
 from archerfish.kvcache.layout import kv_layout
 from archerfish.kvcache.storage import KVStorage
@@ -25,15 +24,16 @@ from archerfish.sampling.compiled import CompiledForms
 from archerfish.sampling.grammar import Grammars
 from archerfish.sampling.sampler import Sampler
 from archerfish.scheduling.plan import Chunk, Plan, SequenceStart, StepResult
-from archerfish.speculation.controller import Speculator
+from archerfish.speculation.controller import SpeculationController
 from archerfish.speculation.draft import NO_DRAFT, ROOT, Draft
-from archerfish.speculation.method import Way
-from archerfish.speculation.proposer import Ask
+from archerfish.speculation.method import SpeculationMethod
+from archerfish.speculation.proposer import DraftRequest
 from archerfish.speculation.verification import verifier
-from archerfish.speculation.verification.verifier import Rules, Verifier
+from archerfish.speculation.verification.verifier import VerificationConfig, Verifier
 from archerfish.tokenizer import Tokenizer
 from tests.checkpoints import write_tokenizer
 from tests.execution.archs import FULL
+from tests.execution.executors import local_executor
 from tests.execution.test_local import OPS, random_model, whole_logits
 from tests.ops.draws import rows_of
 from tests.sampling import naive
@@ -41,9 +41,9 @@ from tests.sampling.chance import surprise
 from tests.speculation.enumeration import (
     ASKED,
     Branches,
+    DraftOffer,
     Independent,
     Likeliest,
-    Offer,
     Row,
     Target,
     Tokens,
@@ -87,9 +87,9 @@ class ModelTarget(Target):
 
 
 class Proposer:
-    """Guesses by whatever is given: (row, what is written, how many at most) -> a draft."""
+    """Drafts by whatever is given: (row, what is written, how many at most) -> a draft."""
 
-    surest = None
+    max_acceptance = None
 
     def __init__(self) -> None:
         self.guess: Callable[[int, Tokens, int], Draft]
@@ -102,28 +102,29 @@ class Proposer:
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         self._rows[row] += tokens
 
-    def hints(self, row: int) -> bool:
+    def has_hint(self, row: int) -> bool:
         return True
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        return [self.guess(ask.row, tuple(self._rows[ask.row]), ask.most) for ask in asks]
+    def propose(self, asks: Sequence[DraftRequest]) -> list[Draft]:
+        return [self.guess(ask.row, tuple(self._rows[ask.row]), ask.max_tokens) for ask in asks]
 
-    def saw(self, row: int, draft: Draft, drawn: Sequence[int]) -> None:
+    def observe(self, row: int, draft: Draft, drawn: Sequence[int]) -> None:
         self.seen.append((draft, list(drawn)))
 
 
 class Bench:
     """An executor whose rows all have the prompt in their caches: a step answers at once."""
 
-    def __init__(self, model: Decoder, rules: Rules, grammars: Grammars | None = None) -> None:
+    def __init__(self, model: Decoder, rules: VerificationConfig, grammars: Grammars | None = None) -> None:
         storage = KVStorage(kv_layout(model.arch), NUM_ROWS, BLOCK_SIZE, torch.float32, "cpu", OPS)
         rows = Rows(NUM_ROWS, BLOCK_SIZE, 1, BLOCK_SIZE)
         self.proposer = Proposer()
-        speculator = Speculator([Way("scripted", self.proposer, most=8)], "scripted", rows, lambda: 0.0, 8)
+        method = SpeculationMethod("scripted", self.proposer, max_draft_tokens=8)
+        controller = SpeculationController([method], "scripted", rows, lambda: 0.0, 8)
         sampler = Sampler(NUM_ROWS, draw, grammars)
         verifier = Verifier(sampler, rules)
         runnable = EagerModel(model, storage)
-        self.executor = LocalExecutor(runnable, storage, rows, "cpu", sampler, speculator, None, verifier)
+        self.executor = local_executor(runnable, storage, rows, sampler, controller, verifier)
         self._filled: set[int] = set()
 
     def answer(self, params: SamplingParams, seeds: Sequence[int], num_draft_tokens: int) -> StepResult:
@@ -146,16 +147,16 @@ class Bench:
             self._filled.update(new)
             self.executor.run(Plan(0, starts, [], [Chunk(row, 0, last, False) for row in new]))
         chunks = [Chunk(row, last, 1, True, (), num_draft_tokens) for row in range(len(seeds))]
-        return self.executor.run(Plan(1, starts, [], chunks))
+        return self.executor.run(Plan(1, starts, [], chunks, num_draft_tokens))
 
-    def go_on(self, lengths: dict[int, int], num_draft_tokens: int) -> StepResult:
+    def forward_next(self, lengths: dict[int, int], num_draft_tokens: int) -> StepResult:
         """Another step, of rows that have so many tokens."""
         chunks = [Chunk(row, length - 1, 1, True, (), num_draft_tokens) for row, length in lengths.items()]
-        return self.executor.run(Plan(2, [], [], chunks))
+        return self.executor.run(Plan(2, [], [], chunks, num_draft_tokens))
 
 
-def drawn_tree(offer: Offer, parents: Tokens, written: Tokens, choose: Callable[[Row, int], int]) -> Draft:
-    """Guesses for a tree of this shape: `choose` draws the next one, at a depth, from what is offered."""
+def drawn_tree(offer: DraftOffer, parents: Tokens, written: Tokens, choose: Callable[[Row, int], int]) -> Draft:
+    """A draft for a tree of this shape: `choose` draws the next one, at a depth, from what is offered."""
     draft, claimed = NO_DRAFT, []
     for parent in parents:
         siblings = tuple(draft.tokens[child] for child in draft.children(parent))
@@ -168,14 +169,14 @@ def drawn_tree(offer: Offer, parents: Tokens, written: Tokens, choose: Callable[
     return replace(draft, proposals=None if certain else torch.tensor(claimed, dtype=torch.float64))
 
 
-def executed_law(bench: Bench, offer: Offer, parents: Tokens, patch: pytest.MonkeyPatch) -> dict[Tokens, float]:
+def executed_law(bench: Bench, offer: DraftOffer, parents: Tokens, patch: pytest.MonkeyPatch) -> dict[Tokens, float]:
     """Of what a step writes, over every way in which guesses can be drawn and decided upon."""
 
     def play(branches: Branches) -> Tokens:
         bench.proposer.guess = lambda _, written, __: drawn_tree(
             offer, parents, written, lambda row, _: branches.choose(row)
         )
-        patch.setattr(verifier, "SeededChoices", lambda *_: branches)
+        patch.setattr(verifier, "SeededVerificationRng", lambda *_: branches)
         result = bench.answer(offer.target.params, [0], len(parents))
         assert result.num_draft_tokens and not result.failures
         return tuple(result.tokens[0])
@@ -183,7 +184,7 @@ def executed_law(bench: Bench, offer: Offer, parents: Tokens, patch: pytest.Monk
     return dict(law_of(play))
 
 
-def discrepancy(bench: Bench, offer: Offer, parents: Tokens, patch: pytest.MonkeyPatch) -> float:
+def discrepancy(bench: Bench, offer: DraftOffer, parents: Tokens, patch: pytest.MonkeyPatch) -> float:
     """Between what a step writes, carried on by the model, and the model alone."""
     found, target = executed_law(bench, offer, parents, patch), offer.target
     horizon = depth_of(parents) + 1
@@ -192,13 +193,13 @@ def discrepancy(bench: Bench, offer: Offer, parents: Tokens, patch: pytest.Monke
 
 @cache
 def bench_of(rule: str, vocabulary: int = VOCABULARY) -> Bench:
-    return Bench(tiny(vocabulary), Rules(rule))  # type: ignore[arg-type]
+    return Bench(tiny(vocabulary), VerificationConfig(rule))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize("offer", [Independent, Likeliest], ids=name)
 def test_answers_by_rejection_have_the_law_of_the_model(
-    asked: str, offer: type[Offer], monkeypatch: pytest.MonkeyPatch
+    asked: str, offer: type[DraftOffer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = ModelTarget(VOCABULARY, 3, ASKED[asked])
     assert discrepancy(bench_of("rejection"), offer(target), (R, 0), monkeypatch) < ROUNDING
@@ -247,7 +248,7 @@ def test_what_is_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 FORMS = ("ab", "abba", "ba", "bbb", "c")
 
 
-class FewTokens(Offer):
+class FewTokens(DraftOffer):
     """Some that the form allows at first, and one that it never does."""
 
     def __init__(self, target: Target, tokens: Tokens) -> None:
@@ -274,7 +275,9 @@ def test_a_grammar_is_part_of_the_law(tmp_path: Path, monkeypatch: pytest.Monkey
     target = ModelTarget(tokenizer.vocab_size, 0, params, model=model, bar=bar)
     grammars = Grammars(CompiledForms(tokenizer, tokenizer.vocab_size, (end,)))
     tokens = tuple(token for token, text in texts.items() if text in ("a", "b", "x"))
-    found = executed_law(Bench(model, Rules("rejection"), grammars), FewTokens(target, tokens), (R,), monkeypatch)
+    found = executed_law(
+        Bench(model, VerificationConfig("rejection"), grammars), FewTokens(target, tokens), (R,), monkeypatch
+    )
     pairs: dict[Tokens, float] = defaultdict(float)
     for written, chance in found.items():
         for last in [()] if len(written) > 1 else [(token,) for token in possible(target, written)]:
@@ -298,8 +301,8 @@ def possible(target: Target, written: Tokens) -> list[int]:
 HORIZON, NUM_SEEDS, MANY = 2, 800, 8
 
 
-def counted(bench: Bench, offer: Offer) -> dict[Tokens, int]:
-    """Answers of as many seeds. Guesses are drawn by the noise of ordinary draws, and after some tokens none is."""
+def counted(bench: Bench, offer: DraftOffer) -> dict[Tokens, int]:
+    """Answers of as many seeds. Drafts are drawn by the noise of ordinary draws, and after some tokens none is."""
     counts: dict[Tokens, int] = defaultdict(int)
     for first in range(0, NUM_SEEDS, NUM_ROWS):
         seeds = range(first, first + NUM_ROWS)
@@ -311,13 +314,16 @@ def counted(bench: Bench, offer: Offer) -> dict[Tokens, int]:
             noise = noise_of(seeds[row], at, most)
             parents = tuple(range(-1, most - 1))
             return drawn_tree(
-                offer, parents, written, lambda chances, depth: int((np.log(chances) + noise[depth]).argmax())
+                offer,
+                parents,
+                written,
+                lambda weights, depth: int((np.log(weights) + noise[depth]).argmax()),
             )
 
         bench.proposer.guess = guess
         written = dict(enumerate(bench.answer(offer.target.params, seeds, 2).tokens))
         while short := {row: len(PROMPT) + len(tokens) for row, tokens in written.items() if len(tokens) < HORIZON}:
-            for row, tokens in zip(short, bench.go_on(short, 2).tokens, strict=True):
+            for row, tokens in zip(short, bench.forward_next(short, 2).tokens, strict=True):
                 written[row] += tokens
         for tokens in written.values():
             counts[tuple(tokens[:HORIZON])] += 1
@@ -348,7 +354,7 @@ def test_an_answer_that_drifts_would_be_noticed() -> None:
 @pytest.fixture
 def fixed_draft_tokens() -> Iterator[Bench]:
     """Every row is offered tokens 0 and 2."""
-    bench = Bench(tiny(), Rules())
+    bench = Bench(tiny(), VerificationConfig())
     bench.proposer.guess = lambda *_: Draft.chain([0, 2])
     yield bench
 
@@ -392,7 +398,7 @@ def test_rows_have_rules_of_their_own(fixed_draft_tokens: Bench) -> None:
         )
         chunks.append(Chunk(row, 2, 1, True, (), 2))
     proposer.seen.clear()
-    found = executor.run(Plan(3, starts, [], chunks)).tokens
+    found = executor.run(Plan(3, starts, [], chunks, 2)).tokens
     for row in range(NUM_ROWS):
         assert found[row] == expected[row] if row % 2 == 0 else found[row][0] == alone[row][0]
     assert [one[:1] for one in expected] != alone, "another rule, other tokens"
@@ -410,7 +416,7 @@ def test_proposers_of_such_rows_hear_what_is_likeliest(fixed_draft_tokens: Bench
 @pytest.mark.parametrize("rule", ["rejection", "typical"])
 def test_a_row_from_which_nothing_can_be_drawn_fails(rule: str) -> None:
     model = tiny()
-    bench = Bench(model, Rules(rule))  # type: ignore[arg-type]
+    bench = Bench(model, VerificationConfig(rule))  # type: ignore[arg-type]
     bench.proposer.guess = lambda *_: Draft.chain([0, 2])
     for parameter in model.parameters():
         parameter.data.fill_(torch.nan)

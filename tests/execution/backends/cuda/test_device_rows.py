@@ -43,7 +43,7 @@ def test_the_device_knows_what_the_host_knows() -> None:
     assert np.array_equal(memory[rows.tokens.size :].reshape(rows.tables[0].shape), rows.tables[0])
 
 
-def test_what_the_device_drew_is_not_told_to_it_again() -> None:
+def test_what_the_device_sampled_is_not_sent_to_it() -> None:
     rows = DeviceRows(2, 32, 1, 16, "cpu")
     rows.record_device_tokens(np.array([0]), np.array([5]), [77])
     assert rows.tokens[0, 5] == 77

@@ -216,7 +216,7 @@ def same_bits(found: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", ["shared keys"] if INTERPRETED else MODELS)
-def test_every_guess_has_the_bits_of_its_line_alone(name: str) -> None:
+def test_every_node_has_the_bits_of_its_path_alone(name: str) -> None:
     _, graphs, rows = storage_and_model(MODELS[name])
     if INTERPRETED:
         check_lines_of_model(graphs, rows, (bushy(3), None), same_bits, (14, 3))
@@ -226,6 +226,6 @@ def test_every_guess_has_the_bits_of_its_line_alone(name: str) -> None:
             check_lines_of_model(graphs, rows, trees, same_bits)
 
 
-def test_a_line_that_was_moved_to_its_place_goes_on_as_if_it_had_been_there() -> None:
+def test_a_branch_that_was_moved_to_its_slots_goes_on_as_if_it_had_been_there() -> None:
     stored, graphs, rows = storage_and_model(MODELS["shared keys"])
     check_continuation(graphs, stored, rows, bushy(5), same_bits, 5 if INTERPRETED else START)

@@ -1,4 +1,4 @@
-"""What is launched in a compile_only is compiled, as it will be needed, and not run."""
+"""What is launched within `compile_only` is compiled, as it will be needed, and not run."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from archerfish.ops.triton.elementwise import row_ops as rows
 from archerfish.ops.triton.runtime import kernel_launch
 
 
-def test_nothing_is_run_in_a_rehearsal(device: str) -> None:
+def test_nothing_is_run_within_compile_only(device: str) -> None:
     x, y = torch.ones(3, 64, device=device), torch.ones(3, 64, device=device)
     out = torch.zeros(3, 64, device=device)
     with kernel_launch.compile_only(1):
@@ -26,7 +26,7 @@ def test_nothing_is_run_in_a_rehearsal(device: str) -> None:
     assert (out == 2).all()
 
 
-def test_a_rehearsal_that_fails_is_over() -> None:
+def test_compile_only_ends_with_an_exception() -> None:
     with pytest.raises(ZeroDivisionError), kernel_launch.compile_only(1):
         raise ZeroDivisionError
     assert not kernel_launch.is_compile_only()
@@ -34,11 +34,13 @@ def test_a_rehearsal_that_fails_is_over() -> None:
 
 def test_kernels_are_compiled_once_and_none_is_left_to_compile(tmp_path: Path) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    child = [sys.executable, str(Path(__file__).with_name("rehearsed_child.py"))]
+    child = [sys.executable, str(Path(__file__).with_name("compile_only_child.py"))]
     ran = subprocess.run(child, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
-    assert (found["woken"], found["after"]) == (["_empty_kernel"], [])
-    assert found["refused"], "what does not fit says so when it is launched, and spoils no other compile_only"
-    # Tiles of 8 and of 16 rows; rows at aligned addresses and at another.
-    assert Counter(found["rehearsed"]) == {"_float_gemm_kernel": 2, "add_kernel": 2, "_gather_rows_kernel": 1}
+    assert (found["at_start"], found["after"]) == (["_empty_kernel"], [])
+    assert found["refused"], "what does not fit says so when it is launched, and affects no other kernel"
+    # Tiles of 8 and of 16 rows; rows at aligned addresses and at another; small and large tiles of query tokens.
+    assert Counter(found["ahead"]) == {
+        "_float_gemm_kernel": 2, "add_kernel": 2, "_gather_rows_kernel": 1, "attend_kernel": 2
+    }  # fmt: skip

@@ -1,0 +1,1 @@
+"""Factories of an engine's parts, from resolved settings."""
