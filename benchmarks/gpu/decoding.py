@@ -1,4 +1,4 @@
-"""Decode steps without prompts before them: what a step takes depends on the length of contexts, not on the words."""
+"""Measures decode steps without prefill: a step's time depends on the length of contexts, not on their tokens."""
 
 import time
 from collections import deque
@@ -10,7 +10,8 @@ from archerfish.scheduling.plan import Chunk, Plan, SequenceStart
 
 
 def decode_seconds(assembly: Assembly, batch: int, context: int, *, steps: int, params: SamplingParams) -> float:
-    """Of one step with so many sequences of so many tokens, steps launched ahead as the engine does."""
+    """Return the seconds of one step with `batch` sequences of `context` tokens; steps are in flight as in the
+    engine."""
     executor, block_size = assembly.executor, assembly.config.block_size
     blocks_each = -(-(context + 2 * steps + 16) // block_size)
     assert batch * blocks_each <= assembly.cache_size.num_blocks, "the cache is too small for so many tokens"
@@ -18,9 +19,9 @@ def decode_seconds(assembly: Assembly, batch: int, context: int, *, steps: int, 
     starts = [
         SequenceStart(
             row=row,
-            tokens=tuple(5 + (row + 7 * place) % 1000 for place in range(context)),
+            tokens=tuple(5 + (row + 7 * position) % 1000 for position in range(context)),
             num_prompt_tokens=context,
-            blocks=(tuple(next(free) for _ in range(blocks_each)),),  # Of models whose layers all reach as far.
+            blocks=(tuple(next(free) for _ in range(blocks_each)),),  # All layers have one window.
             params=params,
             seed=row,
             stop_token_ids=(),
@@ -32,16 +33,16 @@ def decode_seconds(assembly: Assembly, batch: int, context: int, *, steps: int, 
         chunks = [Chunk(row, context - 1 + step, 1, True) for row in range(batch)]
         return Plan(step, starts if step == 0 else [], [], chunks)
 
-    flights: deque = deque()
+    in_flight: deque = deque()
     started = 0.0
     for step in range(steps + 8):
         if step == 8:
-            while flights:
-                flights.popleft().result()
+            while in_flight:
+                in_flight.popleft().result()
             started = time.perf_counter()
-        flights.append(executor.launch(plan(step)))
-        if len(flights) == executor.max_in_flight:
-            flights.popleft().result()
-    while flights:
-        flights.popleft().result()
+        in_flight.append(executor.launch(plan(step)))
+        if len(in_flight) == executor.max_in_flight:
+            in_flight.popleft().result()
+    while in_flight:
+        in_flight.popleft().result()
     return (time.perf_counter() - started) / steps

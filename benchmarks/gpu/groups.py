@@ -1,4 +1,4 @@
-"""Measures one group of rows in this process, and tells each as JSON when it is measured.
+"""Measures one group of rows in this process, and prints each as JSON when it is measured.
 
 Models have real shapes and random weights. Values are medians of five, unless a row's note says how many.
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from decoding import decode_seconds
-from invariance import tell_invariance
+from invariance import measure_invariance
 from measuring import Row, median, read_bandwidth, timed
 from names import GROUPS
 
@@ -32,7 +32,8 @@ from archerfish.request import SamplingParams
 
 _SHAPES = Path(__file__).parent / "shapes"
 _FLOPS = 989e12
-"""A second, of an H100 or H200 in bfloat16 without sparsity, as their maker says; of eight bits twice as many."""
+"""Operations per second of an H100 or H200 in bfloat16 without sparsity, by the vendor; eight bits have twice as
+many."""
 _DRAWN = SamplingParams(temperature=0.8, ignore_eos=True)
 
 
@@ -62,23 +63,23 @@ def peak_of(assembly: Assembly, bandwidth: float) -> Peak:
 
 
 def machine() -> None:
-    Row(row="memory read, TB/s", value=read_bandwidth() / 1e12).tell()
+    Row(row="memory read, TB/s", value=read_bandwidth() / 1e12).emit()
     source = torch.ones(2**30, device="cuda")
     target = torch.empty_like(source)
     seconds = median(lambda: timed(lambda: target.copy_(source)))
-    Row(row="memory copied, read and written, TB/s", value=2 * source.nbytes / seconds / 1e12).tell()
+    Row(row="memory copied, read and written, TB/s", value=2 * source.nbytes / seconds / 1e12).emit()
     square = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     flops = 2 * 8192**3 / median(lambda: timed(lambda: square @ square))
-    Row(row="largest product in bfloat16, TFLOP/s", value=flops / 1e12, mfu=flops / _FLOPS).tell()
+    Row(row="largest GEMM in bfloat16, TFLOP/s", value=flops / 1e12, mfu=flops / _FLOPS).emit()
 
 
 def decode(name: str, shape: str, goal: float, **settings: Any) -> None:
-    """One request, 128 tokens."""
+    """Measure one request of 128 tokens."""
     bandwidth = read_bandwidth()
     with engine(shape, max_num_seqs=8, max_model_len=4096, **settings) as assembly:
         seconds = median(lambda: decode_seconds(assembly, 1, 128, steps=128, params=_DRAWN))
         mbu = cost_of(assembly).weight_bytes(1, 1) / seconds / bandwidth
-        Row(row=f"{name}, one request, tokens/s", value=1 / seconds, goal=goal, mbu=mbu).tell()
+        Row(row=f"{name}, one request, tokens/s", value=1 / seconds, goal=goal, mbu=mbu).emit()
 
 
 def slope(name: str, goal: float, **settings: Any) -> None:
@@ -91,7 +92,7 @@ def slope(name: str, goal: float, **settings: Any) -> None:
         added = (long - short) / 99_000
         num_bytes = sum(reach.bytes_per_key for reach in cost_of(assembly).reaches)
         row = f"{name}, a cached token adds to a step, ns"
-        Row(row=row, value=added * 1e9, goal=goal, mbu=num_bytes / added / bandwidth).tell()
+        Row(row=row, value=added * 1e9, goal=goal, mbu=num_bytes / added / bandwidth).emit()
 
 
 def prefill(name: str, shape: str, length: int, goal: float) -> None:
@@ -103,13 +104,13 @@ def prefill(name: str, shape: str, length: int, goal: float) -> None:
         attention = sum(2 * 2 * layer.attention.q_width * length**2 / 2 for layer in assembly.arch.layers)
         mfu = (cost_of(assembly).token_flops * length + attention) / seconds / _FLOPS
         row = f"{name}, prompt of {length}, % of the maker's FLOP/s"
-        Row(row=row, value=100 * mfu, goal=goal, mfu=mfu, note=f"{1000 * seconds:.0f} ms").tell()
+        Row(row=row, value=100 * mfu, goal=goal, mfu=mfu, note=f"{1000 * seconds:.0f} ms").emit()
 
 
 def throughput(
     assembly: Assembly, workload: OfflineWorkload, peak: Peak, *, warm_up: OfflineWorkload, repeats: int = 1
 ) -> Row:
-    """Output tokens a second, and seconds in the note."""
+    """Measure output tokens per second, with the seconds in the note."""
     bench = OfflineBench.of(assembly)
     bench.run(warm_up, cache_salt="warm-up")
     meter = bench.meter(peak)
@@ -127,14 +128,14 @@ def throughput(
 
 
 def offline(name: str, shape: str, lengths: tuple[int, int], number: int, goal: float | None, **settings: Any) -> None:
-    """Requests of equal lengths that arrive at once, once through: fewer tokens warm up."""
+    """Measure requests of equal lengths that arrive at once, in a single run; fewer tokens warm up."""
     bandwidth = read_bandwidth()
     with engine(shape, max_num_seqs=number, max_model_len=4096, **settings) as assembly:
         vocabulary = assembly.arch.vocab_size
         workload = random_workload(number, *lengths, vocabulary, seed=0)
         warm_up = random_workload(number, 16, 8, vocabulary, seed=1)
         row = throughput(assembly, workload, peak_of(assembly, bandwidth), warm_up=warm_up)
-        replace(row, row=f"{name}, tokens/s", goal=goal).tell()
+        replace(row, row=f"{name}, tokens/s", goal=goal).emit()
 
 
 def nano_vllm() -> None:
@@ -142,18 +143,18 @@ def nano_vllm() -> None:
     with engine("qwen3-0.6b", max_num_seqs=256, max_model_len=4096) as assembly:
         workload = nano_vllm_workload(assembly.arch.vocab_size)
         row = throughput(assembly, workload, peak_of(assembly, bandwidth), warm_up=workload, repeats=3)
-        replace(row, row="Qwen3-0.6B, nano-vllm's requests, tokens/s", goal=29_000).tell()
+        replace(row, row="Qwen3-0.6B, nano-vllm's requests, tokens/s", goal=29_000).emit()
 
 
 def start() -> None:
-    """From a new process to the first token; kernels compiled the first time, found in a cache the second."""
+    """Measure a new process to its first token; kernels are compiled the first time, and cached the second."""
     script = (
         "from archerfish import LLM, SamplingParams;"
         f"llm = LLM({str(_SHAPES / 'llama-3.1-8b.json')!r}, load_format='dummy', skip_tokenizer_init=True);"
         "llm.generate([[5] * 16], SamplingParams(max_tokens=1), progress=False); print('token', flush=True)"
     )
     with tempfile.TemporaryDirectory() as cache:
-        # Of compiled kernels, and of what was measured at the first start.
+        # For compiled kernels and measurements of the first start.
         environment = {**os.environ, "TRITON_CACHE_DIR": cache}
         for what, goal in (("cold caches", 15), ("warm caches", 5)):
             started = time.perf_counter()
@@ -161,10 +162,10 @@ def start() -> None:
             with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as child:
                 assert child.stdout is not None
                 assert child.stdout.readline() == b"token\n", "no token came"
-                seconds = time.perf_counter() - started  # How long it then takes to end is another question.
+                seconds = time.perf_counter() - started  # The time that the process takes to end does not count.
             Row(
                 row=f"Llama-3.1-8B, new process to first token, {what}, s", value=seconds, goal=goal, note="once"
-            ).tell()
+            ).emit()
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------
@@ -190,7 +191,7 @@ MEASURES: dict[str, Callable[[], None]] = {
     "slope": slopes,
     "prefill": lambda: prefill("Llama-3.1-8B bfloat16", _8B, 8192, 60),
     "nano-vllm": nano_vllm,
-    "invariance": tell_invariance,
+    "invariance": measure_invariance,
     "start": start,
     # 256 answers of 1,024 tokens in 26 seconds.
     "qwen3-8b": lambda: offline("Qwen3-8B, 1024 in, 1024 out", "qwen3-8b", (1024, 1024), 256, 256 * 1024 / 26),

@@ -1,12 +1,12 @@
-"""What one answer costs: the products of a layer, ours beside the fastest that may add in any order."""
+"""Measures the cost of one answer: the GEMMs of a layer, compared with the fastest that may add in any order."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from free_products import fitting
 from measuring import Row, timed_in_graph
 from torch import Tensor
+from unordered_gemms import fitting
 
 from archerfish.ops.triton import gemm
 
@@ -22,7 +22,7 @@ _MANY_ROWS = (64, 256)
 Multiply = Callable[[Tensor, Tensor], Tensor]
 
 
-def tell_invariance() -> None:
+def measure_invariance() -> None:
     for shape, sizes in LAYERS.items():
         ours = cublas = best = 0.0
         for size in sizes:
@@ -31,17 +31,17 @@ def tell_invariance() -> None:
             with _free():
                 library = matrices.seconds(1, _cublas)
             cublas += library
-            best += min(library, *(matrices.seconds(1, one.multiply) for one in fitting(*size)))
-        Row(row=f"{shape}, products of a layer, 1 row: slower than cuBLAS, %", value=_slower(ours, cublas)).tell()
-        name = f"{shape}, products of a layer, 1 row: slower than the fastest, %"
+            best += min(library, *(matrices.seconds(1, kernel.multiply) for kernel in fitting(*size)))
+        Row(row=f"{shape}, GEMMs of a layer, 1 row: slower than cuBLAS, %", value=_slower(ours, cublas)).emit()
+        name = f"{shape}, GEMMs of a layer, 1 row: slower than the fastest, %"
         num_bytes = sum(2 * outputs * inputs for outputs, inputs in sizes)
-        Row(row=name, value=_slower(ours, best), goal=3, note=f"{num_bytes / ours / 1e12:.2f} TB/s").tell()
+        Row(row=name, value=_slower(ours, best), goal=3, note=f"{num_bytes / ours / 1e12:.2f} TB/s").emit()
         for num_rows in _MANY_ROWS:
             ours = sum(_Matrices(size).seconds(num_rows, _ours) for size in sizes)
             with _free():
                 cublas = sum(_Matrices(size).seconds(num_rows, _cublas) for size in sizes)
-            name = f"{shape}, products of a layer, {num_rows} rows: slower than cuBLAS, %"
-            Row(row=name, value=_slower(ours, cublas)).tell()
+            name = f"{shape}, GEMMs of a layer, {num_rows} rows: slower than cuBLAS, %"
+            Row(row=name, value=_slower(ours, cublas)).emit()
 
 
 def _slower(ours: float, theirs: float) -> float:
@@ -58,7 +58,7 @@ def _cublas(x: Tensor, weight: Tensor) -> Tensor:
 
 @contextmanager
 def _free() -> Iterator[None]:
-    """cuBLAS may choose as torch has it do by default; outside, as the engine has it do."""
+    """Let cuBLAS choose freely, as torch does by default, within this context."""
     torch.backends.cuda.preferred_blas_library("default")
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (True, True)
     try:
@@ -68,7 +68,7 @@ def _free() -> Iterator[None]:
 
 
 class _Matrices:
-    """More of one size than any cache holds."""
+    """Matrices of one size, more than any cache holds."""
 
     def __init__(self, size: tuple[int, int]) -> None:
         number = max(8, _MORE_THAN_A_CACHE // (size[0] * size[1]))
@@ -76,7 +76,7 @@ class _Matrices:
         self._weights = list(torch.randn((number, *size), device="cuda", dtype=torch.bfloat16))
 
     def seconds(self, num_rows: int, multiply: Multiply) -> float:
-        """Of one product, each with another matrix than the one before. What is wrong is not measured."""
+        """Return the seconds of one GEMM, each with another matrix than the one before. The result is checked first."""
         first = self._weights[0]
         x = torch.randn(num_rows, first.shape[1], device="cuda", dtype=torch.bfloat16)
         wanted = x.float() @ first.float().t()

@@ -1,4 +1,4 @@
-"""Times on a GPU, and rows of a table told as they are measured. Knows no model."""
+"""Times work on a GPU, and prints rows of a table as they are measured."""
 
 import json
 import statistics
@@ -22,16 +22,16 @@ class Row:
     mbu: float | None = None
     """Share of the bandwidth that memory was read with in the same process."""
     mfu: float | None = None
-    """Share of the operations that the maker names for the number format."""
+    """Share of the vendor's peak for the dtype."""
     note: str = ""
 
-    def tell(self) -> None:
-        """To whoever reads standard output, at once."""
+    def emit(self) -> None:
+        """Print the row as JSON to standard output."""
         print(json.dumps(asdict(self)), flush=True)
 
 
 def median(measure: Callable[[], float]) -> float:
-    """Of five, after one that warms up."""
+    """Return the median of five measurements, after a warm-up."""
     measure()
     return statistics.median(measure() for _ in range(_REPEATS))
 
@@ -45,20 +45,20 @@ def timed(work: Callable[[], Any]) -> float:
 
 
 def timed_in_graph(work: Callable[[], Any]) -> float:
-    """Of work that was captured, and is replayed five times."""
+    """Return the seconds of work that is captured in a graph and replayed five times."""
     work()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        kept = work()
+        outputs = work()
     seconds = median(lambda: timed(lambda: [graph.replay() for _ in range(5)]) / 5)
-    del kept
+    del outputs
     return seconds
 
 
 def read_bandwidth() -> float:
-    """Bytes a second, of the fastest read there is: a sum over more than any cache holds."""
+    """Return the bytes per second of the fastest read: a sum over more than any cache holds."""
     bandwidth = _bandwidth_of_sum(torch.ones(2**31, device="cuda"))
-    torch.cuda.empty_cache()  # Engines take what memory is free.
+    torch.cuda.empty_cache()  # Engines allocate the free memory.
     return bandwidth
 
 

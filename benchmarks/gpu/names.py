@@ -1,4 +1,4 @@
-"""The groups of rows that can be measured, in the order in which they are, and what is in them. Knows no torch."""
+"""The groups of rows that can be measured, in order, with what they contain. Imports no torch."""
 
 GROUPS = {
     "machine": "what memory and tensor cores reach",
@@ -12,7 +12,7 @@ GROUPS = {
     "slope": "Llama-3.1-8B: what a cached token adds to a step, keys and values in bfloat16 and in fp8",
     "prefill": "Llama-3.1-8B: a prompt of 8,192 tokens",
     "nano-vllm": "Qwen3-0.6B: the 256 requests of nano-vllm",
-    "invariance": "products of a layer beside the fastest that may add in any order",
+    "invariance": "GEMMs of a layer, compared with the fastest that may add in any order",
     "start": "Llama-3.1-8B: a new process to its first token",
     "qwen3-8b": "Qwen3-8B: 256 requests of 1,024 tokens in and out",
     "fp8-1000-1000": "Llama-3.1-8B in fp8, keys and values too: 512 requests of 1,000 tokens in and out",

@@ -20,7 +20,7 @@ from typing import Any
 from names import GROUPS
 
 _HERE = Path(__file__).parent
-_TOLD = 2000  # Characters of what a failed group said last.
+_SHOWN = 2000  # Last characters of a failed group's standard error that are shown.
 
 
 def main() -> None:
@@ -55,7 +55,7 @@ class _Failed(Exception):
 
 
 def _measured(group: str, limit: float) -> Iterator[dict[str, Any]]:
-    """A group's rows as they come."""
+    """Yield a group's rows as they are measured."""
     command = [sys.executable, str(_HERE / "groups.py"), group]
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
@@ -72,14 +72,14 @@ def _measured(group: str, limit: float) -> Iterator[dict[str, Any]]:
             raise _Failed(f"ended after {limit:.0f} s; see --limit")
         if code:
             said.seek(0)
-            raise _Failed(f"failed\n{said.read()[-_TOLD:]}")
+            raise _Failed(f"failed\n{said.read()[-_SHOWN:]}")
 
 
 def _line(row: dict[str, Any]) -> str:
     goal = "" if row["goal"] is None else f"{row['goal']:,.6g}"
     shares = [f"{name.upper()} {100 * row[name]:.0f} %" for name in ("mbu", "mfu") if row[name] is not None]
-    beside = ", ".join([*shares, *([row["note"]] if row["note"] else [])])
-    return f"{row['row']:64} {row['value']:>12,.6g} {goal:>10}  {beside}"
+    details = ", ".join([*shares, *([row["note"]] if row["note"] else [])])
+    return f"{row['row']:64} {row['value']:>12,.6g} {goal:>10}  {details}"
 
 
 if __name__ == "__main__":

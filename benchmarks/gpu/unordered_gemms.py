@@ -1,7 +1,7 @@
-"""Products of one row that add up in whatever order is fastest: what invariance is measured against, nothing serves it.
+"""GEMMs of one row that add up in the fastest order: the baseline of invariance, never used for serving.
 
-Without tensor cores each thread adds up every so many inputs, and threads add up theirs. With them K is split between
-programs, and the last of these to arrive adds up what the others left.
+Without tensor cores each thread adds up some of the inputs, and threads add up their sums. With them K is split among
+programs, and the last one to arrive adds up what the others stored.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _LEAST_ROWS: tl.constexpr = tl.constexpr(8)
 
 @dataclass(frozen=True)
 class Plain:
-    """Without tensor cores."""
+    """A kernel without tensor cores."""
 
     outputs: int
     inputs: int
@@ -30,7 +30,7 @@ class Plain:
         return num_outputs % self.outputs == 0 and num_inputs % self.inputs == 0
 
     def multiply(self, x: Tensor, weight: Tensor) -> Tensor:
-        """[1, K] x [N, K] -> [1, N]."""
+        """Multiply [1, K] x [N, K] -> [1, N]."""
         num_outputs, num_inputs = weight.shape
         out = torch.empty((1, num_outputs), dtype=x.dtype, device=x.device)
         launch(
@@ -42,7 +42,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class Split:
-    """With tensor cores, K split between programs."""
+    """A kernel with tensor cores that splits K among programs."""
 
     splits: int
     outputs: int
@@ -54,7 +54,7 @@ class Split:
         return num_outputs % self.outputs == 0 and num_inputs % (self.splits * self.inputs) == 0
 
     def multiply(self, x: Tensor, weight: Tensor) -> Tensor:
-        """[1, K] x [N, K] -> [1, N]."""
+        """Multiply [1, K] x [N, K] -> [1, N]."""
         num_outputs, num_inputs = weight.shape
         num_blocks = num_outputs // self.outputs
         out = torch.empty((1, num_outputs), dtype=x.dtype, device=x.device)
@@ -73,7 +73,7 @@ _MOST_BLOCKS = 1 << 14
 
 
 def _no_arrivals(num_blocks: int, device: torch.device) -> Tensor:
-    """Zeros, which every launch leaves as zeros. Launches run one after the other, so one set serves them all."""
+    """Return counters, zero before and after every launch. Launches run one after the other and share them."""
     assert num_blocks <= _MOST_BLOCKS
     if device not in _arrivals:
         _arrivals[device] = torch.zeros(_MOST_BLOCKS, dtype=torch.int32, device=device)
@@ -126,7 +126,7 @@ def split_kernel(
     pdl_trigger(PDL)
     outputs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     inputs = tl.arange(0, INPUTS)
-    length = num_inputs // (SPLITS * INPUTS) * INPUTS  # Said so that loads are known to be aligned.
+    length = num_inputs // (SPLITS * INPUTS) * INPUTS  # Computed so that the compiler knows that loads are aligned.
     begin = tl.program_id(1) * length
     lefts = weight + outputs.to(tl.int64)[:, None] * num_inputs + begin + inputs[None, :]
     rights = x + begin + inputs[:, None] + tl.zeros([INPUTS, _LEAST_ROWS], tl.int32)
@@ -136,9 +136,9 @@ def split_kernel(
     for start in range(0, length, INPUTS):
         total = dot(tl.load(lefts + start), tl.load(rights + start, mask=is_row, other=0.0), total)
     tl.store(partial + tl.program_id(1) * num_outputs + outputs, tl.sum(total, 1))
-    tl.debug_barrier()  # All of a program has been stored before it counts as arrived.
+    tl.debug_barrier()  # All of a program's sums are stored before it counts as arrived.
     if tl.atomic_add(arrived + tl.program_id(0), 1) == SPLITS - 1:
-        places = partial + tl.arange(0, SPLITS)[:, None] * num_outputs + outputs[None, :]
-        parts = tl.load(places, cache_modifier=".cg")
+        addresses = partial + tl.arange(0, SPLITS)[:, None] * num_outputs + outputs[None, :]
+        parts = tl.load(addresses, cache_modifier=".cg")
         tl.store(out + outputs, tl.sum(parts, 0).to(out.dtype.element_ty))
         tl.store(arrived + tl.program_id(0), 0)

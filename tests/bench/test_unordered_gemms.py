@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.gpu.free_products import CANDIDATES, Plain, Split, fitting
+from benchmarks.gpu.unordered_gemms import CANDIDATES, Plain, Split, fitting
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
