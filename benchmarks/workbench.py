@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from archerfish import LLM, SamplingParams
-from archerfish.engine.outputs import Collector, RequestOutput
+from archerfish.engine.outputs import OutputStream, RequestOutput
 
 SMALL = {
     "model_type": "llama",
@@ -60,22 +60,22 @@ def play(llm: LLM, arrivals: Sequence[Arrival]) -> tuple[list[RequestOutput], fl
     engine, processor = llm.assembly.engine, llm.assembly.processor
     engine.scheduler.expects_more = True
     started = engine.clock()
-    pending, collectors = list(arrivals), {}
-    while pending or not all(collector.finished for collector in collectors.values()):
+    pending, streams = list(arrivals), {}
+    while pending or not all(stream.finished for stream in streams.values()):
         now = engine.clock() - started
         while pending and pending[0].time <= now:
             arrival = pending.pop(0)
             params = SamplingParams(temperature=0.0, max_tokens=arrival.num_tokens, ignore_eos=True)
             request = processor.request(arrival.prompt, params)
             engine.add(request)
-            collectors[request.request_id] = Collector(request, None, None, lambda *_: None)
+            streams[request.request_id] = OutputStream(request, None, None, lambda *_: None)
         engine.scheduler.expects_more = bool(pending)
         events = engine.step()
         for event in events:
-            collectors[event.request_id].add(event, engine.clock())
+            streams[event.request_id].add(event, engine.clock())
         if not events:
             time.sleep(0.0005)  # Nothing can run until the next arrival or the end of a window.
-    return [collector.output for collector in collectors.values()], engine.clock() - started
+    return [stream.output for stream in streams.values()], engine.clock() - started
 
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

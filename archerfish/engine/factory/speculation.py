@@ -15,7 +15,7 @@ from archerfish.speculation.draft import MAX_NODES
 from archerfish.speculation.drafters.cache_progress import DraftCacheProgress
 from archerfish.speculation.drafters.drafter import RunnableDrafter
 from archerfish.speculation.drafters.feature_store import FeatureStore
-from archerfish.speculation.drafters.model_proposer import ModelProposer
+from archerfish.speculation.drafters.model_proposer import DrafterLimits, ModelProposer
 from archerfish.speculation.method import SpeculationMethod
 from archerfish.speculation.proposers.lookahead import LookaheadProposer
 from archerfish.speculation.proposers.suffix import SuffixProposer
@@ -90,10 +90,8 @@ def build_controller(
             sampler,
             time.perf_counter,
             cost_model.drafter_passes,
-            max_tokens=config.max_num_batched_tokens,
-            max_model_len=drafter.max_model_len,
-            branches=speculation.branches,
-            needs_proposals=verifier.uses_rejection,
+            DrafterLimits(config.max_num_batched_tokens, drafter.max_model_len, speculation.branches),
+            verifier.uses_rejection,
         )
         depth = min(drafter.max_depth, max(_MAX_AUTOREGRESSIVE_TOKENS, speculation.num_speculative_tokens or 0))
         max_draft_tokens = min(MAX_NODES, depth * speculation.branches)

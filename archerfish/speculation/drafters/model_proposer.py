@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +29,17 @@ from archerfish.speculation.step_latency import StepLatencyModel
 _PROFILED_SIZES = (1, 2, 4)
 """Tokens of the passes that are timed at the start."""
 _NUM_TRIALS = 4
+
+
+class DrafterLimits(NamedTuple):
+    """How much a drafter computes and proposes."""
+
+    max_tokens: int
+    """Tokens of one pass."""
+    max_model_len: int
+    """Tokens of a sequence, draft tokens included."""
+    branches: int = 1
+    """Tokens drafted at each depth, the first of which is continued."""
 
 
 @dataclass(slots=True)
@@ -57,26 +69,21 @@ class ModelProposer:
         sampler: Sampler,
         clock: Callable[[], float],
         latency: StepLatencyModel,
-        *,
-        max_tokens: int,
-        max_model_len: int,
-        branches: int = 1,
+        limits: DrafterLimits,
         needs_proposals: Callable[[int], bool] = lambda row: False,
     ) -> None:
-        """A pass computes up to `max_tokens` tokens of sequences up to `max_model_len`; `latency` learns how long it
-        takes.
+        """`latency` learns how long passes take, by `clock`.
 
-        With branches, so many tokens are drafted at each depth, the first of which is continued. Drafts of rows that
-        `needs_proposals` come with the distributions they were sampled from.
+        Drafts of rows that `needs_proposals` come with the distributions they were sampled from.
         """
         self._drafter = drafter
         self._rows = rows
         self._progress = progress
         self._sampler = sampler
         self._clock = clock
-        self._max_tokens = max_tokens
-        self._max_model_len = max_model_len
-        self.branches = branches
+        self._max_tokens = limits.max_tokens
+        self._max_model_len = limits.max_model_len
+        self.branches = limits.branches
         """Draft tokens per depth."""
         self._needs_proposals = needs_proposals
         self._latency = latency

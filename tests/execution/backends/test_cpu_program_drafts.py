@@ -38,7 +38,7 @@ from archerfish.speculation.drafters.drafter import (
     RunnableEagle,
 )
 from archerfish.speculation.drafters.feature_store import FeatureStore
-from archerfish.speculation.drafters.model_proposer import ModelProposer
+from archerfish.speculation.drafters.model_proposer import DrafterLimits, ModelProposer
 from archerfish.speculation.proposer import DraftRequest
 from archerfish.speculation.step_latency import StepLatencyModel
 from archerfish.weights.heads import choose_tokens
@@ -108,9 +108,7 @@ class Stage:
             self.sampler,
             lambda: float(next(ticks)),
             self.times,
-            max_tokens=max_tokens,
-            max_model_len=LENGTH,
-            branches=branches,
+            DrafterLimits(max_tokens, LENGTH, branches),
         )
 
     def start(self, row: int, length: int, params: SamplingParams) -> None:

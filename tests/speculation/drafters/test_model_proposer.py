@@ -18,7 +18,7 @@ from archerfish.sampling.sampler import Sampler
 from archerfish.scheduling.plan import Chunk, Plan, SequenceStart
 from archerfish.speculation.draft import Draft
 from archerfish.speculation.drafters.cache_progress import DraftCacheProgress
-from archerfish.speculation.drafters.model_proposer import ModelProposer
+from archerfish.speculation.drafters.model_proposer import DrafterLimits, ModelProposer
 from archerfish.speculation.proposer import DraftRequest
 from archerfish.speculation.step_latency import StepLatencyModel
 
@@ -69,10 +69,8 @@ class Stage:
             self.sampler,
             lambda: 0.0,
             self.times,
-            max_tokens=max_tokens,
-            max_model_len=LENGTH,
-            branches=branches,
-            needs_proposals=self.judged.__contains__,
+            DrafterLimits(max_tokens, LENGTH, branches),
+            self.judged.__contains__,
         )
 
     def start(self, row: int, tokens: list[int], params: SamplingParams | None = None) -> None:
