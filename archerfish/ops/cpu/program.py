@@ -54,7 +54,7 @@ class CacheFormat(IntEnum):
 
 
 class IndexSource(IntEnum):
-    """What an embedding is looked up by."""
+    """The numbers of a step that an embedding is looked up by."""
 
     TOKENS = 0
     POSITIONS = 1

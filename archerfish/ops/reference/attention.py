@@ -18,7 +18,7 @@ KEYS_PER_TILE = 256
 QUERIES_PER_TILE = 256
 
 
-class TreePaths(NamedTuple):
+class KeyPaths(NamedTuple):
     """The paths of some tree tokens, along which their last keys are stored."""
 
     roots: Tensor
@@ -48,7 +48,7 @@ class EqualChunks:
     """[chunks] position of the first token of each."""
     ends: tuple[int, ...]
     """Context of each chunk, its own tokens included. On the host, where loops run over it."""
-    paths: TreePaths | None = None
+    paths: KeyPaths | None = None
     """Set for tokens of trees, which are chunks of one token here."""
 
 
@@ -94,7 +94,7 @@ def _stack_tree_tokens(chunks: Chunks, trees: Trees) -> EqualChunks:
     table = np.stack((chunk_of_token[tokens], tokens, ends[tokens] - 1, roots[tokens]))
     indices, rows, positions, firsts = torch.from_numpy(table).to(chunks.ends.device)
     return EqualChunks(
-        indices, rows[:, None], positions, tuple(ends[tokens].tolist()), TreePaths(firsts, trees.paths[rows])
+        indices, rows[:, None], positions, tuple(ends[tokens].tolist()), KeyPaths(firsts, trees.paths[rows])
     )
 
 
