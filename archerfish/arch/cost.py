@@ -17,7 +17,7 @@ def num_parameters(arch: Arch) -> int:
 
 
 def num_active_parameters(arch: Arch) -> int:
-    """Return how many numbers take part in a matrix product for one token: chosen experts, the head, no embedding
+    """Return how many numbers take part in a GEMM for one token: chosen experts, the head, no embedding
     rows."""
     layers = sum(_matrix_parameters(arch, layer, active=True) for layer in arch.layers)
     return layers + arch.vocab_size * arch.hidden_size
@@ -48,7 +48,7 @@ def kv_bytes(arch: Arch, length: int, bytes_per_value: float) -> float:
 
 
 def matrix_flops_per_token(arch: Arch) -> float:
-    """Return the operations of the layers' matrix products for one token, without attention and the head."""
+    """Return the operations of the layers' GEMMs for one token, without attention and the head."""
     return 2.0 * sum(_matrix_parameters(arch, layer, active=True) for layer in arch.layers)
 
 
@@ -153,7 +153,7 @@ class StepCost:
     """The cost of a model's steps as rates: a step's operations and bytes are sums of a few products of them."""
 
     token_flops: float
-    """Operations of one token's matrix products."""
+    """Operations of one token's GEMMs."""
     logits_flops: float
     """Operations of the head for one token that is drawn."""
     layer_bytes: float

@@ -27,7 +27,7 @@ class EagleSpec:
     def __post_init__(self) -> None:
         layer = self.layer
         assert self.target_layers, "it reads at least one depth of the target"
-        assert self.vocab_size <= self.target_vocab_size, "what it can guess are tokens of the target"
+        assert self.vocab_size <= self.target_vocab_size, "the draft vocabulary is part of the target's"
         assert self.has_embedding or self.hidden_size == self.target_hidden_size, "the target's table must fit"
         assert layer.norm_inputs and not layer.norm_outputs and not layer.parallel, "a plain layer"
         assert isinstance(layer.feed_forward, MlpSpec) and layer.attention.kv_source is None, "a plain layer"
@@ -61,5 +61,5 @@ class MedusaSpec:
     """Every head has an output matrix of its own; else all share the target's, or its rows of the draft vocabulary."""
 
     def __post_init__(self) -> None:
-        assert self.num_heads > 0 and self.num_layers > 0, "something must guess"
-        assert self.vocab_size <= self.target_vocab_size, "what it can guess are tokens of the target"
+        assert self.num_heads > 0 and self.num_layers > 0, "at least one head with one layer is needed"
+        assert self.vocab_size <= self.target_vocab_size, "the draft vocabulary is part of the target's"

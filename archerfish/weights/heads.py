@@ -79,7 +79,7 @@ def choose_tokens(
     head: Eagle | Medusa, target_ids: Tensor, store: StoreParameter | None = None, device: str = "cpu"
 ) -> None:
     """Set the draft vocabulary. Where the target's output head is shared, its rows are copied."""
-    assert head.target_ids is not None, "it guesses all of them"
+    assert head.target_ids is not None, "the draft vocabulary is the target's"
     head.target_ids.copy_(target_ids)
     if isinstance(head, Medusa) and head.rows is not None:
         rows = head.rows.parameters_of(target_ids)
@@ -160,7 +160,7 @@ def _target_ids(spec: EagleSpec | MedusaSpec, directory: Path, tensors: Mapping[
         if is_all:
             return None
         raise CheckpointError(
-            f"{directory} lacks the tensor {name}, which says what the {spec.vocab_size} tokens are that it guesses"
+            f"{directory} lacks the tensor {name}, which names the {spec.vocab_size} tokens of its draft vocabulary"
         )
     if stored.shape != (spec.vocab_size,) or stored.is_floating_point():
         raise CheckpointError(

@@ -64,7 +64,7 @@ class Packer:
         if any(isinstance(module, Experts) for module in modules):
             return pack_experts(tensor, self._format.pack)
         if any(module in self._routers for module in modules):
-            # Small, and a rounded router chooses other experts. float32 products have the same bits on every CPU.
+            # Small, and a rounded router chooses other experts. float32 GEMMs have the same bits on every CPU.
             return pack_floats(tensor.float() if self._format.is_lossy else tensor)
         is_matrix = any(isinstance(module, Linear) for module in modules) and tensor.dim() > 1
         is_table = any(isinstance(module, Embedding) for module in modules)

@@ -1,4 +1,4 @@
-"""Products that invariance is measured against are products, whatever the order in which they add."""
+"""The baseline of invariance multiplies correctly, whatever the order in which it adds up."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""`archerfish tune kernels`: how the products of a model are best cut on this GPU, kept for later starts."""
+"""`archerfish tune kernels`: measures the fastest tiles of a model's GEMMs on this GPU, and stores them."""
 
 import os
 from collections.abc import Iterable
@@ -27,9 +27,9 @@ _OTHER_SETTINGS = tuple(field.name for field in fields(EngineConfig) if field.na
 @click.command("kernels", cls=SectionedCommand)
 @field_options(EngineConfig, section="Model", prefix="config_", left_out=_OTHER_SETTINGS)
 def command(**settings: Any) -> None:
-    """Measure how a model's products are best cut on this GPU, and keep it for later starts.
+    """Measure the fastest tiles of a model's GEMMs on this GPU, and store them for later starts.
 
-    Takes minutes, most of them compilers'. Weights are not loaded. What is found changes how long a step takes, and
+    Takes minutes, most of them for compiling. Weights are not loaded. Tiles change how long a step takes, and
     not a bit of any answer.
     """
     given = take_given(settings, "config_")
@@ -41,21 +41,21 @@ def command(**settings: Any) -> None:
     resolved = blueprint.config
     reason = why_not_triton(KernelTarget(device=resolved.device, dtype=resolved.dtype))
     if reason is not None or resolved.device != "cuda":
-        raise ConfigError(f"kernels are tuned on a GPU, by Triton: {reason or 'there is none here'}")
-    from archerfish.bench.kernels.tuning import GpuStopwatch, products_of, tune_products
+        raise ConfigError(f"kernels are tuned on a GPU, by Triton: {reason or 'no GPU was found'}")
+    from archerfish.bench.kernels.tuning import GpuStopwatch, gemm_shapes_of, tune_gemms
 
-    products = products_of(blueprint.arch)
-    with ProgressBar("products", len(products)) as bar:
+    shapes = gemm_shapes_of(blueprint.arch)
+    with ProgressBar("GEMMs", len(shapes)) as bar:
         stopwatch = GpuStopwatch(torch_dtype(resolved.dtype), resolved.threads)
-        found = list(tune_products(products, stopwatch, bar.update))
-    print_tables(f"{blueprint.directory.name}: products of 16-bit rows", _table(found))
+        tuned = list(tune_gemms(shapes, stopwatch, bar.update))
+    print_tables(f"{blueprint.directory.name}: GEMMs of 16-bit rows", _table(tuned))
 
 
-def _table(found: "Iterable[TunedGemm]") -> "Table":
-    made = table("product", "us before", "us", "faster")
-    for tuned in found:
+def _table(results: "Iterable[TunedGemm]") -> "Table":
+    rows = table("GEMM", "us before", "us", "faster")
+    for tuned in results:
         gain = tuned.seconds_before / tuned.seconds - 1
-        made.add_row(
+        rows.add_row(
             tuned.shape.name, f"{tuned.seconds_before * 1e6:,.1f}", f"{tuned.seconds * 1e6:,.1f}", f"{gain:.0%}"
         )
-    return made
+    return rows

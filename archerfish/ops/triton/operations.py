@@ -35,7 +35,7 @@ class DeviceStep(NamedTuple):
     tables: tuple[Tensor, ...]
     """For each KV group, [rows, blocks] int32 of all rows."""
     scratch: attention.AttentionScratch
-    trees: attention.TreePaths | None
+    trees: attention.DeviceTreePaths | None
     """Paths of draft trees, in steps that have some."""
 
 

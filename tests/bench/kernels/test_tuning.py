@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from archerfish.arch import ExpertsSpec, MlpSpec
-from archerfish.bench.kernels.tuning import products_of, tune_products
+from archerfish.bench.kernels.tuning import gemm_shapes_of, tune_gemms
 from archerfish.disk_cache import DiskCache
 from archerfish.ops.triton.gemm.float_tiles import candidate_tiles
 from archerfish.ops.triton.runtime import tuning
@@ -15,7 +15,7 @@ from tests.execution.small_models import arch, layer
 
 
 def test_each_matrix_is_tuned_once_for_each_number_of_rows() -> None:
-    found = products_of(arch(layer(), layer()))
+    found = gemm_shapes_of(arch(layer(), layer()))
     rows = [8, 16, 32, 64, 128, 256, 512, 1024]
     assert [product.num_rows for product in found if product[1:] == (128, 32, False)] == [8, 16, 32, 64]
     assert [product.num_rows for product in found if product[1:] == (32, 64, False)] == rows
@@ -27,7 +27,7 @@ def test_each_matrix_is_tuned_once_for_each_number_of_rows() -> None:
 def test_experts_are_left_out() -> None:
     experts = ExpertsSpec(num_experts=5, num_experts_per_token=2, size=32)
     plain = replace(layer(), feed_forward=MlpSpec(size=48, gated=False))
-    found = {product[1:] for product in products_of(arch(replace(layer(), feed_forward=experts), plain))}
+    found = {product[1:] for product in gemm_shapes_of(arch(replace(layer(), feed_forward=experts), plain))}
     assert found == {(128, 32, False), (32, 64, False), (48, 32, False), (32, 48, False), (61, 32, False)}
 
 
@@ -41,7 +41,7 @@ def test_every_candidate_is_measured_and_progress_told(tmp_path: Path, monkeypat
         measured.append((product, tiles))
         return 1.0 / len(measured)
 
-    found = list(tune_products(products, seconds_of, told.append))
+    found = list(tune_gemms(products, seconds_of, told.append))
     assert [(one.shape, one.best) for one in found] == [(one, candidate_tiles(*one[:3])[-1]) for one in products]
     assert measured == [(product, tiles) for product in products for tiles in candidate_tiles(*product[:3])]
     assert told == [1, 2]

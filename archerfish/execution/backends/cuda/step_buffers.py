@@ -21,8 +21,8 @@ from archerfish.ops.triton.attention import (
     AttentionScratch,
     AttentionWork,
     ChunkColumns,
+    DeviceTreePaths,
     HeadShape,
-    TreePaths,
     UnitList,
     Units,
     attention_units,
@@ -89,7 +89,7 @@ class DeviceStepInputs(NamedTuple):
     """Positions in the text."""
     row_offsets: Tensor
     """Offsets within the rows: the positions, except for draft trees."""
-    lines: TreePaths | None
+    lines: DeviceTreePaths | None
     logit_indices: Tensor
     sample_rows: Tensor
     sample_positions: Tensor
@@ -154,7 +154,7 @@ class DeviceStepBuffers:
         positions, lines = view(layout.positions, size.num_tokens), None
         if has_trees:
             paths = view(layout.paths, size.num_tokens, _PATH_WORDS).view(torch.uint8)
-            lines = TreePaths(view(layout.depths, size.num_tokens), paths)
+            lines = DeviceTreePaths(view(layout.depths, size.num_tokens), paths)
         return DeviceStepInputs(
             num_updates=view(0, 1),
             updates=view(layout.updates, _MAX_UPDATES, 2),
@@ -168,7 +168,7 @@ class DeviceStepBuffers:
             sample_positions=view(layout.sample_positions, size.num_logits),
         )
 
-    def attention(self, lines: TreePaths | None, *, has_large: bool) -> DeviceStep:
+    def attention(self, lines: DeviceTreePaths | None, *, has_large: bool) -> DeviceStep:
         """Return what attention reads. Large tiles are left out where no step of the shape has any."""
         work = {}
         for index, window in enumerate(self._windows):

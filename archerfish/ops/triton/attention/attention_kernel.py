@@ -19,9 +19,9 @@ import triton.language as tl
 
 from archerfish.ops.signatures import MAX_TREE_TOKENS
 from archerfish.ops.triton.attention.attention_loop import (
+    KeyRange,
     KVBlocks,
     Partials,
-    Reach,
     Scaling,
     SoftmaxState,
     TileSharing,
@@ -197,7 +197,7 @@ def attend_unit(
         stored.block_stride,
         stored.table + unit.table_row.to(tl.int64) * stored.table_stride,
     )
-    reach = Reach(oldest, end, scoring.window)
+    reach = KeyRange(oldest, end, scoring.window)
     scaling = Scaling(scoring.score_scale, scoring.exponent_scale)
 
     split_peak, split_ones, split_weighted = empty_softmax(BLOCK_M, D, SWAP_AB)

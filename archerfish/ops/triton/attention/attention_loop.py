@@ -30,7 +30,7 @@ class KVBlocks(NamedTuple):
     table: Any
 
 
-class Reach(NamedTuple):
+class KeyRange(NamedTuple):
     """Positions that a tile's queries attend to."""
 
     oldest: Any

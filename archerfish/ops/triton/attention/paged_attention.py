@@ -163,7 +163,7 @@ class AttentionWork:
     large: UnitList | None
 
 
-class TreePaths(NamedTuple):
+class DeviceTreePaths(NamedTuple):
     """Locations of the keys of tree tokens, as in `Trees`."""
 
     depths: Tensor
@@ -218,7 +218,7 @@ def attend_into(
     table: Tensor,
     scratch: AttentionScratch,
     scoring: Scoring,
-    lines: TreePaths | None = None,
+    lines: DeviceTreePaths | None = None,
 ) -> None:
     """Attend with q [T, H, D] into out, both with any stride between tokens. Tokens of no unit are left unchanged.
 
@@ -272,7 +272,7 @@ def attend(
     shape = _head_shape(q, cache)
     step = chunks.prepared(_preparation(shape, window))
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lines = None if chunks.trees is None else TreePaths(chunks.trees.depths, chunks.trees.paths)
+    lines = None if chunks.trees is None else DeviceTreePaths(chunks.trees.depths, chunks.trees.paths)
     scoring = Scoring(scale, window, softcap)
     attend_into(out, q, cache, step.work, chunks.tables[group], step.scratch, scoring, lines)
     return out
