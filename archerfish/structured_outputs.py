@@ -8,7 +8,7 @@ from typing import Any
 from archerfish.checks import as_tuple, check_bool
 from archerfish.errors import InvalidParameter
 
-_LONGEST_FORM = 2**18  # Rules that name one another can nest as deep as the text is long, and compilers descend.
+_MAX_LENGTH = 2**18  # Rules that name one another can nest as deep as the text is long, and compilers descend.
 _TEXTS = ("json_schema", "regex", "grammar", "structural_tag")
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords of a JSON schema whose value has a schema for each name."""
@@ -47,8 +47,8 @@ class Structured:
         if not all(isinstance(text, str) and text for text in self.choice):
             raise InvalidParameter("choice", self.choice, "it must be a list of texts that are not empty")
         length = sum(map(len, (*(getattr(self, name) or "" for name in _TEXTS), *self.choice)))
-        if length > _LONGEST_FORM:
-            allowed = f"it must have at most {_LONGEST_FORM} characters"
+        if length > _MAX_LENGTH:
+            allowed = f"it must have at most {_MAX_LENGTH} characters"
             raise InvalidParameter(self.given, f"{length} characters", allowed)
 
     @property

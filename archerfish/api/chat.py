@@ -4,13 +4,22 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
-from archerfish.api.bodies.chat import ChatBody, ToolChoice
+from archerfish.api.answer_deltas import (
+    CallArguments,
+    CallStart,
+    Content,
+    Delta,
+    InvalidCall,
+    ParsedAnswer,
+    Reasoning,
+    as_field,
+)
+from archerfish.api.answer_reader import AnswerReader
+from archerfish.api.bodies.chat import ChatBody, NamedToolChoice
 from archerfish.api.bodies.tokens import TokenizeBody
-from archerfish.api.conversation import Conversation, ThinkingWish
-from archerfish.api.deltas import Answer, CallArguments, CallStart, Content, Delta, InvalidCall, Reasoning, as_field
+from archerfish.api.conversation import Conversation, ReasoningOptions
 from archerfish.api.endpoint_call import Chunk, EndpointCall
 from archerfish.api.model import ServedModel
-from archerfish.api.reading import AnswerReader
 from archerfish.api.replies import (
     new_id,
     prompt_logprobs,
@@ -39,11 +48,13 @@ class ChatCall(EndpointCall):
             model,
             [message.model_dump(exclude_none=True) for message in body.messages],
             tools=body.tools or None,
-            tool_choice=body.tool_choice.model_dump() if isinstance(body.tool_choice, ToolChoice) else body.tool_choice,
+            tool_choice=body.tool_choice.model_dump()
+            if isinstance(body.tool_choice, NamedToolChoice)
+            else body.tool_choice,
             parallel=body.parallel_tool_calls is not False,
-            form=structured(body, body.response_format),
+            structured=structured(body, body.response_format),
             template=template_variables(body),
-            thinking=ThinkingWish(effort=body.reasoning_effort, max_tokens=body.thinking_token_budget),
+            thinking=ReasoningOptions(effort=body.reasoning_effort, max_tokens=body.thinking_token_budget),
         )
         params = self._conversation.params(
             body,
@@ -173,7 +184,7 @@ def _stop_reason(reason: int | str | None, reader: AnswerReader) -> int | str | 
     return "invalid_tool_call" if reason is None and reader.has_invalid_calls else reason
 
 
-def _message(answer: Answer, *, shows_reasoning: bool) -> dict[str, Any]:
+def _message(answer: ParsedAnswer, *, shows_reasoning: bool) -> dict[str, Any]:
     more: dict[str, Any] = as_field(answer.invalid_calls)
     if answer.reasoning and shows_reasoning:
         more |= {"reasoning": answer.reasoning, "reasoning_content": answer.reasoning}

@@ -16,7 +16,7 @@ _SPACE = r"/[ \t\r\n]{0,8}/"
 """Between reasoning and what follows it."""
 
 
-class Thought(NamedTuple):
+class ReasoningPrefix(NamedTuple):
     """The reasoning that an answer may begin with."""
 
     start_tag: str
@@ -27,28 +27,28 @@ class Thought(NamedTuple):
     max_tokens: int | None = None
 
 
-def constraint(tools: ToolUse, form: Structured | None, thought: Thought | None) -> Structured | None:
+def constraint(tools: ToolUse, structured: Structured | None, thought: ReasoningPrefix | None) -> Structured | None:
     """What an answer must be, from first token to last; None if it is free."""
     grammar: str | None = None
     if tools.is_required:
         grammar = tools.calls
     elif tools.calls is not None and tools.marker is not None:
         words = _among_words(tools.calls, tools.marker, parallel=tools.parallel)
-        grammar = words if form is None else _either(_lark(form), tools.calls)
+        grammar = words if structured is None else _either(_lark(structured), tools.calls)
     elif thought is None:
-        return form
-    elif form is not None:
-        grammar = _lark(form)
+        return structured
+    elif structured is not None:
+        grammar = _lark(structured)
     if thought is not None and (grammar is not None or thought.max_tokens is not None):
         grammar = _behind_thought(thought, grammar)
     return None if grammar is None else Structured(grammar=grammar)
 
 
-def _lark(form: Structured) -> str:
+def _lark(structured: Structured) -> str:
     try:
-        return as_lark(form)
+        return as_lark(structured)
     except ValueError as error:
-        raise InvalidParameter(form.given, "...", str(error)) from error
+        raise InvalidParameter(structured.given, "...", str(error)) from error
 
 
 def _either(first: str, second: str) -> str:
@@ -63,7 +63,7 @@ def _among_words(calls: str, marker: int, *, parallel: bool) -> str:
     return _grammar(f"words (calls words){repeated}", [words, _nested("calls", calls)])
 
 
-def _behind_thought(thought: Thought, grammar: str | None) -> str:
+def _behind_thought(thought: ReasoningPrefix, grammar: str | None) -> str:
     """Reasoning, which is free, and then what the grammar says; None says nothing."""
     start, end = thought.tags.start, thought.tags.end
     rules = []

@@ -6,11 +6,11 @@ Every endpoint that answers conversations comes through here, with messages and 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from archerfish.api.answer_reader import AnswerReader, ReaderWithoutSpecialTexts, SpecialTexts
 from archerfish.api.bodies.common import GenerationBody
-from archerfish.api.constraint import Thought, constraint
+from archerfish.api.constraint import ReasoningPrefix, constraint
 from archerfish.api.model import ServedModel
-from archerfish.api.reading import AnswerReader, ReaderWithoutSpecialTexts, SpecialTexts
-from archerfish.api.reasoning import Thinking
+from archerfish.api.reasoning import ReasoningState
 from archerfish.api.reasoning.thinking import tag_ids
 from archerfish.api.tool_use import ToolUse
 from archerfish.api.tools import template_messages
@@ -21,7 +21,7 @@ from archerfish.request import SamplingParams, Structured
 from archerfish.tokenizer import Tokenizer
 
 
-class ThinkingWish(NamedTuple):
+class ReasoningOptions(NamedTuple):
     """How much the model should think before it answers. What is None is as the model has it."""
 
     field: str = "reasoning_effort"
@@ -43,21 +43,23 @@ class Conversation:
         tools: list[dict[str, Any]] | None = None,
         tool_choice: object = None,
         parallel: bool = True,
-        form: Structured | None = None,
+        structured: Structured | None = None,
         template: Mapping[str, Any] | None = None,
-        thinking: ThinkingWish | None = None,
+        thinking: ReasoningOptions | None = None,
     ) -> None:
         """`template` are variables of the chat template. Raises what is wrong with any of it."""
         self._model = model
-        self._tools = ToolUse.of(model, tools, tool_choice, parallel=parallel, has_form=form is not None)
-        wish = thinking or ThinkingWish()
+        self._tools = ToolUse.of(model, tools, tool_choice, parallel=parallel, has_grammar=structured is not None)
+        wish = thinking or ReasoningOptions()
         variables = {**_effort_variables(model, wish), **(template or {})}
         prepared = _in_known_roles(model, template_messages(messages))
         self.prompt = model.processor.chat_text(prepared, tools=self._tools.shown, **variables)
         continued = _text_of(messages[-1]) if variables.get("continue_final_message") else None
         reasoning_format = model.reasoning_format
-        self._thinking = None if reasoning_format is None else Thinking.of(reasoning_format, self.prompt, continued)
-        self._constraint = constraint(self._tools, form, self._thought(wish))
+        self._thinking = (
+            None if reasoning_format is None else ReasoningState.of(reasoning_format, self.prompt, continued)
+        )
+        self._constraint = constraint(self._tools, structured, self._thought(wish))
 
     def __getstate__(self) -> dict[str, Any]:
         """What is needed once the prompt was made: how answers are read."""
@@ -126,7 +128,7 @@ class Conversation:
             return True
         return self._thinking is not None and tag_ids(self._thinking.format, self._tokenizer).are_special
 
-    def _thought(self, wish: ThinkingWish) -> Thought | None:
+    def _thought(self, wish: ReasoningOptions) -> ReasoningPrefix | None:
         """The reasoning that a grammar of the answer must leave free."""
         thinking, limit = self._thinking, wish.max_tokens
         if thinking is None:
@@ -139,10 +141,10 @@ class Conversation:
             raise InvalidParameter(wish.max_tokens_field, limit, allowed)
         if thinking.opening == "closed":
             return None
-        return Thought(thinking.format.start, thinking.format.end, tags, thinking.opening == "open", limit)
+        return ReasoningPrefix(thinking.format.start, thinking.format.end, tags, thinking.opening == "open", limit)
 
 
-def _effort_variables(model: ServedModel, wish: ThinkingWish) -> dict[str, Any]:
+def _effort_variables(model: ServedModel, wish: ReasoningOptions) -> dict[str, Any]:
     """What the chat template is told of the wished effort, in the variables that it knows."""
     template = _template_text(model)
     if wish.effort is None:

@@ -5,8 +5,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from archerfish.api.deltas import CallArguments, CallStart, Content, InvalidCall, Reasoning, as_field
-from archerfish.api.reading import AnswerReader
+from archerfish.api.answer_deltas import CallArguments, CallStart, Content, InvalidCall, Reasoning, as_field
+from archerfish.api.answer_reader import AnswerReader
 from archerfish.api.replies import new_id, request_metrics
 from archerfish.engine.outputs import OutputStream, StreamOutput
 

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from archerfish.api.bodies.messages import CountTokensBody, MessagesBody, NoThinking, Thinking
-from archerfish.api.conversation import Conversation, ThinkingWish
+from archerfish.api.bodies.messages import CountTokensBody, MessagesBody, NoThinking, ThinkingBudget
+from archerfish.api.conversation import Conversation, ReasoningOptions
 from archerfish.api.endpoint_call import Chunk, EndpointCall
 from archerfish.api.errors import ErrorReply
 from archerfish.api.message_writer import MessageWriter
@@ -27,7 +27,7 @@ class MessagesCall(EndpointCall):
         self._model = model
         self._body = body.without_content()
         self._conversation = _conversation(model, body)
-        if isinstance(body.thinking, Thinking) and body.thinking.budget_tokens >= body.max_tokens:
+        if isinstance(body.thinking, ThinkingBudget) and body.thinking.budget_tokens >= body.max_tokens:
             allowed = f"it must be less than max_tokens = {body.max_tokens}"
             raise InvalidParameter("thinking.budget_tokens", body.thinking.budget_tokens, allowed)
         params = self._conversation.params(body, max_tokens=body.max_tokens, stop=body.stop_sequences)
@@ -83,7 +83,7 @@ def _conversation(model: ServedModel, body: CountTokensBody) -> Conversation:
         tools=body.chat_tools,
         tool_choice=body.chat_tool_choice,
         parallel=body.parallel,
-        form=structured(body, body.wanted_format, field="output_config.format"),
+        structured=structured(body, body.wanted_format, field="output_config.format"),
         thinking=_thinking_wish(body),
         template={
             "add_generation_prompt": not body.continues_answer,
@@ -92,13 +92,13 @@ def _conversation(model: ServedModel, body: CountTokensBody) -> Conversation:
     )
 
 
-def _thinking_wish(body: CountTokensBody) -> ThinkingWish:
+def _thinking_wish(body: CountTokensBody) -> ReasoningOptions:
     match body.thinking:
         case NoThinking():
-            return ThinkingWish("thinking", "none")
-        case Thinking(budget_tokens=budget):
+            return ReasoningOptions("thinking", "none")
+        case ThinkingBudget(budget_tokens=budget):
             limit: int | None = budget
         case _:
             limit = None
     effort = None if body.output_config is None else body.output_config.effort
-    return ThinkingWish("output_config.effort", effort, limit, "thinking.budget_tokens")
+    return ReasoningOptions("output_config.effort", effort, limit, "thinking.budget_tokens")

@@ -43,19 +43,19 @@ def usage_so_far(num_read: int, num_written: int) -> dict[str, int]:
 
 def token_logprobs(token_ids: Sequence[int], entries: Sequence[Logprobs], num_top: int) -> list[dict[str, Any]]:
     """How likely each token was, and the likeliest ones at its place: as many as were asked for."""
-    told = []
+    entries_shown = []
     for token, candidates in zip(token_ids, entries, strict=True):
         # They come likeliest first; the chosen one follows if it is none of them.
         top = [_candidate(one) for one in islice(candidates.values(), num_top)]
-        told.append({**_candidate(candidates[token]), "top_logprobs": top})
-    return told
+        entries_shown.append({**_candidate(candidates[token]), "top_logprobs": top})
+    return entries_shown
 
 
 def prompt_logprobs(output: RequestOutput, num_top: int | None) -> dict[str, Any]:
     """As vLLM tells them, by token id: for each token of the prompt, and the likeliest at its place. Or nothing."""
     if num_top is None:
         return {}
-    told = []
+    entries_shown = []
     for token, candidates in zip(output.prompt_token_ids, output.prompt_logprobs or (), strict=True):
         shown = (
             {}
@@ -66,8 +66,8 @@ def prompt_logprobs(output: RequestOutput, num_top: int | None) -> dict[str, Any
                 if one == token or entry.rank <= num_top
             }
         )
-        told.append(shown or None)
-    return {"prompt_logprobs": told}
+        entries_shown.append(shown or None)
+    return {"prompt_logprobs": entries_shown}
 
 
 def request_metrics(written: OutputStream) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from archerfish.api.deltas import CallArguments, CallStart, Content, InvalidCall, Reasoning, as_field
-from archerfish.api.reading import AnswerReader
+from archerfish.api.answer_deltas import CallArguments, CallStart, Content, InvalidCall, Reasoning, as_field
+from archerfish.api.answer_reader import AnswerReader
 from archerfish.api.replies import new_id, request_metrics, seconds_now, token_logprobs
 from archerfish.engine.outputs import OutputStream, StreamOutput
 from archerfish.request import FinishReason
@@ -148,13 +148,13 @@ class ResponseWriter:
         yield self._event("response.output_item.done", output_index=len(self._output) - 1, item=item)
 
     def _of_item(self, kind: str, **fields: Any) -> Event:
-        place = {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
-        return self._event(kind, **place, **fields)
+        position = {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
+        return self._event(kind, **position, **fields)
 
     def _event(self, kind: str, **fields: Any) -> Event:
-        told = {"type": kind, "sequence_number": self._num_events, **fields}
+        event = {"type": kind, "sequence_number": self._num_events, **fields}
         self._num_events += 1
-        return told
+        return event
 
 
 def _usage(written: OutputStream, num_reasoning: int | None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from archerfish.api.bodies.responses import LOGPROBS, ReasoningConfig, ResponsesBody
-from archerfish.api.conversation import Conversation, ThinkingWish
+from archerfish.api.conversation import Conversation, ReasoningOptions
 from archerfish.api.endpoint_call import Chunk, EndpointCall
 from archerfish.api.errors import ErrorReply
 from archerfish.api.model import ServedModel
@@ -49,8 +49,8 @@ class ResponsesCall(EndpointCall):
             tools=body.chat_tools,
             tool_choice=body.chat_tool_choice,
             parallel=body.parallel_tool_calls is not False,
-            form=structured(body, None if body.text is None else body.text.response_format, field="text.format"),
-            thinking=ThinkingWish("reasoning.effort", effort, body.thinking_token_budget),
+            structured=structured(body, None if body.text is None else body.text.response_format, field="text.format"),
+            thinking=ReasoningOptions("reasoning.effort", effort, body.thinking_token_budget),
         )
         if body.include and (self._conversation.may_call or self._conversation.may_think):
             raise InvalidParameter("include", LOGPROBS, "they are told of words only, without tools and reasoning")
@@ -104,7 +104,8 @@ class ResponsesCall(EndpointCall):
 
     def _head(self) -> dict[str, Any]:
         body, params = self._body, self.inputs.params
-        form = None if body.text is None else body.text.format
+        given = None if body.text is None else body.text.format
+        text_format = None if given is None else given.model_dump(by_alias=True, exclude_none=True)
         choice = body.tool_choice or "auto"
         return {
             "id": new_id("resp", "_"),
@@ -128,7 +129,7 @@ class ResponsesCall(EndpointCall):
             "service_tier": "default",
             "store": self._is_stored,
             "temperature": params.temperature,
-            "text": {"format": {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)},
+            "text": {"format": {"type": "text"} if text_format is None else text_format},
             "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
             "tools": [tool.model_dump() for tool in body.tools or ()],
             "top_logprobs": body.top_logprobs or 0,

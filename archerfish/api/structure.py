@@ -26,23 +26,23 @@ def structured(
     body: GenerationBody, wanted: ResponseFormat | None = None, *, field: str = "response_format"
 ) -> Structured | None:
     """What the answer must look like; None if it is free. `wanted` is what the endpoint's own field says."""
-    forms: dict[str, Structured] = {}
-    if wanted is not None and (form := _of_format(wanted)) is not None:
-        forms[field] = form
+    given_grammars: dict[str, Structured] = {}
+    if wanted is not None and (grammar := _of_format(wanted)) is not None:
+        given_grammars[field] = grammar
     if body.structured_outputs is not None:
-        forms["structured_outputs"] = _of_outputs(body.structured_outputs)
+        given_grammars["structured_outputs"] = _of_outputs(body.structured_outputs)
     if body.guided_json is not None:
-        forms["guided_json"] = Structured(json_schema=_schema("guided_json", body.guided_json))
+        given_grammars["guided_json"] = Structured(json_schema=_schema("guided_json", body.guided_json))
     if body.guided_regex is not None:
-        forms["guided_regex"] = Structured(regex=body.guided_regex)
+        given_grammars["guided_regex"] = Structured(regex=body.guided_regex)
     if body.guided_choice is not None:
-        forms["guided_choice"] = Structured(choice=tuple(body.guided_choice))
+        given_grammars["guided_choice"] = Structured(choice=tuple(body.guided_choice))
     if body.guided_grammar is not None:
-        forms["guided_grammar"] = Structured(grammar=body.guided_grammar)
-    if len(forms) > 1:
-        first, second, *_ = forms
+        given_grammars["guided_grammar"] = Structured(grammar=body.guided_grammar)
+    if len(given_grammars) > 1:
+        first, second, *_ = given_grammars
         raise InvalidParameter(second, "...", f"{first} already says what the answer must be; give one of them")
-    return next(iter(forms.values()), None)
+    return next(iter(given_grammars.values()), None)
 
 
 def _of_format(wanted: ResponseFormat) -> Structured | None:

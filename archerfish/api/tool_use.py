@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from archerfish.api.deltas import CallArguments, CallStart, Delta
+from archerfish.api.answer_deltas import CallArguments, CallStart, Delta
+from archerfish.api.answer_reader import AnswerReader
 from archerfish.api.model import ServedModel
-from archerfish.api.reading import AnswerReader
 from archerfish.api.tools import ToolCallReader, ToolFormat, check_tools, grammar_for
 from archerfish.errors import InvalidParameter
 
@@ -28,12 +28,12 @@ class CallingReader(AnswerReader):
         return self._reader.num_invalid_calls > 0
 
     def feed(self, text: str) -> list[Delta]:
-        return self._kept(self._reader.feed(text))
+        return self._without_further_calls(self._reader.feed(text))
 
     def finish(self) -> list[Delta]:
-        return self._kept(self._reader.finish())
+        return self._without_further_calls(self._reader.finish())
 
-    def _kept(self, deltas: list[Delta]) -> list[Delta]:
+    def _without_further_calls(self, deltas: list[Delta]) -> list[Delta]:
         if self._parallel:
             return deltas
         # One call was asked for; the model may go on all the same.
@@ -73,7 +73,7 @@ class ToolUse:
         tool_choice: object,
         *,
         parallel: bool,
-        has_form: bool,
+        has_grammar: bool,
     ) -> "ToolUse":
         """`tools` and `tool_choice` in the words of the chat API. `has_form`: answers without calls have a form."""
         choice = check_tools(tools, tool_choice)
@@ -88,7 +88,7 @@ class ToolUse:
         parallel = parallel and not is_named
         is_required = choice.mode != "auto"
         grammar = None
-        if is_required or has_form or _has_strict(tools or (), choice.functions):
+        if is_required or has_grammar or _has_strict(tools or (), choice.functions):
             grammar = grammar_for(tool_format, tools or (), choice, parallel=parallel, token_ids=tokens)
         return cls(
             shown=tools,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 _LONGEST_NAME = 64
 
 
-class Unsupported(NamedTuple):
+class UnsupportedField(NamedTuple):
     """A field of OpenAI's or vLLM's API that is supported by no endpoint, or not by all of them."""
 
     instead: str
@@ -25,45 +25,45 @@ _TEXT_ONLY = "this model reads text only; leave it out"
 _TOKEN_IDS = "replies hold text; send it to /tokenize for its token ids"
 _CACHE = "prefixes stay cached as long as there is space; leave it out"
 
-_UNSUPPORTED: dict[str, Unsupported] = {
+_UNSUPPORTED: dict[str, UnsupportedField] = {
     # OpenAI's.
-    "audio": Unsupported("this model writes text only; leave it out"),
-    "function_call": Unsupported("use tool_choice in /v1/chat/completions", ("none", "auto")),
-    "functions": Unsupported("use tools in /v1/chat/completions", ([],)),
-    "include_obfuscation": Unsupported("events are not padded; leave it out", (False,)),
-    "moderation": Unsupported("nothing is moderated here; leave it out"),
-    "prediction": Unsupported("predictions are not used here; leave it out"),
-    "prompt_cache_options": Unsupported(_CACHE, ({},)),
-    "prompt_cache_retention": Unsupported(_CACHE, ("in_memory", "in-memory")),
-    "store": Unsupported("only responses (/v1/responses) are stored; leave it out", (False,)),
-    "suffix": Unsupported("the engine only continues prompts and fills no gaps; leave it out", ("",)),
-    "web_search_options": Unsupported("there is no web search; leave it out"),
+    "audio": UnsupportedField("this model writes text only; leave it out"),
+    "function_call": UnsupportedField("use tool_choice in /v1/chat/completions", ("none", "auto")),
+    "functions": UnsupportedField("use tools in /v1/chat/completions", ([],)),
+    "include_obfuscation": UnsupportedField("events are not padded; leave it out", (False,)),
+    "moderation": UnsupportedField("nothing is moderated here; leave it out"),
+    "prediction": UnsupportedField("predictions are not used here; leave it out"),
+    "prompt_cache_options": UnsupportedField(_CACHE, ({},)),
+    "prompt_cache_retention": UnsupportedField(_CACHE, ("in_memory", "in-memory")),
+    "store": UnsupportedField("only responses (/v1/responses) are stored; leave it out", (False,)),
+    "suffix": UnsupportedField("the engine only continues prompts and fills no gaps; leave it out", ("",)),
+    "web_search_options": UnsupportedField("there is no web search; leave it out"),
     # vLLM's: what is written, and how.
-    "early_stopping": Unsupported(_BEAMS, (False,)),
-    "length_penalty": Unsupported(_BEAMS, (1,)),
-    "use_beam_search": Unsupported(_BEAMS, (False,)),
-    "logits_processors": Unsupported("use logit_bias, allowed_token_ids, bad_words or structured_outputs", ([],)),
-    "repetition_detection": Unsupported("use repetition_penalty or frequency_penalty"),
-    "disable_fallback": Unsupported("llguidance compiles every form; leave it out", (False,)),
-    "guided_decoding_backend": Unsupported("llguidance compiles every form; leave it out", ("auto", "guidance")),
-    "guided_whitespace_pattern": Unsupported("JSON is written on one line; leave it out, or use a grammar"),
-    "whitespace_pattern": Unsupported("JSON is written on one line; leave it out, or use a grammar"),
+    "early_stopping": UnsupportedField(_BEAMS, (False,)),
+    "length_penalty": UnsupportedField(_BEAMS, (1,)),
+    "use_beam_search": UnsupportedField(_BEAMS, (False,)),
+    "logits_processors": UnsupportedField("use logit_bias, allowed_token_ids, bad_words or structured_outputs", ([],)),
+    "repetition_detection": UnsupportedField("use repetition_penalty or frequency_penalty"),
+    "disable_fallback": UnsupportedField("llguidance compiles every form; leave it out", (False,)),
+    "guided_decoding_backend": UnsupportedField("llguidance compiles every form; leave it out", ("auto", "guidance")),
+    "guided_whitespace_pattern": UnsupportedField("JSON is written on one line; leave it out, or use a grammar"),
+    "whitespace_pattern": UnsupportedField("JSON is written on one line; leave it out, or use a grammar"),
     # vLLM's: prompts.
-    "chat_template": Unsupported("it is given when the service starts: --chat-template"),
-    "documents": Unsupported('use chat_template_kwargs: {"documents": [...]}', ([],)),
-    "media_io_kwargs": Unsupported(_TEXT_ONLY, ({},)),
-    "mm_processor_kwargs": Unsupported(_TEXT_ONLY, ({},)),
-    "prompt_embeds": Unsupported("a prompt is text or token ids; use prompt"),
-    "truncation_side": Unsupported("truncate_prompt_tokens keeps the end of a prompt; leave it out", ("left",)),
+    "chat_template": UnsupportedField("it is given when the service starts: --chat-template"),
+    "documents": UnsupportedField('use chat_template_kwargs: {"documents": [...]}', ([],)),
+    "media_io_kwargs": UnsupportedField(_TEXT_ONLY, ({},)),
+    "mm_processor_kwargs": UnsupportedField(_TEXT_ONLY, ({},)),
+    "prompt_embeds": UnsupportedField("a prompt is text or token ids; use prompt"),
+    "truncation_side": UnsupportedField("truncate_prompt_tokens keeps the end of a prompt; leave it out", ("left",)),
     # vLLM's: replies and the rest.
-    "echo": Unsupported("use it in /v1/completions", (False,)),
-    "embed_dtype": Unsupported("embeddings are float32; leave it out", ("float32",)),
-    "endianness": Unsupported("base64 embeddings are little-endian; leave it out", ("native", "little")),
-    "return_token_ids": Unsupported(_TOKEN_IDS, (False,)),
-    "return_tokens_as_token_ids": Unsupported(_TOKEN_IDS, (False,)),
-    "use_activation": Unsupported("use normalize to scale embeddings to length 1"),
-    "kv_transfer_params": Unsupported("there is one engine, with a cache of its own; leave it out", ({},)),
-    "vllm_xargs": Unsupported("there are no plugins that would read them; leave it out", ({},)),
+    "echo": UnsupportedField("use it in /v1/completions", (False,)),
+    "embed_dtype": UnsupportedField("embeddings are float32; leave it out", ("float32",)),
+    "endianness": UnsupportedField("base64 embeddings are little-endian; leave it out", ("native", "little")),
+    "return_token_ids": UnsupportedField(_TOKEN_IDS, (False,)),
+    "return_tokens_as_token_ids": UnsupportedField(_TOKEN_IDS, (False,)),
+    "use_activation": UnsupportedField("use normalize to scale embeddings to length 1"),
+    "kv_transfer_params": UnsupportedField("there is one engine, with a cache of its own; leave it out", ({},)),
+    "vllm_xargs": UnsupportedField("there are no plugins that would read them; leave it out", ({},)),
 }
 
 _LENGTHS = ("max_tokens", "max_output_tokens")
@@ -90,7 +90,7 @@ _INSTEAD: dict[str, tuple[str, ...]] = {
 """Fields that do the same or the like, the first of them that an endpoint has."""
 
 
-def asks_for_nothing(name: str, value: object) -> bool:
+def has_no_effect(name: str, value: object) -> bool:
     """Whether a field that an endpoint does not have passes with this value: it is known, and null or neutral."""
     field = _UNSUPPORTED.get(name)
     if field is None:

@@ -18,7 +18,7 @@ from archerfish.console import ProgressBar, enable_logging, logger
 from archerfish.errors import ConfigError, RequestError, StorageFull
 from archerfish.jobs.input_lines import InputDamaged, InputLine, read_lines
 from archerfish.jobs.offline import OfflineAnswers
-from archerfish.jobs.partial import PartialOutput
+from archerfish.jobs.partial_output import PartialOutput
 from archerfish.jobs.records import answered
 from archerfish.jobs.validate import InputLimits, validate
 

@@ -262,10 +262,10 @@ class OutputStream:
     ) -> list[Logprobs] | None:
         if answer.logprobs is None or answer.cumulative_logprob is None:
             return None
-        kept = (entries or [])[:count]
-        logprobs = [self._logprobs(entry) for entry in kept]
+        retained = (entries or [])[:count]
+        logprobs = [self._logprobs(entry) for entry in retained]
         answer.logprobs += logprobs
-        answer.cumulative_logprob += sum(entry.logprob for entry in kept)
+        answer.cumulative_logprob += sum(entry.logprob for entry in retained)
         return logprobs
 
     def _logprobs(self, entry: TokenLogprobs) -> Logprobs:

@@ -6,16 +6,16 @@ from functools import partial
 from typing import BinaryIO
 
 from archerfish.console import logger
+from archerfish.jobs.bisection import isolate
 from archerfish.jobs.input_lines import InputReader, LineSpan
-from archerfish.jobs.lines import LineAnswers, Shared, read_on
+from archerfish.jobs.lines import LineAnswers, RunnerContext, read_on
 from archerfish.jobs.recorder import Recorder
 from archerfish.jobs.records import Batch, BatchStatus
 from archerfish.jobs.retrying_storage import TROUBLE
 from archerfish.jobs.store import JobStore
-from archerfish.jobs.suspects import isolate
 
 
-class End(Enum):
+class BatchEnd(Enum):
     """Why no more lines are started."""
 
     ANSWERED = auto()
@@ -27,7 +27,7 @@ class End(Enum):
 class _Ended(Exception):
     """No more lines are to be started."""
 
-    def __init__(self, end: End) -> None:
+    def __init__(self, end: BatchEnd) -> None:
         super().__init__(end)
         self.end = end
 
@@ -40,7 +40,7 @@ class BatchRun:
     this process was killed are none: nothing is known against them.
     """
 
-    def __init__(self, store: JobStore, batch: Batch, shared: Shared) -> None:
+    def __init__(self, store: JobStore, batch: Batch, shared: RunnerContext) -> None:
         self.batch = batch
         self._work = store.work
         self._files = store.files
@@ -56,7 +56,7 @@ class BatchRun:
     def wake(self) -> None:
         """Look whether the batch was cancelled or has expired."""
         self._look = True
-        self._tell_news()
+        self._wake()
 
     def stop(self, grace_seconds: float) -> None:
         """Start no more lines; those in flight have this long to finish."""
@@ -64,15 +64,15 @@ class BatchRun:
         self._grace_seconds = grace_seconds
         if self._lines is not None:
             self._lines.stop()
-        self._tell_news()
+        self._wake()
 
-    async def run(self) -> End:
+    async def run(self) -> BatchEnd:
         """Answer every line that has no result yet, as far as nothing ends it before."""
         open_input = partial(self._files.open, self.batch.input_file_id, tenant=self.batch.tenant)
         with await self._shared.storage.do(open_input) as stream:
             return await self._run(stream)
 
-    async def _run(self, stream: BinaryIO) -> End:
+    async def _run(self, stream: BinaryIO) -> BatchEnd:
         batch, shared, settings = self.batch, self._shared, self._shared.settings
         progress = await shared.storage.do(self._work.progress, batch.batch_id)
         self._recorder = Recorder(
@@ -81,7 +81,7 @@ class BatchRun:
             group_size=settings.group_size,
             group_seconds=settings.group_seconds,
         )
-        self._recorder.task.add_done_callback(lambda _: self._tell_news())
+        self._recorder.task.add_done_callback(lambda _: self._wake())
         reader = InputReader(stream)
         self._lines = LineAnswers(batch, reader, shared, progress, self._recorder.add)
         try:
@@ -89,7 +89,7 @@ class BatchRun:
         finally:
             await self._settle(self._lines)
 
-    async def _answer(self, reader: InputReader, lines: LineAnswers) -> End:
+    async def _answer(self, reader: InputReader, lines: LineAnswers) -> BatchEnd:
         done, suspects = lines.answered, lines.attempts
         try:
             found = self._find(reader)
@@ -102,7 +102,7 @@ class BatchRun:
                     break  # The input has changed: they are not in it any more.
         except _Ended as ended:
             return ended.end
-        return End.ANSWERED
+        return BatchEnd.ANSWERED
 
     def _find(self, reader: InputReader) -> Iterator[LineSpan]:
         """Yield all requests of the input; the search ends when it is to stop."""
@@ -131,16 +131,16 @@ class BatchRun:
         if self._recorder.task.done():
             await self._recorder.close()  # Raises why it ended.
         if self._stopping:
-            raise _Ended(End.STOPPED)
+            raise _Ended(BatchEnd.STOPPED)
         if self._work.now() >= self.batch.expires_at:
-            raise _Ended(End.EXPIRED)
+            raise _Ended(BatchEnd.EXPIRED)
         if self._look:
             self._look = False
             status = await self._shared.storage.do(self._work.status, self.batch.batch_id)
             if status is BatchStatus.CANCELLING:
-                raise _Ended(End.CANCELLED)
+                raise _Ended(BatchEnd.CANCELLED)
 
-    def _tell_news(self) -> None:
+    def _wake(self) -> None:
         if self._lines is not None:
             self._lines.news.set()
 

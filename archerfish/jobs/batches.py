@@ -13,7 +13,7 @@ from archerfish.jobs.quota import Quota
 from archerfish.jobs.records import (
     Batch,
     BatchStatus,
-    Page,
+    ListPage,
     RequestCounts,
     errors_from_text,
     new_id,
@@ -87,7 +87,7 @@ class BatchStore:
         with self._database.reading() as connection:
             return _find(connection, batch_id, tenant)
 
-    def page(self, *, tenant: str = "", limit: int = 20, after: str | None = None) -> Page[Batch]:
+    def page(self, *, tenant: str = "", limit: int = 20, after: str | None = None) -> ListPage[Batch]:
         """Batches, the newest first."""
         if not 1 <= limit <= _MOST_BATCHES:
             raise InvalidParameter("limit", limit, f"it must be at least 1 and at most {_MOST_BATCHES}")
@@ -100,7 +100,7 @@ class BatchStore:
                 "ORDER BY number DESC LIMIT :limit",
                 {"tenant": tenant, "number": None if last is None else last["number"], "limit": limit + 1},
             ).fetchall()
-        return Page([batch_from_row(row) for row in rows[:limit]], len(rows) > limit)
+        return ListPage([batch_from_row(row) for row in rows[:limit]], len(rows) > limit)
 
     def cancel(self, batch_id: str, *, tenant: str = "") -> Batch:
         """Begin to cancel a batch, which ends when its lines in flight are gone. A second call changes nothing."""

@@ -15,25 +15,25 @@ class Capacity:
         """`max_bytes` are those of the lines in flight; one line more may be started while there are fewer."""
         self._max_in_flight = max_in_flight
         self._max_bytes = max_bytes
-        self._shares: list[Share] = []
+        self._shares: list[CapacityShare] = []
         """Those come first that have not started a line for longest: they are the first to use what becomes free."""
-        self._trials: deque[Share] = deque()
+        self._trials: deque[CapacityShare] = deque()
         """Of the batches that want it to themselves, in their order."""
 
-    def join(self, on_change: Callable[[], None]) -> "Share":
+    def join(self, on_change: Callable[[], None]) -> "CapacityShare":
         """The share of one more batch. `on_change` is called when it may be able to start lines."""
-        share = Share(self, on_change)
+        share = CapacityShare(self, on_change)
         self._shares.append(share)
         self.changed()
         return share
 
-    def leave(self, share: "Share") -> None:
+    def leave(self, share: "CapacityShare") -> None:
         assert share.num_in_flight == 0, "lines of a batch that has left are in flight"
         self._shares.remove(share)
         self.changed()
 
     @contextmanager
-    def trial(self, share: "Share") -> Iterator[None]:
+    def trial(self, share: "CapacityShare") -> Iterator[None]:
         """Within the block other batches start no lines, and this one does when theirs have ended."""
         self._trials.append(share)
         try:
@@ -42,7 +42,7 @@ class Capacity:
             self._trials.remove(share)
             self.changed()
 
-    def may_start(self, share: "Share") -> bool:
+    def may_start(self, share: "CapacityShare") -> bool:
         total = sum(one.num_in_flight for one in self._shares)
         total_bytes = sum(one.num_bytes for one in self._shares)
         if total_bytes >= self._max_bytes:
@@ -56,7 +56,7 @@ class Capacity:
             return False
         return share.num_bytes < max(1, self._max_bytes // num_active)
 
-    def started(self, share: "Share") -> None:
+    def started(self, share: "CapacityShare") -> None:
         self._shares.remove(share)
         self._shares.append(share)
 
@@ -65,7 +65,7 @@ class Capacity:
             share.on_change()
 
 
-class Share:
+class CapacityShare:
     """What one batch has of it."""
 
     def __init__(self, capacity: Capacity, on_change: Callable[[], None]) -> None:

@@ -19,7 +19,7 @@ _FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
 _CHECK_SECONDS = 5.0
 """How long a start may take to look for damaged pages."""
 _INSTRUCTIONS_BETWEEN_LOOKS = 10_000
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _TABLES = (
     """CREATE TABLE files (
@@ -172,7 +172,7 @@ def naming_full_disk(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        if error.errno not in _DISK_FULL:
             raise
         raise _storage_full(directory, error) from error
     except sqlite3.OperationalError as error:
@@ -187,11 +187,11 @@ def _code(error: sqlite3.Error) -> int | None:
 
 def _storage_full(directory: Path, error: Exception) -> StorageFull:
     try:
-        room = f"{shutil.disk_usage(directory).free:,} bytes are free"
+        free = f"{shutil.disk_usage(directory).free:,} bytes are free"
     except OSError:
-        room = "how much is free cannot be told"
+        free = "free space unknown"
     reason = error.strerror if isinstance(error, OSError) else str(error)
-    return StorageFull(f"there is no room to write in {directory} ({reason}; {room}): free some space")
+    return StorageFull(f"no space left to write in {directory} ({reason}; {free}): free some space")
 
 
 def _check_pages(connection: sqlite3.Connection, path: Path) -> None:

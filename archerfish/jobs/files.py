@@ -10,10 +10,10 @@ from typing import BinaryIO
 
 from archerfish.errors import InvalidParameter, NotFound, WrongState
 from archerfish.jobs.database import Database, marks, naming_full_disk
-from archerfish.jobs.drafts import Draft, Drafts
 from archerfish.jobs.privacy import private_directory
 from archerfish.jobs.quota import Quota
-from archerfish.jobs.records import OPEN_STATUSES, Page, StoredFile, new_id
+from archerfish.jobs.records import OPEN_STATUSES, ListPage, StoredFile, new_id
+from archerfish.jobs.unpublished_files import UnpublishedFile, UnpublishedFiles
 
 UPLOAD_PURPOSES = ("batch",)
 OUTPUT_PURPOSE = "batch_output"
@@ -25,7 +25,7 @@ _LONGEST_NAME = 255
 class Upload:
     """A file on its way in. Used in a `with`: leaving it without `finish` removes what was written."""
 
-    def __init__(self, files: "FileStore", draft: Draft, tenant: str) -> None:
+    def __init__(self, files: "FileStore", draft: UnpublishedFile, tenant: str) -> None:
         self._files = files
         self._draft = draft
         self._tenant = tenant
@@ -66,7 +66,7 @@ class FileStore:
         self._contents = directory / "files"
         for folder in (self._contents, directory / "drafts"):
             private_directory(folder)
-        self._drafts = Drafts(directory / "drafts", database)
+        self._drafts = UnpublishedFiles(directory / "drafts", database)
         self._sweep_contents()
         self._drafts.sweep_abandoned()
 
@@ -99,7 +99,7 @@ class FileStore:
         limit: int = _MOST_FILES,
         after: str | None = None,
         order: str = "desc",
-    ) -> Page[StoredFile]:
+    ) -> ListPage[StoredFile]:
         """Files in the order of their making, the newest first unless `order` is "asc"."""
         if not 1 <= limit <= _MOST_FILES:
             raise InvalidParameter("limit", limit, f"it must be at least 1 and at most {_MOST_FILES}")
@@ -115,7 +115,7 @@ class FileStore:
                 f"AND (:number IS NULL OR number {beyond} :number) ORDER BY number {order} LIMIT :limit",
                 {"tenant": tenant, "purpose": purpose, "number": number, "limit": limit + 1},
             ).fetchall()
-        return Page([_from_row(row) for row in rows[:limit]], len(rows) > limit)
+        return ListPage([_from_row(row) for row in rows[:limit]], len(rows) > limit)
 
     def open(self, file_id: str, *, tenant: str = "") -> BinaryIO:
         """The content, to read. It stays readable where the file is deleted meanwhile."""
@@ -144,12 +144,12 @@ class FileStore:
 
     # -- what batches write ---------------------------------------------------------------------------------------
 
-    def draft(self) -> Draft:
+    def draft(self) -> UnpublishedFile:
         """A new file of any size, to be published or discarded."""
         return self._drafts.new("output-")
 
     @contextmanager
-    def publishing(self, drafts: Iterable[Draft]) -> Iterator[sqlite3.Connection]:
+    def publishing(self, drafts: Iterable[UnpublishedFile]) -> Iterator[sqlite3.Connection]:
         """A transaction in which sealed drafts are published. They are kept if it succeeds."""
         try:
             with self.database.transaction() as connection:
@@ -165,7 +165,7 @@ class FileStore:
             draft.keep()
 
     def publish(
-        self, connection: sqlite3.Connection, draft: Draft, filename: str, purpose: str, tenant: str
+        self, connection: sqlite3.Connection, draft: UnpublishedFile, filename: str, purpose: str, tenant: str
     ) -> StoredFile:
         """Give a sealed draft its place and its row, within `publishing`."""
         file = StoredFile(

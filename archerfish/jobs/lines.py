@@ -16,9 +16,9 @@ from archerfish.jobs.input_lines import InputDamaged, InputReader, LineSpan, unr
 from archerfish.jobs.recorder import Entry
 from archerfish.jobs.records import Batch, LineRecord, LineReply, LineResult, answered, error_result, unanswered
 from archerfish.jobs.retrying_storage import RetryingStorage, Wait
-from archerfish.jobs.work import Attempts, Progress
+from archerfish.jobs.work_store import FailedAttempts, LineProgress
 
-Answer = Callable[[str, bytes, str, str], Awaitable[LineResult | LineReply]]
+AnswerLine = Callable[[str, bytes, str, str], Awaitable[LineResult | LineReply]]
 """(endpoint, body, custom_id, tenant): the service's answer. The body has the bytes of the input.
 
 Raises EngineError where the engine failed while it had the line, and NotNow where the line never came to it.
@@ -65,10 +65,10 @@ class RunnerSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class RunnerContext:
     """What all batches of a runner have in common."""
 
-    answer: Answer
+    answer: AnswerLine
     settings: RunnerSettings
     storage: RetryingStorage
     wait: Wait
@@ -83,8 +83,8 @@ class LineAnswers:
         self,
         batch: Batch,
         reader: InputReader,
-        shared: Shared,
-        progress: Progress,
+        shared: RunnerContext,
+        progress: LineProgress,
         record: Callable[[Entry], Awaitable[None]],
     ) -> None:
         self.news = asyncio.Event()
@@ -194,7 +194,7 @@ class LineAnswers:
         except InputDamaged as damage:
             self._damage = self._damage or damage
         except NotNow as refusal:
-            self._turned_away(line, refusal)
+            self._refused(line, refusal)
         except EngineError as error:
             await self._failed_with(line, str(error))
         else:
@@ -222,7 +222,7 @@ class LineAnswers:
         self.answered.add(record.line)
         await self._record(record)
 
-    def _turned_away(self, line: LineSpan, refusal: NotNow) -> None:
+    def _refused(self, line: LineSpan, refusal: NotNow) -> None:
         """The line comes again, and until the service takes more, the others one by one."""
         if self._stopping:
             return
@@ -249,7 +249,7 @@ class LineAnswers:
             return
         name, batch_id = "alone" if is_alone else "among others", self._batch.batch_id
         logger.warning("line %d of batch %s was in flight %s and comes again: %s", line.number, batch_id, name, reason)
-        await self._record(Attempts(line.number, attempts))
+        await self._record(FailedAttempts(line.number, attempts))
 
     # -- pauses ---------------------------------------------------------------------------------------------------
 

@@ -6,9 +6,9 @@ from contextlib import suppress
 
 from archerfish.jobs.records import LineRecord
 from archerfish.jobs.retrying_storage import RetryingStorage
-from archerfish.jobs.work import Attempts
+from archerfish.jobs.work_store import FailedAttempts
 
-Entry = LineRecord | Attempts
+Entry = LineRecord | FailedAttempts
 
 
 class Recorder:

@@ -145,7 +145,7 @@ class Batch:
 _Item = TypeVar("_Item", StoredFile, Batch)
 
 
-class Page(NamedTuple, Generic[_Item]):
+class ListPage(NamedTuple, Generic[_Item]):
     """A piece of a list, in its order."""
 
     items: list[_Item]

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from archerfish.console import logger
 from archerfish.errors import NotFound
-from archerfish.jobs.batch_run import BatchRun, End
+from archerfish.jobs.batch_run import BatchEnd, BatchRun
 from archerfish.jobs.capacity import Capacity, FailurePace
 from archerfish.jobs.database import Claim
 from archerfish.jobs.input_lines import InputDamaged
-from archerfish.jobs.lines import Answer, RunnerSettings, Shared
+from archerfish.jobs.lines import AnswerLine, RunnerContext, RunnerSettings
 from archerfish.jobs.records import Batch, BatchError, BatchStatus
 from archerfish.jobs.retrying_storage import TROUBLE, RetryingStorage, Wait
 from archerfish.jobs.store import JobStore
@@ -20,7 +20,7 @@ from archerfish.jobs.validate import InputLimits, validate
 
 _MOST_TENANTS = 64
 """Whose batches are answered at the same time."""
-_OUTCOMES = {End.ANSWERED: BatchStatus.COMPLETED, End.EXPIRED: BatchStatus.EXPIRED}
+_OUTCOMES = {BatchEnd.ANSWERED: BatchStatus.COMPLETED, BatchEnd.EXPIRED: BatchStatus.EXPIRED}
 
 
 class _Active(NamedTuple):
@@ -46,7 +46,7 @@ class BatchRunner:
     def __init__(
         self,
         store: JobStore,
-        answer: Answer,
+        answer: AnswerLine,
         *,
         limits: InputLimits | None = None,
         settings: RunnerSettings | None = None,
@@ -60,7 +60,7 @@ class BatchRunner:
         self._storage = RetryingStorage(wait, settings.storage_retry_seconds)
         capacity = Capacity(settings.max_in_flight, settings.max_bytes_in_flight)
         pace = FailurePace(settings.max_failures, settings.failure_window, settings.retry_seconds, clock)
-        self._shared = Shared(answer, settings, self._storage, wait, capacity, pace)
+        self._shared = RunnerContext(answer, settings, self._storage, wait, capacity, pace)
         self._news = asyncio.Event()
         self._changed = asyncio.Event()
         self._stopping = False
@@ -124,13 +124,13 @@ class BatchRunner:
 
     async def _take_claim(self) -> Claim | None:
         claim = self._store.work.claim()
-        told = False
+        was_logged = False
         while not self._stopping:
             if await self._storage.do(claim.take):
                 return claim
-            if not told:
+            if not was_logged:
                 logger.info("another process runs the batches of %s; waiting for its end", self._store.directory)
-                told = True
+                was_logged = True
             await self._pause()
         claim.release()
         return None
@@ -148,7 +148,7 @@ class BatchRunner:
             neglected = self._choose([batch for batch in waiting if not self._is_answerable(batch)])
             if neglected is not None:
                 await self._caring_for(neglected, self._attend(neglected))
-                self._tell_change()
+                self._notify_change()
             else:
                 await self._pause()
 
@@ -167,7 +167,7 @@ class BatchRunner:
             if active.task.done():
                 del self._active[tenant]
                 await active.task
-                self._tell_change()
+                self._notify_change()
         return await self._storage.do(self._store.work.open_batches)
 
     def _is_active(self, batch: Batch) -> bool:
@@ -248,7 +248,7 @@ class BatchRunner:
     def _look(self) -> None:
         self._news.set()
 
-    def _tell_change(self) -> None:
+    def _notify_change(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -10,7 +10,7 @@ from archerfish.jobs.database import Database, naming_full_disk
 from archerfish.jobs.files import FileStore
 from archerfish.jobs.privacy import private_directory
 from archerfish.jobs.quota import Quota
-from archerfish.jobs.work import WorkStore
+from archerfish.jobs.work_store import WorkStore
 
 MAX_FILE_BYTES = 512 * 1024 * 1024
 _DATABASE, _RUNNER_LOCK = "jobs.sqlite", "runner.lock"

@@ -25,7 +25,7 @@ class InputLimits:
     """Errors that are told one by one; of the others only the number is."""
 
 
-class Verdict(NamedTuple):
+class ValidationResult(NamedTuple):
     num_lines: int
     errors: list[BatchError]
     """None if the batch can run."""
@@ -36,7 +36,7 @@ def validate(
     endpoint: str | None,
     limits: InputLimits | None = None,
     check: Callable[[], None] = lambda: None,
-) -> Verdict:
+) -> ValidationResult:
     """Read a whole input. With an endpoint, every line must ask for that; without, for any there is.
 
     Blank lines are skipped; they count in the numbers of lines, not as requests. `check` is called before each line,
@@ -61,7 +61,7 @@ def validate(
             findings.add(error)
     if num_lines == 0:
         findings.add(BatchError("empty_file", "the file holds no requests; write one JSON object on each line"))
-    return Verdict(num_lines, findings.errors())
+    return ValidationResult(num_lines, findings.errors())
 
 
 class _Findings:
@@ -69,18 +69,18 @@ class _Findings:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._kept: list[BatchError] = []
+        self._listed: list[BatchError] = []
         self._num_more = 0
 
     def add(self, error: BatchError) -> None:
-        if len(self._kept) < self._most:
-            self._kept.append(error)
+        if len(self._listed) < self._most:
+            self._listed.append(error)
         else:
             self._num_more += 1
 
     def errors(self) -> list[BatchError]:
         more = [BatchError("more_errors", f"and {self._num_more:,} more")] if self._num_more else []
-        return self._kept + more
+        return self._listed + more
 
 
 def _parse(raw: RawLine, max_line_bytes: int) -> InputLine | BatchError:

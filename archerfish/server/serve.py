@@ -126,14 +126,14 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Any:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._asked_to_stop)
+            loop.add_signal_handler(number, self._stop_requested)
         try:
             yield
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
 
-    def _asked_to_stop(self) -> None:
+    def _stop_requested(self) -> None:
         """The first time, let requests finish; the second, do not."""
         if self._draining is not None:
             self.force_exit = self.should_exit = True

@@ -36,9 +36,9 @@ from archerfish.server.context import RequestContext, context_of
 from archerfish.server.errors import ApiError
 from archerfish.server.keys import Key, Keys
 from archerfish.server.limits import Admission, RateLimits, RequestLimits, RequestLoad
-from archerfish.server.preprocessing.jobs import Job, ModelSpec
 from archerfish.server.preprocessing.model import load_model
 from archerfish.server.preprocessing.pool import Preprocessing
+from archerfish.server.preprocessing.protocol import ModelSpec, PreprocessingJob
 from archerfish.server.requests import BodyLimits, check_content_type
 from archerfish.server.response_store import ResponseStore, StoredResponse
 from archerfish.server.running_call import RunningCall
@@ -284,14 +284,14 @@ class Service:
         return reply
 
     async def _understand(self, context: RequestContext, endpoint: str, body: bytes) -> Any:
-        job = Job(endpoint, body, in_batch=context.request_class is RequestClass.BATCH)
+        job = PreprocessingJob(endpoint, body, in_batch=context.request_class is RequestClass.BATCH)
         outcome = await self._preprocess(job, context.tenant)
         if isinstance(outcome, HistoryNeeded):
             context.history = self.responses.history(context.tenant, outcome.response_id)
             outcome = await self._preprocess(job._replace(history=context.history.turns), context.tenant)
         return outcome
 
-    async def _preprocess(self, job: Job, tenant: str) -> Any:
+    async def _preprocess(self, job: PreprocessingJob, tenant: str) -> Any:
         assert self._preprocessing is not None, "there is a model"
         if job.is_quick:
             outcome = job.run(self.model, self._json_limits)

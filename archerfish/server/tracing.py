@@ -149,10 +149,10 @@ class RequestTrace:
 
             self._span.set_status(StatusCode.ERROR)
         if self._usages:
-            self._tell_answers()
+            self._record_answers()
         self._span.end(self._times.now())
 
-    def _tell_answers(self) -> None:
+    def _record_answers(self) -> None:
         """Of several prompts the sums, and the times of the first."""
         usages = self._usages
         self._span.set_attributes(

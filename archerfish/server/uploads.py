@@ -20,7 +20,7 @@ from archerfish.server.errors import ApiError, as_api_error
 _MOST_UPLOADS = 16
 """At a time; so much disk space can be taken by files that are not there yet."""
 _MOST_UPLOADS_OF_A_TENANT = 4
-_FORM_BYTES = 64 * 1024
+_MULTIPART_OVERHEAD = 64 * 1024
 """Of a body beside its file: boundaries, headers and fields."""
 _MAX_HEADERS, _MAX_HEADER_BYTES = 8, 4 * 1024
 """Of each part."""
@@ -46,18 +46,18 @@ class Uploads:
     async def receive(self, http: Request, files: FileStore, tenant: str) -> StoredFile:
         """Keep the file of a form; or raise what is wrong. Nothing is read after that, so the connection ends."""
         try:
-            form = _Form(_boundary(http), lambda: files.begin_upload(tenant=tenant))
-            with self._place(tenant), closing(form):
+            upload = _MultipartUpload(_boundary(http), lambda: files.begin_upload(tenant=tenant))
+            with self._slot(tenant), closing(upload):
                 async for piece in self._pieces(http):
-                    await asyncio.to_thread(form.feed, piece)
-                return await asyncio.to_thread(form.finish)
+                    await asyncio.to_thread(upload.feed, piece)
+                return await asyncio.to_thread(upload.finish)
         except (ApiError, UserError) as error:
             refusal = as_api_error(error)
             refusal.headers = {**(refusal.headers or {}), "Connection": "close"}
             raise refusal from error
 
     @contextmanager
-    def _place(self, tenant: str) -> Iterator[None]:
+    def _slot(self, tenant: str) -> Iterator[None]:
         if self._open[tenant] >= _MOST_UPLOADS_OF_A_TENANT or self._open.total() >= _MOST_UPLOADS:
             message = (
                 f"{self._open.total()} uploads are being read, {self._open[tenant]} of them yours; try again later"
@@ -72,7 +72,7 @@ class Uploads:
                 del self._open[tenant]
 
     async def _pieces(self, http: Request) -> AsyncIterator[bytes]:
-        most = self._max_file_bytes + _FORM_BYTES
+        most = self._max_file_bytes + _MULTIPART_OVERHEAD
         declared = http.headers.get("content-length", "")
         if declared.isdigit() and (len(declared) > 18 or int(declared) > most):
             raise self._too_large()
@@ -123,7 +123,7 @@ def _boundary(http: Request) -> bytes:
     return boundary
 
 
-class _Form:
+class _MultipartUpload:
     """The parts of a form as they come: one file and its purpose, in either order."""
 
     def __init__(self, boundary: bytes, begin: Callable[[], Upload]) -> None:

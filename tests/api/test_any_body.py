@@ -27,7 +27,7 @@ from archerfish.kvcache.tables import KVTables
 from archerfish.request import FinishReason, Request, TokenEvent
 from archerfish.scheduling.policy import ContinuousBatching
 from archerfish.scheduling.scheduler import Limits, Scheduler
-from archerfish.server.preprocessing.jobs import decode_outcome, encode_outcome
+from archerfish.server.preprocessing.protocol import decode_outcome, encode_outcome
 from archerfish.tokenizer import Tokenizer
 from tests.lanes import examples
 

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archerfish.api.deltas import CallStart, Content, Delta, joined
-from archerfish.api.reading import AnswerReader, ReaderWithoutSpecialTexts, SpecialTexts
+from archerfish.api.answer_deltas import CallStart, Content, Delta, joined
+from archerfish.api.answer_reader import AnswerReader, ReaderWithoutSpecialTexts, SpecialTexts
 
 SPECIAL = SpecialTexts(["<|end|>", "<|en", "[X]", "", "<|end|>more"])
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from archerfish.jobs import offline
-from archerfish.jobs.partial import PartialOutput
+from archerfish.jobs.partial_output import PartialOutput
 from tests.cli.running import MODEL, archerfish, assert_refused
 from tests.cli.running import Run as Result
 
@@ -212,7 +212,7 @@ def test_a_full_disk_loses_nothing(files: Files, monkeypatch: pytest.MonkeyPatch
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("archerfish.jobs.partial.os.fsync", no_room)
+        patched.setattr("archerfish.jobs.partial_output.os.fsync", no_room)
         result = files.run()
     assert result.exit_code == 2 and "free some space, then run this again" in result.stderr
     assert sorted(path.name for path in files.source.parent.iterdir()) == ["in.jsonl", "out.jsonl.partial"]

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from archerfish.jobs.files import Draft, FileStore
+from archerfish.jobs.files import FileStore, UnpublishedFile
 from archerfish.jobs.lines import RunnerSettings
 from archerfish.jobs.records import LineResult, StoredFile
 from archerfish.jobs.runner import BatchRunner
@@ -39,7 +39,12 @@ async def main(directory: str, moment: str, number: int) -> None:
             countdown.tick()
 
     def counted_publish(
-        files: FileStore, connection: sqlite3.Connection, draft: Draft, filename: str, purpose: str, tenant: str
+        files: FileStore,
+        connection: sqlite3.Connection,
+        draft: UnpublishedFile,
+        filename: str,
+        purpose: str,
+        tenant: str,
     ) -> StoredFile:
         file = publish(files, connection, draft, filename, purpose, tenant)
         if moment == "published":  # The content has its place, its row is not there yet.

@@ -1,13 +1,13 @@
 """Lines in flight: never more than allowed, shared evenly, a trial with nothing else; how fast failures may come."""
 
-from archerfish.jobs.capacity import Capacity, FailurePace, Share
+from archerfish.jobs.capacity import Capacity, CapacityShare, FailurePace
 
 
 def nothing() -> None:
     pass
 
 
-def start_all(share: Share) -> int:
+def start_all(share: CapacityShare) -> int:
     """Start as many lines as it may."""
     count = 0
     while share.may_start():

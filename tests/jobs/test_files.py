@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from archerfish.errors import ConfigError, FileTooLarge, InvalidParameter, NotFound, WrongState
-from archerfish.jobs import drafts
+from archerfish.jobs import unpublished_files
 from archerfish.jobs.store import JobStore
 from tests.jobs.working import CHAT, Clock, contents, echo, lines, new_batch, run_all, upload
 
@@ -184,7 +184,7 @@ def test_without_locks_age_decides_what_is_swept_away(store: JobStore, monkeypat
     def no_locks(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(drafts.fcntl, "flock", no_locks)
+    monkeypatch.setattr(unpublished_files.fcntl, "flock", no_locks)
     with store.files.begin_upload() as third:
         assert contents(store.directory) == sorted(["upload-young", third._draft.path.name])
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from archerfish.errors import StorageFull
-from archerfish.jobs import drafts
+from archerfish.jobs import unpublished_files
 from archerfish.jobs.lines import RunnerSettings
 from archerfish.jobs.records import BatchStatus, RequestCounts
 from archerfish.jobs.runner import BatchRunner
@@ -40,7 +40,7 @@ class FullDisk:
         self.num_refusals = 0
         self.num_waits = 0
         self._fsync = os.fsync
-        monkeypatch.setattr(drafts.os, "fsync", self.fsync)
+        monkeypatch.setattr(unpublished_files.os, "fsync", self.fsync)
 
     def fsync(self, descriptor: int) -> None:
         if self.is_full:
@@ -63,7 +63,7 @@ def test_an_upload_says_so_and_leaves_no_trace(store: JobStore, monkeypatch: pyt
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_write_that_the_system_refuses(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafts, "create_private", lambda _: os.open("/dev/full", os.O_WRONLY))
+    monkeypatch.setattr(unpublished_files, "create_private", lambda _: os.open("/dev/full", os.O_WRONLY))
     with pytest.raises(StorageFull), store.files.begin_upload() as piecewise:
         piecewise.write(b"x" * 10_000_000)
 
@@ -72,7 +72,7 @@ def test_a_quota_is_a_full_disk_too(store: JobStore, monkeypatch: pytest.MonkeyP
     def refuse(_: int) -> None:
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
-    monkeypatch.setattr(drafts.os, "fsync", refuse)
+    monkeypatch.setattr(unpublished_files.os, "fsync", refuse)
     with pytest.raises(StorageFull, match="quota"):
         upload(store, b"x")
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archerfish.jobs.suspects import isolate
+from archerfish.jobs.bisection import isolate
 
 
 class Engine:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from archerfish.jobs.lines import Answer, RunnerSettings
+from archerfish.jobs.lines import AnswerLine, RunnerSettings
 from archerfish.jobs.records import Batch, LineResult
 from archerfish.jobs.runner import BatchRunner
 from archerfish.jobs.store import JobStore
@@ -103,7 +103,7 @@ class Gate:
         self.waiting.pop(custom_id).set_exception(error)
 
 
-def run_all(store: JobStore, answer: Answer, **options: Any) -> None:
+def run_all(store: JobStore, answer: AnswerLine, **options: Any) -> None:
     """Run every open batch to its end."""
 
     async def work() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from archerfish.jobs import drafts
+from archerfish.jobs import unpublished_files
 from tests.server.scripted import ScriptedService, scripted_service
 
 KEYS = """
@@ -300,7 +300,7 @@ def test_any_origin_and_none() -> None:
 def check_full(reply: httpx.Response) -> None:
     error = reply.json()["error"]
     assert reply.status_code == 507, reply.text
-    assert error["type"] == "server_error" and "no room to write" in error["message"]
+    assert error["type"] == "server_error" and "no space left to write" in error["message"]
 
 
 def test_a_full_disk_is_told_and_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,7 +308,7 @@ def test_a_full_disk_is_told_and_passes(tmp_path: Path, monkeypatch: pytest.Monk
         async with scripted_service(data_dir=str(tmp_path / "jobs")) as (service, client, _):
             file = {"file": ("a.jsonl", b"{}")}
             with monkeypatch.context() as patched:
-                patched.setattr(drafts.os, "fsync", _no_room)
+                patched.setattr(unpublished_files.os, "fsync", _no_room)
                 check_full(await client.post("/v1/files", files=file, data={"purpose": "batch"}))
             kept = await client.post("/v1/files", files=file, data={"purpose": "batch"})
             assert kept.status_code == 200, "there is room again"

@@ -18,7 +18,7 @@ class FunctionCall(Body):
     """JSON."""
 
 
-class ToolCall(Body):
+class MessageToolCall(Body):
     id: Label | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
@@ -44,7 +44,7 @@ class ChatMessage(Body):
     invalid_tool_calls: Annotated[list[Any] | None, Field(exclude=True)] = None
     """As they were told. The model is not shown them."""
     name: Label | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[MessageToolCall] | None = None
     tool_call_id: Label | None = None
     refusal: None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
@@ -58,13 +58,13 @@ class ChatMessage(Body):
         return self
 
 
-class FunctionChoice(Body):
+class FunctionName(Body):
     name: Label
 
 
-class ToolChoice(Body):
+class NamedToolChoice(Body):
     type: Literal["function"]
-    function: FunctionChoice
+    function: FunctionName
 
 
 class ChatBody(TaggedBody):
@@ -85,7 +85,7 @@ class ChatBody(TaggedBody):
     include_reasoning: bool = True
     """Whether the reply tells the reasoning. It is counted either way."""
     tools: list[dict[str, Any]] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from archerfish.api.unknown_fields import asks_for_nothing
+from archerfish.api.unknown_fields import has_no_effect
 from archerfish.errors import InvalidParameter
 from archerfish.request import (
     LARGEST_PRIORITY,
@@ -109,7 +109,7 @@ class RequestBody(Body):
         return {
             name: value
             for name, value in given.items()
-            if not (value is None if name in optional else asks_for_nothing(name, value))
+            if not (value is None if name in optional else has_no_effect(name, value))
         }
 
 

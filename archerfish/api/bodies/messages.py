@@ -73,13 +73,13 @@ class ThinkingBlock(Body):
 Block = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Discriminator("type")]
 
 
-class Message(Body):
+class MessageBody(Body):
     role: Literal["user", "assistant", "system"]
     content: Annotated[list[Block], BeforeValidator(_as_blocks, json_schema_input_type=Text | list[Block])]
     """A text, or blocks."""
 
     @model_validator(mode="after")
-    def _blocks_fit_the_role(self) -> "Message":
+    def _blocks_fit_the_role(self) -> "MessageBody":
         for block in self.content:
             role = {"tool_use": "assistant", "thinking": "assistant", "tool_result": "user"}.get(block.type)
             if role not in (None, self.role):
@@ -87,7 +87,7 @@ class Message(Body):
         return self
 
 
-class Tool(Body):
+class MessagesTool(Body):
     name: Name
     input_schema: dict[str, Any]
     description: str | None = None
@@ -98,7 +98,7 @@ class Tool(Body):
     """Not needed: arguments are always streamed as they are written."""
 
 
-class ToolChoice(Body):
+class MessagesToolChoice(Body):
     type: Literal["auto", "any", "none"]
     disable_parallel_tool_use: bool = False
 
@@ -123,7 +123,7 @@ class NoThinking(Body):
     type: Literal["disabled"]
 
 
-class Thinking(Body):
+class ThinkingBudget(Body):
     type: Literal["enabled"]
     budget_tokens: Annotated[int, Field(ge=1)]
     """Most tokens of thinking; then the answer must begin."""
@@ -144,7 +144,7 @@ class OutputConfig(Body):
     """How much the model should think, where its chat template has a variable for it."""
 
 
-class Metadata(Body):
+class MessagesMetadata(Body):
     user_id: Annotated[str, Field(max_length=256)] | None = None
 
 
@@ -160,14 +160,14 @@ class CountTokensBody(GenerationBody):
         "output_config",
     )
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[MessageBody], Field(min_length=1)]
     """One of the assistant at the end is continued."""
     system: TextBlocks | None = None
     """A text, or blocks."""
-    tools: list[Tool] | None = None
-    tool_choice: Annotated[ToolChoice | NamedToolChoice, Discriminator("type")] | None = None
+    tools: list[MessagesTool] | None = None
+    tool_choice: Annotated[MessagesToolChoice | NamedToolChoice, Discriminator("type")] | None = None
     output_config: OutputConfig | None = None
-    thinking: Annotated[NoThinking | Thinking | AdaptiveThinking, Discriminator("type")] | None = None
+    thinking: Annotated[NoThinking | ThinkingBudget | AdaptiveThinking, Discriminator("type")] | None = None
     cache_control: CacheControl | None = None
     # Of other endpoints, or under another name here.
     n: None = None
@@ -208,7 +208,7 @@ class CountTokensBody(GenerationBody):
 class MessagesBody(CountTokensBody):
     max_tokens: Annotated[int, Field(ge=1)]
     stop_sequences: Annotated[list[str], Field(max_length=MOST_STOPS)] | None = None
-    metadata: Metadata | None = None
+    metadata: MessagesMetadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
 
     @model_validator(mode="after")
@@ -218,7 +218,7 @@ class MessagesBody(CountTokensBody):
         return self
 
 
-def _chat_messages(message: Message) -> Iterator[dict[str, Any]]:
+def _chat_messages(message: MessageBody) -> Iterator[dict[str, Any]]:
     """Results of tools are messages of their own; words and calls of the assistant are one."""
     words: list[TextBlock] = []
     thoughts: list[str] = []
@@ -254,7 +254,7 @@ def _content(blocks: list[TextBlock]) -> str | list[dict[str, Any]]:
     return [{"type": "text", "text": block.text} for block in blocks]
 
 
-def _chat_tool(tool: Tool) -> dict[str, Any]:
+def _chat_tool(tool: MessagesTool) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
     if tool.description is not None:
         function["description"] = tool.description

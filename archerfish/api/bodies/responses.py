@@ -155,7 +155,7 @@ class FunctionTool(Body):
         return {"type": "function", "function": self.model_dump(exclude={"type"}, exclude_none=True)}
 
 
-class FunctionChoice(Body):
+class FunctionToolChoice(Body):
     type: Literal["function"]
     name: Label
 
@@ -168,7 +168,7 @@ class FunctionChoice(Body):
 class AllowedTools(Body):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[FunctionChoice], Field(min_length=1)]
+    tools: Annotated[list[FunctionToolChoice], Field(min_length=1)]
 
     @property
     def choice(self) -> dict[str, Any]:
@@ -196,7 +196,7 @@ class ResponsesBody(GenerationBody):
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     text: TextConfig | None = None
     tools: list[FunctionTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | AllowedTools | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionToolChoice | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     include: list[Literal["message.output_text.logprobs"]] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -238,7 +238,7 @@ class ResponsesBody(GenerationBody):
 
     @property
     def chat_tool_choice(self) -> object:
-        if isinstance(self.tool_choice, (FunctionChoice, AllowedTools)):
+        if isinstance(self.tool_choice, (FunctionToolChoice, AllowedTools)):
             return self.tool_choice.choice
         return None if self.tool_choice == "auto" else self.tool_choice
 

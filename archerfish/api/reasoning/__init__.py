@@ -2,6 +2,6 @@
 
 from archerfish.api.reasoning.formats import FORMATS, ReasoningFormat, choose_format, find_format
 from archerfish.api.reasoning.reader import ReasoningReader
-from archerfish.api.reasoning.thinking import Thinking
+from archerfish.api.reasoning.thinking import ReasoningState
 
-__all__ = ["FORMATS", "ReasoningFormat", "ReasoningReader", "Thinking", "choose_format", "find_format"]
+__all__ = ["FORMATS", "ReasoningFormat", "ReasoningReader", "ReasoningState", "choose_format", "find_format"]

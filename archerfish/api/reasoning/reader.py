@@ -1,7 +1,7 @@
 """Tells reasoning from the answer behind it while both are being written. Knows text only, no tokens."""
 
-from archerfish.api.deltas import Delta, Reasoning
-from archerfish.api.reading import AnswerReader
+from archerfish.api.answer_deltas import Delta, Reasoning
+from archerfish.api.answer_reader import AnswerReader
 from archerfish.api.reasoning.formats import ReasoningFormat
 
 _SPACE = " \t\r\n"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from archerfish.api.reading import AnswerReader
+from archerfish.api.answer_reader import AnswerReader
 from archerfish.api.reasoning.formats import ReasoningFormat
 from archerfish.api.reasoning.reader import ReasoningReader
 from archerfish.tokenizer import Tokenizer
@@ -28,14 +28,14 @@ class TagIds(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Thinking:
+class ReasoningState:
     """What is known of the reasoning in the answers to one prompt."""
 
     format: ReasoningFormat
     opening: Opening
 
     @classmethod
-    def of(cls, reasoning_format: ReasoningFormat, prompt: str, continued: str | None) -> "Thinking":
+    def of(cls, reasoning_format: ReasoningFormat, prompt: str, continued: str | None) -> "ReasoningState":
         """`continued` is the text of the answer that the prompt ends with, where it is to be continued."""
         end = prompt.rstrip()
         if continued is not None:

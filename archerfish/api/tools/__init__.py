@@ -1,6 +1,6 @@
 """Tool calling as text: what a request may ask for, what a model must write, and what it wrote. Knows no HTTP."""
 
-from archerfish.api.tools.checks import ToolChoice, check_tools
+from archerfish.api.tools.checks import ToolChoicePolicy, check_tools
 from archerfish.api.tools.formats import FORMATS, ToolFormat, choose_format, find_format
 from archerfish.api.tools.grammar import grammar_for
 from archerfish.api.tools.messages import template_messages
@@ -9,7 +9,7 @@ from archerfish.api.tools.reader import ToolCallReader, read_answer
 __all__ = [
     "FORMATS",
     "ToolCallReader",
-    "ToolChoice",
+    "ToolChoicePolicy",
     "ToolFormat",
     "check_tools",
     "choose_format",

@@ -15,7 +15,7 @@ _CHOICES = (
 )
 
 
-class ToolChoice(NamedTuple):
+class ToolChoicePolicy(NamedTuple):
     """What a request wants called."""
 
     mode: Mode
@@ -28,12 +28,12 @@ def is_function_name(name: object) -> bool:
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
-def check_tools(tools: object, tool_choice: object = None) -> ToolChoice:
+def check_tools(tools: object, tool_choice: object = None) -> ToolChoicePolicy:
     """What a request's `tools` and `tool_choice` come to. Raises InvalidParameter for the first field that is wrong."""
     if tools is None:
         if tool_choice not in (None, "none"):
             raise InvalidParameter("tool_choice", tool_choice, "there are no tools to choose from; give tools, too")
-        return ToolChoice("none", ())
+        return ToolChoicePolicy("none", ())
     if not isinstance(tools, (list, tuple)):
         raise InvalidParameter("tools", tools, "it must be a list of functions")
     if not tools:
@@ -93,19 +93,19 @@ def _check_parameters(field: str, schema: object) -> None:
         raise InvalidParameter(f"{field}.required", required, "it must be a list of names out of properties")
 
 
-def _check_choice(choice: object, names: tuple[str, ...]) -> ToolChoice:
+def _check_choice(choice: object, names: tuple[str, ...]) -> ToolChoicePolicy:
     if choice is None or choice == "auto":
-        return ToolChoice("auto", names)
+        return ToolChoicePolicy("auto", names)
     if choice == "none":
-        return ToolChoice("none", ())
+        return ToolChoicePolicy("none", ())
     if choice == "required":
-        return ToolChoice("required", names)
+        return ToolChoicePolicy("required", names)
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
         return _check_allowed_tools(choice, names)
-    return ToolChoice("function", (_check_named("tool_choice", choice, names),))
+    return ToolChoicePolicy("function", (_check_named("tool_choice", choice, names),))
 
 
-def _check_allowed_tools(choice: Mapping[str, Any], names: tuple[str, ...]) -> ToolChoice:
+def _check_allowed_tools(choice: Mapping[str, Any], names: tuple[str, ...]) -> ToolChoicePolicy:
     """{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}: some of the functions only."""
     _check_object("tool_choice", choice, ("type", "allowed_tools"), _CHOICES)
     field = "tool_choice.allowed_tools"
@@ -119,7 +119,7 @@ def _check_allowed_tools(choice: Mapping[str, Any], names: tuple[str, ...]) -> T
     if not isinstance(tools, (list, tuple)) or not tools:
         raise InvalidParameter(f"{field}.tools", tools, "it must be a list of at least one function in tools")
     chosen = {_check_named(f"{field}.tools[{index}]", tool, names) for index, tool in enumerate(tools)}
-    return ToolChoice("auto" if mode == "auto" else "required", tuple(name for name in names if name in chosen))
+    return ToolChoicePolicy("auto" if mode == "auto" else "required", tuple(name for name in names if name in chosen))
 
 
 def _check_named(field: str, choice: object, names: tuple[str, ...]) -> str:

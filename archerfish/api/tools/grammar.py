@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from archerfish.api.tools.checks import ToolChoice
+from archerfish.api.tools.checks import ToolChoicePolicy
 from archerfish.api.tools.formats import ToolFormat
 
 # Nearly all models write one space or none; freely placed space would let one write nothing else for ever.
@@ -20,7 +20,7 @@ _ONLY_NAMES_PROPERTIES = {"type", "properties", "required", "title", "descriptio
 def grammar_for(
     tool_format: ToolFormat,
     tools: Sequence[Mapping[str, Any]],
-    choice: ToolChoice,
+    choice: ToolChoicePolicy,
     parallel: bool,
     token_ids: Mapping[str, int],
 ) -> str | None:

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Callable, Collection
 
-from archerfish.api.deltas import Answer, CallArguments, CallStart, Content, Delta, InvalidCall, joined
+from archerfish.api.answer_deltas import CallArguments, CallStart, Content, Delta, InvalidCall, ParsedAnswer, joined
 from archerfish.api.tools.formats import ToolFormat
 from archerfish.api.tools.malformed import NO_OBJECT, CallBounds, CallSoFar
 from archerfish.api.tools.names import FunctionNames
@@ -387,7 +387,7 @@ def read_answer(
     *,
     known: Collection[str] | None = None,
     new_id: Callable[[], str] | None = None,
-) -> Answer:
+) -> ParsedAnswer:
     """A whole answer at once. The same calls and words as when it is streamed."""
     reader = ToolCallReader(tool_format, known=known, new_id=new_id)
     return joined([*reader.feed(text), *reader.finish()])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from archerfish.api.model import AnswerFormats, EmbeddingSizes, ServedModel
 from archerfish.engine.input_processor import InputProcessor
-from archerfish.server.preprocessing.jobs import ModelSpec
+from archerfish.server.preprocessing.protocol import ModelSpec
 from archerfish.tokenizer import Tokenizer
 
 

@@ -12,7 +12,15 @@ from typing import Any
 from archerfish.api.errors import MISTAKE, ErrorReply
 from archerfish.api.model import ServedModel
 from archerfish.console import logger
-from archerfish.server.preprocessing.jobs import LAST_OUTCOME, LENGTH, OUTCOME, Job, ModelSpec, TooMuch, decode_outcome
+from archerfish.server.preprocessing.protocol import (
+    LAST_OUTCOME,
+    LENGTH,
+    OUTCOME,
+    ModelSpec,
+    PreprocessingJob,
+    TooMuch,
+    decode_outcome,
+)
 from archerfish.server.tenant_queue import TenantQueue
 
 SHORT = 64 * 1024
@@ -39,7 +47,7 @@ class Preprocessing:
         """Start all workers."""
         await asyncio.gather(*(worker.start() for worker in self._workers if not worker.is_busy))
 
-    async def run(self, job: Job, tenant: str = "") -> Any:
+    async def run(self, job: PreprocessingJob, tenant: str = "") -> Any:
         """An Outcome of api.endpoints, or an ErrorReply."""
         worker = await self._acquire(tenant, is_long=job.size > SHORT)
         try:
@@ -139,7 +147,7 @@ class _Worker:
         async with asyncio.timeout(_LOADING_SECONDS):
             await self._receive()
 
-    async def run(self, job: Job) -> bytes | ErrorReply:
+    async def run(self, job: PreprocessingJob) -> bytes | ErrorReply:
         """An outcome as the worker encodes it, or why there is none."""
         try:
             await self.start()
@@ -171,7 +179,7 @@ class _Worker:
             process.kill()
         return await process.wait()
 
-    def _why_ended(self, code: int | None, job: Job) -> ErrorReply:
+    def _why_ended(self, code: int | None, job: PreprocessingJob) -> ErrorReply:
         match None if code is None else -code:
             case signal.SIGPROF:
                 return TooMuch.processor_time(job).reply

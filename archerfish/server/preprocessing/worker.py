@@ -18,19 +18,19 @@ from pathlib import Path
 from types import FrameType
 
 from archerfish.api.model import ServedModel
-from archerfish.server.preprocessing.jobs import (
+from archerfish.server.preprocessing.model import load_model
+from archerfish.server.preprocessing.protocol import (
     LAST_OUTCOME,
     LENGTH,
     OUTCOME,
     READY,
-    Job,
     ModelSpec,
+    PreprocessingJob,
     TooMuch,
     encode_outcome,
 )
-from archerfish.server.preprocessing.model import load_model
 
-_MOST_KEPT = 64 << 20
+_MAX_RETAINED = 64 << 20
 """Bytes that a worker may have kept after a job; one with more ends, and a new one takes its place."""
 _GRACE = 1.0
 """Seconds of processor time after which what does not notice the limit is killed."""
@@ -52,14 +52,14 @@ def main(handle: int) -> None:
         loaded = _resident_bytes()
         kind = OUTCOME
         while kind == OUTCOME:
-            job: Job = pickle.loads(_receive(connection))
+            job: PreprocessingJob = pickle.loads(_receive(connection))
             outcome = encode_outcome(_run(job, model, spec))
             del job
-            kind = OUTCOME if _resident_bytes() - loaded < _MOST_KEPT else LAST_OUTCOME
+            kind = OUTCOME if _resident_bytes() - loaded < _MAX_RETAINED else LAST_OUTCOME
             _send(connection, kind, outcome)
 
 
-def _run(job: Job, model: ServedModel, spec: ModelSpec) -> object:
+def _run(job: PreprocessingJob, model: ServedModel, spec: ModelSpec) -> object:
     signal.signal(signal.SIGPROF, _end_job)
     try:
         try:

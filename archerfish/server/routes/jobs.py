@@ -25,7 +25,7 @@ _PARTS = {
     "file": {"type": "string", "contentMediaType": "application/octet-stream"},
     "purpose": {"type": "string", "enum": list(UPLOAD_PURPOSES)},
 }
-_FORM: dict[str, Any] = {
+_MULTIPART_CONTENT: dict[str, Any] = {
     "multipart/form-data": {"schema": {"type": "object", "properties": _PARTS, "required": list(_PARTS)}}
 }
 
@@ -48,7 +48,7 @@ def _tenant(http: Request) -> str:
     return context_of(http).tenant
 
 
-@files.post("/v1/files", openapi_extra={"requestBody": {"required": True, "content": _FORM}})
+@files.post("/v1/files", openapi_extra={"requestBody": {"required": True, "content": _MULTIPART_CONTENT}})
 async def upload(http: Request) -> Response:
     """Keep a file."""
     stored = await service_of(http).uploads.receive(http, _store(http).files, _tenant(http))

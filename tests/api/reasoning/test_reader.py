@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archerfish.api.deltas import Answer, Content, Delta, Reasoning, joined
-from archerfish.api.reading import AnswerReader
+from archerfish.api.answer_deltas import Content, Delta, ParsedAnswer, Reasoning, joined
+from archerfish.api.answer_reader import AnswerReader
 from archerfish.api.reasoning import FORMATS, ReasoningReader
 from archerfish.api.tool_use import CallingReader
 from archerfish.api.tools import FORMATS as TOOL_FORMATS
@@ -13,7 +13,7 @@ from archerfish.api.tools import FORMATS as TOOL_FORMATS
 THINK = FORMATS["think"]
 
 
-def read(pieces: list[str], *, is_open: bool = False, inner: AnswerReader | None = None) -> Answer:
+def read(pieces: list[str], *, is_open: bool = False, inner: AnswerReader | None = None) -> ParsedAnswer:
     reader = ReasoningReader(THINK, inner or AnswerReader(), is_open=is_open)
     return joined([*(delta for piece in pieces for delta in reader.feed(piece)), *reader.finish()])
 
@@ -43,7 +43,7 @@ def test_how_the_text_is_cut_makes_no_difference(is_open: bool, parts: list[str]
     ],
 )
 def test_reasoning_that_the_answer_opens(text: str, reasoning: str, content: str) -> None:
-    assert read([text]) == Answer(content, [], reasoning)
+    assert read([text]) == ParsedAnswer(content, [], reasoning)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_reasoning_that_the_answer_opens(text: str, reasoning: str, content: str
     ],
 )
 def test_reasoning_that_the_prompt_opens(text: str, reasoning: str, content: str) -> None:
-    assert read([text], is_open=True) == Answer(content, [], reasoning)
+    assert read([text], is_open=True) == ParsedAnswer(content, [], reasoning)
 
 
 def test_words_are_given_out_as_they_come() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from archerfish.api.tools import ToolChoice, check_tools
+from archerfish.api.tools import ToolChoicePolicy, check_tools
 from archerfish.errors import InvalidParameter
 
 
@@ -33,22 +33,22 @@ def allowed(mode: object, *names: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("tool_choice", "expected"),
     [
-        (None, ToolChoice("auto", NAMES)),
-        ("auto", ToolChoice("auto", NAMES)),
-        ("none", ToolChoice("none", ())),
-        ("required", ToolChoice("required", NAMES)),
-        (named("now"), ToolChoice("function", ("now",))),
-        (allowed("auto", "-_9", "get_weather"), ToolChoice("auto", ("get_weather", "-_9"))),
-        (allowed("required", "now"), ToolChoice("required", ("now",))),
+        (None, ToolChoicePolicy("auto", NAMES)),
+        ("auto", ToolChoicePolicy("auto", NAMES)),
+        ("none", ToolChoicePolicy("none", ())),
+        ("required", ToolChoicePolicy("required", NAMES)),
+        (named("now"), ToolChoicePolicy("function", ("now",))),
+        (allowed("auto", "-_9", "get_weather"), ToolChoicePolicy("auto", ("get_weather", "-_9"))),
+        (allowed("required", "now"), ToolChoicePolicy("required", ("now",))),
     ],
 )
-def test_choice(tool_choice: object, expected: ToolChoice) -> None:
+def test_choice(tool_choice: object, expected: ToolChoicePolicy) -> None:
     assert check_tools(TOOLS, tool_choice) == expected
 
 
 @pytest.mark.parametrize("tool_choice", [None, "none"])
 def test_no_tools(tool_choice: object) -> None:
-    assert check_tools(None, tool_choice) == ToolChoice("none", ())
+    assert check_tools(None, tool_choice) == ToolChoicePolicy("none", ())
 
 
 @pytest.mark.parametrize(

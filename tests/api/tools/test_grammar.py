@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 from llguidance import LLMatcher, LLTokenizer
 
-from archerfish.api.tools import FORMATS, ToolChoice, ToolFormat, check_tools, grammar_for, read_answer
+from archerfish.api.tools import FORMATS, ToolChoicePolicy, ToolFormat, check_tools, grammar_for, read_answer
 from archerfish.box import models_in_box
 
 TOOLS: list[dict[str, Any]] = [
@@ -206,11 +206,11 @@ def test_some_of_the_functions() -> None:
 
 
 def test_no_grammar_where_nothing_may_be_called() -> None:
-    assert grammar_for(FORMATS["perch"], TOOLS, ToolChoice("none", ("now",)), True, PERCH.token_ids) is None
+    assert grammar_for(FORMATS["perch"], TOOLS, ToolChoicePolicy("none", ("now",)), True, PERCH.token_ids) is None
 
 
 def test_calls_that_are_not_required_look_the_same() -> None:
-    choices = [ToolChoice(mode, ("now",)) for mode in ("auto", "required")]
+    choices = [ToolChoicePolicy(mode, ("now",)) for mode in ("auto", "required")]
     auto, required = (grammar_for(FORMATS["perch"], TOOLS, choice, True, PERCH.token_ids) for choice in choices)
     assert auto == required is not None
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archerfish.api.deltas import Answer, CallArguments, CallStart, Content, Delta, InvalidCall, joined
+from archerfish.api.answer_deltas import CallArguments, CallStart, Content, Delta, InvalidCall, ParsedAnswer, joined
 from archerfish.api.tools import FORMATS, ToolCallReader, read_answer
 from tests.api.tools.texts import EMPTY, TRICKY, WEATHER, announced, content_and_calls, every_format, read, told, write
 from tests.lanes import examples
@@ -352,7 +352,7 @@ def test_how_an_answer_is_cut_makes_no_difference(
 ) -> None:
     text = "".join(parts)
 
-    def answer(pieces: Iterable[str]) -> Answer:
+    def answer(pieces: Iterable[str]) -> ParsedAnswer:
         reader = ToolCallReader(FORMATS[name], known=known, new_id=lambda: "id")
         return joined([*(delta for piece in pieces for delta in reader.feed(piece)), *reader.finish()])
 

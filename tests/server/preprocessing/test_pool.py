@@ -20,9 +20,9 @@ from archerfish.box import models_in_box
 from archerfish.engine.input_processor import EngineInputs
 from archerfish.engine.wire import EngineFacts
 from archerfish.server.preprocessing import pool as pool_module
-from archerfish.server.preprocessing.jobs import Job, ModelSpec
 from archerfish.server.preprocessing.model import load_model
 from archerfish.server.preprocessing.pool import Preprocessing
+from archerfish.server.preprocessing.protocol import ModelSpec, PreprocessingJob
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 LIMITS = JsonLimits(10_000)
@@ -31,8 +31,8 @@ HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
 Story = Callable[[Preprocessing], Awaitable[None]]
 
 
-def job(endpoint: str, body: dict[str, Any]) -> Job:
-    return Job(endpoint, json.dumps(body).encode())
+def job(endpoint: str, body: dict[str, Any]) -> PreprocessingJob:
+    return PreprocessingJob(endpoint, json.dumps(body).encode())
 
 
 def spec_of(directory: Path) -> ModelSpec:
@@ -130,7 +130,7 @@ def asked(call: EndpointCall) -> EngineInputs:
 def test_a_hostile_template_ends_its_own_request_alone(
     hostile: Callable[[str], Path], template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Job, "seconds", 0.5)
+    monkeypatch.setattr(PreprocessingJob, "seconds", 0.5)
 
     async def story(workers: Preprocessing) -> None:
         refused, text = await asyncio.gather(
@@ -157,7 +157,7 @@ def test_a_worker_that_is_killed_is_replaced() -> None:
 
 
 def test_a_worker_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Job, "seconds", 0.05)  # Ten times this is waited for.
+    monkeypatch.setattr(PreprocessingJob, "seconds", 0.05)  # Ten times this is waited for.
 
     async def story(workers: Preprocessing) -> None:
         await workers.warm_up()
@@ -196,7 +196,7 @@ def test_long_jobs_leave_one_worker_to_short_ones(monkeypatch: pytest.MonkeyPatc
     async def story(workers: Preprocessing) -> None:
         entered: list[tuple[bool, bool]] = []
 
-        async def note(worker: pool_module._Worker, given: Job) -> ErrorReply:
+        async def note(worker: pool_module._Worker, given: PreprocessingJob) -> ErrorReply:
             entered.append((worker.takes_long, given.size > pool_module.SHORT))
             await asyncio.sleep(0)
             return ErrorReply(400, "seen")

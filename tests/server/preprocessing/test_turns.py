@@ -13,13 +13,13 @@ from archerfish.api.json_limits import JsonLimits
 from archerfish.box import models_in_box
 from archerfish.config.speculation import NON_SPECULATIVE_METHODS
 from archerfish.engine.wire import EngineFacts
-from archerfish.server.preprocessing.jobs import Job, ModelSpec
 from archerfish.server.preprocessing.model import load_model
 from archerfish.server.preprocessing.pool import SHORT, Preprocessing
+from archerfish.server.preprocessing.protocol import ModelSpec, PreprocessingJob
 
 
-def job(endpoint: str, body: dict[str, Any]) -> Job:
-    return Job(endpoint, json.dumps(body).encode())
+def job(endpoint: str, body: dict[str, Any]) -> PreprocessingJob:
+    return PreprocessingJob(endpoint, json.dumps(body).encode())
 
 
 TEXT = job("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 4})
@@ -77,7 +77,7 @@ def test_long_jobs_never_hold_up_short_ones() -> None:
         assert LONG.size > SHORT > SHORT_ENOUGH.size
         order: list[str] = []
 
-        async def run(one: Job) -> None:
+        async def run(one: PreprocessingJob) -> None:
             await pool.run(one)
             order.append("long" if one is LONG else "short")
 

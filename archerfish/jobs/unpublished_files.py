@@ -20,14 +20,14 @@ except ImportError:  # Only POSIX has them.
 _ABANDONED_SECONDS = 3600.0  # Without locks: no upload pauses for this long.
 
 
-class Draft:
+class UnpublishedFile:
     """A file that is being written. It is locked until it is closed, or the process dies."""
 
     def __init__(self, path: Path, max_bytes: int | None = None) -> None:
         self.path = path
         self.num_bytes = 0
         self._max_bytes = max_bytes
-        self._kept = False
+        self._is_published = False
         with naming_full_disk(path.parent):
             self._stream = os.fdopen(create_private(path), "wb")
         _lock(self._stream.fileno())
@@ -51,27 +51,27 @@ class Draft:
 
     def keep(self) -> None:
         """It has its row: discarding it only closes it from now on."""
-        self._kept = True
+        self._is_published = True
 
     def discard(self) -> None:
         """Remove it, unless it is kept."""
-        if not self._kept:
+        if not self._is_published:
             self.path.unlink(missing_ok=True)
         with suppress(OSError):  # What a full disk has not taken is tried once more when the stream closes.
             self._stream.close()
 
 
-class Drafts:
+class UnpublishedFiles:
     """The directory of drafts, of all processes that share it."""
 
     def __init__(self, directory: Path, database: Database) -> None:
         self._directory = directory
         self._database = database
 
-    def new(self, prefix: str, max_bytes: int | None = None) -> Draft:
+    def new(self, prefix: str, max_bytes: int | None = None) -> UnpublishedFile:
         # A transaction holds up sweeping in any process: between its making and its lock the draft looks abandoned.
         with self._database.transaction():
-            return Draft(self._directory / new_id(prefix), max_bytes)
+            return UnpublishedFile(self._directory / new_id(prefix), max_bytes)
 
     def sweep(self, prefix: str) -> None:
         """Remove drafts with this prefix, whether or not they are being written."""

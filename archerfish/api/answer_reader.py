@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from archerfish.api.deltas import Answer, Content, Delta, Reasoning, joined
+from archerfish.api.answer_deltas import Content, Delta, ParsedAnswer, Reasoning, joined
 from archerfish.tokenizer import Tokenizer
 
 
@@ -27,7 +27,7 @@ class AnswerReader:
         """The answer is complete; what was held back."""
         return []
 
-    def read(self, text: str) -> Answer:
+    def read(self, text: str) -> ParsedAnswer:
         """A whole answer at once: the same as when it comes in pieces."""
         return joined([*self.feed(text), *self.finish()])
 
@@ -49,13 +49,13 @@ class SpecialTexts:
 
     def split(self, text: str) -> tuple[str, str]:
         """The text without them, and the end of it that may still become one."""
-        kept: list[str] = []
+        shown: list[str] = []
         while True:
             num_sure = len(text) - self._num_open(text)
             found = self._any.search(text)
             if found is None or found.start() >= num_sure:
-                return "".join((*kept, text[:num_sure])), text[num_sure:]
-            kept.append(text[: found.start()])
+                return "".join((*shown, text[:num_sure])), text[num_sure:]
+            shown.append(text[: found.start()])
             text = text[found.end() :]
 
     def without(self, text: str) -> str:
@@ -89,10 +89,10 @@ class ReaderWithoutSpecialTexts(AnswerReader):
         return self._reader.has_invalid_calls
 
     def feed(self, text: str) -> list[Delta]:
-        return [told for delta in self._reader.feed(text) for told in self._cleaned(delta)]
+        return [cleaned for delta in self._reader.feed(text) for cleaned in self._cleaned(delta)]
 
     def finish(self) -> list[Delta]:
-        return [told for delta in self._reader.finish() for told in self._cleaned(delta)] + self._rest()
+        return [cleaned for delta in self._reader.finish() for cleaned in self._cleaned(delta)] + self._rest()
 
     def _cleaned(self, delta: Delta) -> list[Delta]:
         if not isinstance(delta, (Content, Reasoning)):

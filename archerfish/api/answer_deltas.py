@@ -54,7 +54,7 @@ class InvalidCall:
 Delta: TypeAlias = Content | Reasoning | CallStart | CallArguments | InvalidCall
 
 
-class ToolCall(NamedTuple):
+class ParsedToolCall(NamedTuple):
     """A whole call."""
 
     id: str
@@ -63,16 +63,16 @@ class ToolCall(NamedTuple):
     """JSON, as the model wrote it."""
 
 
-class Answer(NamedTuple):
+class ParsedAnswer(NamedTuple):
     """A whole answer."""
 
     content: str
-    calls: list[ToolCall]
+    calls: list[ParsedToolCall]
     reasoning: str = ""
     invalid_calls: tuple[InvalidCall, ...] = ()
 
 
-def joined(deltas: Iterable[Delta]) -> Answer:
+def joined(deltas: Iterable[Delta]) -> ParsedAnswer:
     """The whole answer that the deltas come to."""
     content: list[str] = []
     reasoning: list[str] = []
@@ -91,8 +91,8 @@ def joined(deltas: Iterable[Delta]) -> Answer:
                 starts[index], arguments[index] = delta, []
             case CallArguments(index, text):
                 arguments[index].append(text)
-    calls = [ToolCall(start.id, start.name, "".join(arguments[index])) for index, start in starts.items()]
-    return Answer("".join(content), calls, "".join(reasoning), tuple(invalid))
+    calls = [ParsedToolCall(start.id, start.name, "".join(arguments[index])) for index, start in starts.items()]
+    return ParsedAnswer("".join(content), calls, "".join(reasoning), tuple(invalid))
 
 
 def as_field(calls: Iterable[InvalidCall]) -> dict[str, list[dict[str, str]]]:

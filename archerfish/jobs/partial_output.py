@@ -11,7 +11,7 @@ from archerfish.errors import ConfigError
 from archerfish.jobs.database import naming_full_disk
 
 
-class _Place(NamedTuple):
+class _LinePosition(NamedTuple):
     """Where a record lies."""
 
     path: Path
@@ -27,7 +27,7 @@ class PartialOutput:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._partial = path.with_name(path.name + ".partial")
-        self._places: dict[str, _Place] = {}
+        self._positions: dict[str, _LinePosition] = {}
         """By custom_id, the last record of each."""
         self._stream: BinaryIO | None = None
 
@@ -47,7 +47,7 @@ class PartialOutput:
                         f"line {number} of {path} answers {custom_id!r}, which is not in the input: "
                         "choose another --output, or remove that file"
                     )
-                self._places[custom_id] = _Place(path, offset)
+                self._positions[custom_id] = _LinePosition(path, offset)
                 if record.get("id") == wanted[custom_id] and _is_answer(record):
                     good.add(custom_id)
                 else:
@@ -59,7 +59,7 @@ class PartialOutput:
         with naming_full_disk(self._path.parent):
             if self._stream is None:
                 self._stream = self._partial.open("ab")
-            self._places[custom_id] = _Place(self._partial, self._stream.tell())
+            self._positions[custom_id] = _LinePosition(self._partial, self._stream.tell())
             self._stream.write(text.encode("ascii") + b"\n")
             self._stream.flush()
 
@@ -88,11 +88,11 @@ class PartialOutput:
         streams: dict[Path, BinaryIO] = {}
         try:
             for custom_id in custom_ids:
-                place = self._places[custom_id]
-                if place.path not in streams:
-                    streams[place.path] = place.path.open("rb")
-                streams[place.path].seek(place.offset)
-                yield streams[place.path].readline().rstrip(b"\r\n") + b"\n"
+                position = self._positions[custom_id]
+                if position.path not in streams:
+                    streams[position.path] = position.path.open("rb")
+                streams[position.path].seek(position.offset)
+                yield streams[position.path].readline().rstrip(b"\r\n") + b"\n"
         finally:
             for stream in streams.values():
                 stream.close()

@@ -25,7 +25,7 @@ _LARGEST_RETAINED = 1 << 20
 _MODEL = "model"
 
 
-class Job(NamedTuple):
+class PreprocessingJob(NamedTuple):
     """A body, and what it is to be read as."""
 
     endpoint: str
@@ -81,7 +81,7 @@ class TooMuch(NamedTuple):
     of_what: str
 
     @classmethod
-    def processor_time(cls, job: Job) -> "TooMuch":
+    def processor_time(cls, job: PreprocessingJob) -> "TooMuch":
         return cls(f"{job.seconds:.0f} seconds of processor time")
 
     @classmethod

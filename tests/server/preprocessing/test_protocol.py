@@ -9,8 +9,8 @@ import pytest
 from archerfish.api.errors import ErrorReply
 from archerfish.api.model import ServedModel
 from archerfish.box import models_in_box
-from archerfish.server.preprocessing.jobs import Job
 from archerfish.server.preprocessing.model import load_model
+from archerfish.server.preprocessing.protocol import PreprocessingJob
 from tests.server.preprocessing.test_pool import LIMITS, spec_of
 
 
@@ -27,7 +27,7 @@ def with_tool(size: int) -> dict[str, Any]:
 
 def test_fields_that_a_response_repeats_are_bounded(model: ServedModel) -> None:
     def run(size: int) -> object:
-        return Job("/v1/responses", json.dumps(with_tool(size)).encode()).run(model, LIMITS)
+        return PreprocessingJob("/v1/responses", json.dumps(with_tool(size)).encode()).run(model, LIMITS)
 
     assert not isinstance(run(1_000_000), ErrorReply)
     refusal = run(1_100_000)
@@ -36,6 +36,6 @@ def test_fields_that_a_response_repeats_are_bounded(model: ServedModel) -> None:
 
 def test_prompts_do_not_count(model: ServedModel) -> None:
     body = json.dumps({"prompt": ["a" * 900] * 1500}).encode()
-    outcome = Job("/v1/completions", body).run(model, LIMITS)
+    outcome = PreprocessingJob("/v1/completions", body).run(model, LIMITS)
     assert len(body) > 1 << 20 and not isinstance(outcome, ErrorReply)
     assert len(outcome.inputs.prompts) == 1500

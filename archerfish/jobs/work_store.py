@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from archerfish.jobs.batches import NOW_OR_LATER, batch_from_row
 from archerfish.jobs.database import Claim, Database, marks
-from archerfish.jobs.drafts import Draft
 from archerfish.jobs.files import OUTPUT_PURPOSE, FileStore
 from archerfish.jobs.input_lines import InputReader
 from archerfish.jobs.records import (
@@ -23,6 +22,7 @@ from archerfish.jobs.records import (
     errors_text,
     unanswered,
 )
+from archerfish.jobs.unpublished_files import UnpublishedFile
 
 _PAGE = 100  # Results read or written at once while a batch is finalized.
 _NOT_RUN = {
@@ -32,7 +32,7 @@ _NOT_RUN = {
 _TAKES_RESULTS = (BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING, BatchStatus.FINALIZING)
 
 
-class Attempts(NamedTuple):
+class FailedAttempts(NamedTuple):
     """A line was in flight when the engine failed."""
 
     line: int
@@ -40,7 +40,7 @@ class Attempts(NamedTuple):
     """How often it was so alone; 0 if always in the company of others."""
 
 
-class Progress(NamedTuple):
+class LineProgress(NamedTuple):
     """How far a batch has come."""
 
     answered: set[int]
@@ -145,20 +145,20 @@ class WorkStore:
 
     # -- the answers of lines -------------------------------------------------------------------------------------
 
-    def progress(self, batch_id: str) -> Progress:
+    def progress(self, batch_id: str) -> LineProgress:
         with self._database.reading() as connection:
             answered = connection.execute("SELECT line FROM results WHERE batch_id = ?", (batch_id,)).fetchall()
             attempts = connection.execute("SELECT line, count FROM attempts WHERE batch_id = ?", (batch_id,)).fetchall()
-        return Progress({row["line"] for row in answered}, {row["line"]: row["count"] for row in attempts})
+        return LineProgress({row["line"] for row in answered}, {row["line"]: row["count"] for row in attempts})
 
-    def record(self, batch_id: str, entries: Sequence[LineRecord | Attempts]) -> None:
+    def record(self, batch_id: str, entries: Sequence[LineRecord | FailedAttempts]) -> None:
         """Write down answers and failed attempts, in one transaction. Of a line's answers only the first counts."""
         with self._database.transaction() as connection:
             [status] = connection.execute("SELECT status FROM batches WHERE batch_id = ?", (batch_id,)).fetchone()
             assert BatchStatus(status) in _TAKES_RESULTS, f"{batch_id} is {status} and takes no results"
             num_completed = num_failed = 0
             for entry in entries:
-                if isinstance(entry, Attempts):
+                if isinstance(entry, FailedAttempts):
                     connection.execute("INSERT OR REPLACE INTO attempts VALUES (?, ?, ?)", (batch_id, *entry))
                     continue
                 is_new = connection.execute(
@@ -234,7 +234,7 @@ class WorkStore:
                 draft.seal()
             self._mark_ended(batch, outcome, written)
 
-    def _mark_ended(self, batch: Batch, outcome: BatchStatus, written: Mapping[str, Draft]) -> None:
+    def _mark_ended(self, batch: Batch, outcome: BatchStatus, written: Mapping[str, UnpublishedFile]) -> None:
         with self._files.publishing(written.values()) as connection:
             for name, draft in written.items():
                 filename = f"{batch.batch_id}_{name}.jsonl"
