@@ -230,7 +230,7 @@ class SamplingParams:
         for name, kind in (("structured_outputs", StructuredOutputsParams), ("guided_decoding", GuidedDecodingParams)):
             if (given := getattr(self, name)) is not None:
                 if self.structured is not None:
-                    raise InvalidParameter(name, "...", "the form of the answer is given twice; leave all but one out")
+                    raise InvalidParameter(name, "...", "the response format is given twice; leave all but one out")
                 set_field(self, "structured", kind.read(name, given).structured)
                 set_field(self, name, None)
 
@@ -276,22 +276,22 @@ class SamplingParams:
         if self.best_of is not None:
             check_int("best_of", self.best_of, 1, _MOST_ANSWERS)
             if self.best_of < self.n:
-                raise InvalidParameter("best_of", self.best_of, f"of so many, n = {self.n} cannot be returned")
+                raise InvalidParameter("best_of", self.best_of, f"it must be at least n = {self.n}")
         if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens != -1:
             check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, _LARGEST_COUNT)
 
     def _check_words(self) -> None:
         if any(not isinstance(text, str) or not text for text in self.stop):
-            raise InvalidParameter("stop", self.stop, "every stop must be a text that is not empty")
+            raise InvalidParameter("stop", self.stop, "every stop must be a non-empty string")
         if len(self.stop) > _MAX_STOPS or any(len(text) > _MAX_STOP_LENGTH for text in self.stop):
-            allowed = f"at most {_MAX_STOPS} texts of at most {_MAX_STOP_LENGTH:,} characters each"
+            allowed = f"at most {_MAX_STOPS} strings of at most {_MAX_STOP_LENGTH:,} characters each"
             raise InvalidParameter("stop", "...", allowed)
         if self.stop and not self.detokenize:
             raise InvalidParameter(
-                "stop", self.stop, "stop texts are found in text; with detokenize = False use stop_token_ids"
+                "stop", self.stop, "stop strings need text; with detokenize = False use stop_token_ids"
             )
         if any(not isinstance(word, str) or not word.strip() for word in self.bad_words):
-            raise InvalidParameter("bad_words", self.bad_words, "every word must be a text that is not empty")
+            raise InvalidParameter("bad_words", self.bad_words, "every word must be a non-empty string")
         if any(not sequence for sequence in self.bad_words_token_ids):
             allowed = "every sequence must have a token"
             raise InvalidParameter("bad_words_token_ids", self.bad_words_token_ids, allowed)
@@ -428,5 +428,5 @@ class BeamSearchParams:
             allowed = "beams are compared by the model's own probabilities; leave it out"
             raise InvalidParameter("temperature", self.temperature, allowed)
         if self.include_stop_str_in_output is not False:
-            allowed = "a beam search knows no stop texts; leave it out"
+            allowed = "a beam search has no stop strings; leave it out"
             raise InvalidParameter("include_stop_str_in_output", self.include_stop_str_in_output, allowed)

@@ -38,14 +38,14 @@ class Structured:
         object.__setattr__(self, "structural_tag", _as_json("structural_tag", self.structural_tag))
         given = [f.name for f in fields(self) if getattr(self, f.name)]
         if len(given) != 1:
-            raise InvalidParameter("structured", given, "exactly one way to say what the answer must be is needed")
+            raise InvalidParameter("structured", given, "give exactly one kind of response format")
         check_bool("json_object", self.json_object)
         for name in _TEXTS:
             if not isinstance(getattr(self, name), (str, type(None))):
-                raise InvalidParameter(name, getattr(self, name), "it must be a text")
+                raise InvalidParameter(name, getattr(self, name), "it must be a string")
         object.__setattr__(self, "choice", as_tuple("choice", self.choice))
         if not all(isinstance(text, str) and text for text in self.choice):
-            raise InvalidParameter("choice", self.choice, "it must be a list of texts that are not empty")
+            raise InvalidParameter("choice", self.choice, "it must be a list of non-empty strings")
         length = sum(map(len, (*(getattr(self, name) or "" for name in _TEXTS), *self.choice)))
         if length > _MAX_LENGTH:
             allowed = f"it must have at most {_MAX_LENGTH} characters"

@@ -31,11 +31,11 @@ class CompletionsCall(EndpointCall):
         self._body = body.without_content()
         model.check_name(body.model)
         if body.echo and body.stream:
-            raise InvalidParameter("echo", True, "it does not go with stream")
+            raise InvalidParameter("echo", True, "it cannot be combined with stream")
         # One token is the least that can be asked for; with max_tokens = 0 it is left out of the reply.
         self._shows_answer = body.max_tokens != 0
         if not self._shows_answer and not body.echo:
-            raise InvalidParameter("max_tokens", 0, "with nothing to write there must be an echo")
+            raise InvalidParameter("max_tokens", 0, "without echo there is nothing to return")
         self.inputs = model.processor.inputs(
             each_prompt(body.prompt),
             self._params(body),

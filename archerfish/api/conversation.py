@@ -137,7 +137,7 @@ class Conversation:
             return None
         tags = tag_ids(thinking.format, self._tokenizer)
         if limit is not None and None in (tags.start, tags.end):
-            allowed = "this model's tags of reasoning are no tokens, so it cannot be limited; leave it out"
+            allowed = "this model's reasoning tags are not single tokens, so reasoning cannot be limited; leave it out"
             raise InvalidParameter(wish.max_tokens_field, limit, allowed)
         if thinking.opening == "closed":
             return None
@@ -156,7 +156,7 @@ def _effort_variables(model: ServedModel, wish: ReasoningOptions) -> dict[str, A
     if "enable_thinking" in template:
         variables["enable_thinking"] = wish.effort != "none"
     if not variables and (wish.effort != "none" or model.reasoning_format is not None):
-        allowed = "this model's chat template has nothing that says how much to think; leave it out"
+        allowed = "this model's chat template has no setting for the reasoning effort; leave it out"
         raise InvalidParameter(wish.field, wish.effort, allowed)
     return variables
 

@@ -59,7 +59,7 @@ class UnknownModel(RequestError):
     """A body names another model than the one that answers."""
 
     def __init__(self, name: str, served: Sequence[str]) -> None:
-        super().__init__(f"there is no model {name!r} here; there is {', '.join(map(repr, served))}")
+        super().__init__(f"there is no model {name!r}; this service serves {', '.join(map(repr, served))}")
 
 
 class ErrorReply(NamedTuple):
@@ -103,7 +103,7 @@ def _short_reply(status: int, message: str, param: str | None = None, code: str 
     )
 
 
-MISTAKE = ErrorReply(500, "the service made a mistake; its log has the details", code="internal_error")
+MISTAKE = ErrorReply(500, "internal error; the service's log has the details", code="internal_error")
 
 
 def failed_reply(reason: str | None) -> ErrorReply:
@@ -146,7 +146,7 @@ def _field_reply(location: tuple[int | str, ...], param: str | None, known: Coll
     if (len(location) == 1 or is_option) and (instead := substitute_for(name)) is not None:
         return _short_reply(400, f"{param} is not supported here: {instead}", param, "unsupported_field")
     remedy = remedy_for(name, known) if len(location) == 1 else "leave it out"
-    return _short_reply(400, f"{param} is not a field that is known here; {remedy}", param, "unknown_field")
+    return _short_reply(400, f"{param} is not a known field; {remedy}", param, "unknown_field")
 
 
 def _not_text(error: Mapping[str, Any]) -> str | None:

@@ -38,4 +38,4 @@ class JsonLimits(NamedTuple):
                 if depth < 0:
                     return  # The parser refuses it at this place.
                 if depth > self.max_depth:
-                    raise RequestError(f"the body nests more than {self.max_depth} arrays and objects in one another")
+                    raise RequestError(f"the body nests arrays and objects more than {self.max_depth} levels deep")

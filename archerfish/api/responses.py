@@ -38,7 +38,7 @@ class ResponsesCall(EndpointCall):
         self._is_stored = is_stored
         model.check_name(body.model)
         if body.background and not is_stored:
-            raise InvalidParameter("store", body.store, "what is written in the background must be kept to be read")
+            raise InvalidParameter("store", body.store, "a background response must be stored to be read")
         if body.top_logprobs is not None and not body.include:
             raise InvalidParameter("top_logprobs", body.top_logprobs, f'it needs include = ["{LOGPROBS}"]')
         instructions = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
@@ -53,7 +53,9 @@ class ResponsesCall(EndpointCall):
             thinking=ReasoningOptions("reasoning.effort", effort, body.thinking_token_budget),
         )
         if body.include and (self._conversation.may_call or self._conversation.may_think):
-            raise InvalidParameter("include", LOGPROBS, "they are told of words only, without tools and reasoning")
+            raise InvalidParameter(
+                "include", LOGPROBS, "log-probabilities are returned only for answers without tools and reasoning"
+            )
         params = self._conversation.params(
             body, max_tokens=body.max_output_tokens, logprobs=(body.top_logprobs or 0) if body.include else None
         )

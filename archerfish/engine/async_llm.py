@@ -286,7 +286,7 @@ class AsyncLLM:
             self._num_requests += 1
             return str(self._num_requests - 1)
         if not isinstance(request_id, str) or not request_id:
-            raise InvalidParameter("request_id", request_id, "it must be a text that is not empty")
+            raise InvalidParameter("request_id", request_id, "it must be a non-empty string")
         return request_id
 
     def _forget(self, request: Request) -> None:

@@ -305,5 +305,5 @@ def _as_ids(prompt: object) -> tuple[int, ...]:
     """Token ids from whatever holds whole numbers: a list, a tuple, an array."""
     listed = prompt.tolist() if hasattr(prompt, "tolist") else prompt
     if not isinstance(listed, (list, tuple, range)):
-        raise InvalidParameter("prompt", prompt, "it must be a text or a list of token ids")
+        raise InvalidParameter("prompt", prompt, "it must be a string or a list of token ids")
     return tuple(listed)

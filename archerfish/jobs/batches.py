@@ -151,12 +151,12 @@ def _check_metadata(metadata: object) -> None:
     if metadata is None:
         return
     if not isinstance(metadata, Mapping) or len(metadata) > _MOST_METADATA:
-        raise InvalidParameter("metadata", metadata, f"it must be an object of at most {_MOST_METADATA} texts")
+        raise InvalidParameter("metadata", metadata, f"it must be an object of at most {_MOST_METADATA} strings")
     for key, value in metadata.items():
         if not isinstance(key, str) or len(key) > _LONGEST_KEY:
-            raise InvalidParameter("metadata", key, f"a key must be a text of at most {_LONGEST_KEY} characters")
+            raise InvalidParameter("metadata", key, f"a key must be a string of at most {_LONGEST_KEY} characters")
         if not isinstance(value, str) or len(value) > _LONGEST_VALUE:
-            limit = f"a value must be a text of at most {_LONGEST_VALUE} characters"
+            limit = f"a value must be a string of at most {_LONGEST_VALUE} characters"
             raise InvalidParameter(f"metadata.{key}", value, limit)
 
 

@@ -210,7 +210,7 @@ def _parse(number: int, text: bytes) -> InputLine | BatchError:
         reason = str(error).removeprefix("JSON is malformed: ")
         return BatchError("invalid_json_line", f"the line is not valid JSON: {reason}", number)
     except RecursionError:
-        reason = "it nests too many arrays and objects in one another"
+        reason = "it nests arrays and objects too deeply"
         return BatchError("invalid_json_line", f"the line is not valid JSON: {reason}", number)
     return _as_line(number, fields)
 

@@ -50,7 +50,7 @@ class RetryingStorage:
         if trouble == self.trouble:
             return
         if trouble is None:
-            logger.info("batches go on: there is room again")
+            logger.info("batches continue: there is free space again")
         elif self.trouble is None:
             logger.warning("batches pause: %s", trouble)
         self.trouble = trouble

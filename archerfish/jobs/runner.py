@@ -217,7 +217,7 @@ class BatchRunner:
             error = BatchError("input_file_missing", f"the input cannot be read: {missing}", None, "input_file_id")
         except Exception:
             logger.exception("batch %s failed", batch.batch_id)
-            error = BatchError("internal_error", "the service made a mistake; its log has the details")
+            error = BatchError("internal_error", "internal error; the service's log has the details")
         if batch.outcome is BatchStatus.FAILED:  # The second time: writing what there is fails, too.
             await self._storage.do(self._store.work.abandon, batch.batch_id, [error])
         else:
@@ -262,4 +262,4 @@ class BatchRunner:
 
 def _report(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
-        logger.error("batches are not run any more", exc_info=task.exception())
+        logger.error("batches have stopped because of an internal error", exc_info=task.exception())

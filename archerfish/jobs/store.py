@@ -44,7 +44,7 @@ class JobStore:
                 self._database = Database(self.directory / _DATABASE)
                 self.files = FileStore(self._database, self.directory, clock, max_file_bytes, quota)
         except OSError as error:
-            raise ConfigError(f"{self.directory} cannot keep files and batches: {error.strerror}") from error
+            raise ConfigError(f"{self.directory} cannot store files and batches: {error.strerror}") from error
         self.batches = BatchStore(self._database, clock, quota)
         self.work = WorkStore(self._database, self.files, self.directory / _RUNNER_LOCK, clock)
 

@@ -34,9 +34,7 @@ class UnpublishedFile:
 
     def write(self, chunk: bytes) -> None:
         if self._max_bytes is not None and self.num_bytes + len(chunk) > self._max_bytes:
-            raise FileTooLarge(
-                f"the file exceeds {self._max_bytes:,} bytes, the most that is taken; split it into several"
-            )
+            raise FileTooLarge(f"the file exceeds {self._max_bytes:,} bytes, the limit; split it into several")
         self.num_bytes += len(chunk)
         with naming_full_disk(self.path.parent):
             self._stream.write(chunk)

@@ -215,7 +215,7 @@ def _parse(path: Path, content: bytes, fixed: list[_Entry]) -> list[_Entry]:
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"the key file {path} is not valid TOML: {error}") from error
     if unknown := sorted(table.keys() - {"key"}):
-        raise ConfigError(f"the key file {path} has {unknown[0]!r}, which means nothing: it holds [[key]] tables only")
+        raise ConfigError(f"the key file {path} has {unknown[0]!r}, which is unknown: it contains [[key]] tables only")
     tables = table.get("key")
     if not tables or not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
         raise ConfigError(f"the key file {path} names no keys: begin each of them with a line [[key]]")
@@ -256,7 +256,7 @@ def _entry(fields: Mapping[str, Any], where: str) -> _Entry:
 
 def _digest_of_secret(secret: object, where: str) -> bytes:
     if not isinstance(secret, str) or not secret:
-        raise ConfigError(f"{where}: the key must be a text that is not empty")
+        raise ConfigError(f"{where}: the key must be a non-empty string")
     if not secret.isascii() or not secret.isprintable() or " " in secret:
         raise ConfigError(
             f"{where}: the key cannot be sent in a header; use letters, digits and punctuation, no spaces"

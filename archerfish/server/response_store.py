@@ -125,7 +125,7 @@ class ResponseStore:
             raise InvalidParameter("previous_response_id", response_id, "it is still being written; wait for its end")
         stored = self.find(tenant, response_id)
         if stored is None:
-            message = f"there is no response {response_id!r} any more; send the conversation itself"
+            message = f"there is no stored response {response_id!r}; send the conversation itself"
             raise ApiError(400, message, param="previous_response_id", code="previous_response_not_found")
         if stored.status not in ("completed", "incomplete"):
             raise InvalidParameter("previous_response_id", response_id, f"it was not finished: {stored.status}")

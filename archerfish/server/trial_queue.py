@@ -52,7 +52,7 @@ class TrialQueue:
 
     def _check_capacity(self, tenant: str) -> None:
         if self._waiting.num_items(tenant) >= _MOST_OF_TENANT:
-            message = f"{_MOST_OF_TENANT} requests of yours with new response formats wait already; try again later"
+            message = f"{_MOST_OF_TENANT} of your requests with new response formats are waiting; try again later"
             raise ApiError(429, message, code="too_many_formats", headers={"Retry-After": "2"})
         if len(self._waiting) >= _MOST_OF_ALL:
             message = "too many requests with new response formats are waiting; try again in a few seconds"

@@ -87,7 +87,7 @@ class Uploads:
             except TimeoutError:
                 raise self._too_slow() from None
             except ClientDisconnect:
-                raise ApiError(499, "the client went away") from None
+                raise ApiError(499, "the client closed the connection") from None
             if piece is None:
                 return
             # Only the sender's time counts, not that of the disk.
@@ -101,7 +101,7 @@ class Uploads:
             yield piece
 
     def _too_large(self) -> ApiError:
-        message = f"the file exceeds {self._max_file_bytes:,} bytes, the most that is taken; split it into several"
+        message = f"the file exceeds {self._max_file_bytes:,} bytes, the limit; split it into several"
         return ApiError(413, message)
 
     def _too_slow(self) -> ApiError:
@@ -118,7 +118,7 @@ def _boundary(http: Request) -> bytes:
     if kind != b"multipart/form-data" or not 0 < len(boundary) <= _LONGEST_BOUNDARY:
         raise ApiError(
             400,
-            "a file is uploaded as a form: Content-Type: multipart/form-data, with a boundary of 1 to 70 characters",
+            "send the file with Content-Type: multipart/form-data and a boundary of 1 to 70 characters",
         )
     return boundary
 
@@ -195,7 +195,7 @@ class _MultipartUpload:
         elif self._name == "purpose":
             self._purpose = bytearray()
         else:
-            raise ApiError(400, f"{self._name!r} is not a part that is known here; leave it out", param=self._name)
+            raise ApiError(400, f"{self._name!r} is not a known part; leave it out", param=self._name)
 
     def _add(self, data: bytes, start: int, end: int) -> None:
         if self._name == "file" and self._upload is not None:

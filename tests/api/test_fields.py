@@ -88,7 +88,7 @@ def test_forms_in_the_words_of_vllm(
         ),
         (CHAT, {"structured_outputs": {}}, "structured_outputs = .* exactly one of"),
         (CHAT, {"structured_outputs": {"json_object": False}}, "structured_outputs = .* exactly one of"),
-        (CHAT, {"structured_outputs": {"schema": {}}}, "structured_outputs.schema is not a field"),
+        (CHAT, {"structured_outputs": {"schema": {}}}, "structured_outputs.schema is not a known field"),
         (COMPLETIONS, {"structured_outputs": {"json": "{"}}, "structured_outputs.json = .* it is no JSON"),
         (COMPLETIONS, {"guided_json": "[1]"}, "guided_json = .* must be a JSON schema"),
         (
@@ -136,7 +136,7 @@ def test_forms_that_contradict_one_another(
 def test_an_unknown_field_names_the_nearest(model: ServedModel, endpoint: str, name: str, remedy: str) -> None:
     reply = refusal(model, endpoint, **{name: 1})
     assert (reply.code, reply.param) == ("unknown_field", name)
-    assert reply.message == f"{name} is not a field that is known here; {remedy}"
+    assert reply.message == f"{name} is not a known field; {remedy}"
 
 
 def test_a_long_unknown_field_is_named_in_few_words(model: ServedModel) -> None:
@@ -184,11 +184,11 @@ def test_what_is_harmless_in_a_chat(model: ServedModel) -> None:
         (RESPONSES, {"reasoning": {"summary": "detailed"}}, "reasoning.summary: "),
         (MESSAGES, {"output_config": {"effort": "high"}}, "output_config.effort = 'high' .*leave it out"),
         (COMPLETIONS, {"best_of": 2, "n": 3}, "best_of = 2.*n = 3"),
-        (COMPLETIONS, {"best_of": 2, "stream": True}, "best_of = 2 .* does not go with stream"),
-        (COMPLETIONS, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs = 1 .* do not go with stream"),
-        (CHAT, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs = 1 .* do not go with stream"),
+        (COMPLETIONS, {"best_of": 2, "stream": True}, "best_of = 2 .* cannot be combined with stream"),
+        (COMPLETIONS, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs = 1 .* cannot be combined with stream"),
+        (CHAT, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs = 1 .* cannot be combined with stream"),
         (CHAT, {"best_of": 2, "n": 3}, "best_of = 2.*n = 3"),
-        (CHAT, {"best_of": 2, "stream": True}, "best_of = 2 .* does not go with stream"),
+        (CHAT, {"best_of": 2, "stream": True}, "best_of = 2 .* cannot be combined with stream"),
         (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs: it must be from 0 to 20; "),
         (CHAT, {"prompt_logprobs": -1}, "prompt_logprobs: it must be from 0 to 20; "),
         (COMPLETIONS, {"logprobs": -1}, "logprobs: it must be from 0 to 20; "),

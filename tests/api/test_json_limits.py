@@ -64,5 +64,5 @@ def test_any_bytes_pass_or_are_refused(text: bytes) -> None:
 def test_the_limits_are_named() -> None:
     with pytest.raises(RequestError, match="more than 2 JSON items; send less, or start with --max-body-items"):
         JsonLimits(2).check(b"[1, 2, 3]")
-    with pytest.raises(RequestError, match="nests more than 64 arrays and objects"):
+    with pytest.raises(RequestError, match="nests arrays and objects more than 64 levels deep"):
         JsonLimits(1000).check(b"[" * 65 + b"]" * 65)

@@ -132,7 +132,7 @@ def test_a_prompt_that_is_none_is_refused_before_a_model_is_loaded(
         (b'["a"]', "has no prompt"),
         (b'{"text": "a"}', "has no prompt"),
         (b'{"prompt": ""}', "not empty"),
-        (b'{"prompt": 5}', "must be a text or a list"),
+        (b'{"prompt": 5}', "must be a string or a list"),
         (b'{"prompt": "a", "max_tokens": 5}', "'max_tokens', which is not understood"),
         (b'{"prompt": "\xff"}', "is not UTF-8 text"),
         (b"\n", "holds no prompt"),

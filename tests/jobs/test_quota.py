@@ -21,7 +21,7 @@ def small(tmp_path: Path) -> Iterator[JobStore]:
 
 def test_open_batches(small: JobStore) -> None:
     batches = [new_batch(small, lines(1)) for _ in range(2)]
-    with pytest.raises(TooManyBatches, match=r"2 batches have not ended.*--max-open-batches 2") as refusal:
+    with pytest.raises(TooManyBatches, match=r"2 batches are open.*--max-open-batches 2") as refusal:
         small.batches.create(batches[0].input_file_id, CHAT)
     reply = error_reply(refusal.value)
     assert (reply.status, reply.code) == (429, "too_many_batches")
@@ -35,7 +35,7 @@ def test_open_batches(small: JobStore) -> None:
 
 def test_files(small: JobStore) -> None:
     made = [upload(small, b"x") for _ in range(6)]
-    with pytest.raises(QuotaExceeded, match=r"6 files are kept.*--max-files 6") as refusal:
+    with pytest.raises(QuotaExceeded, match=r"6 files are stored.*--max-files 6") as refusal:
         upload(small, b"x")
     reply = error_reply(refusal.value)
     assert (reply.status, reply.code) == (507, "quota_exceeded")

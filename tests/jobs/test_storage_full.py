@@ -56,7 +56,7 @@ class FullDisk:
 
 def test_an_upload_says_so_and_leaves_no_trace(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     FullDisk(monkeypatch)
-    with pytest.raises(StorageFull, match=r"no room to write in .*No space left on device; .* bytes are free"):
+    with pytest.raises(StorageFull, match=r"no space left to write in .*No space left on device; .* bytes are free"):
         upload(store, b"x")
     assert contents(store.directory) == []
 
@@ -105,7 +105,7 @@ def test_the_files_of_a_batch_wait_for_room(
     assert (done.status, disk.num_waits, disk.num_refusals) == (BatchStatus.COMPLETED, 3, 3)
     assert len(read(store, done.output_file_id)) == 5
     told = [entry.getMessage() for entry in caplog.records if entry.getMessage().startswith("batches")]
-    assert len(told) == 2 and "no room" in told[0] and "go on" in told[1]
+    assert len(told) == 2 and "no space left" in told[0] and "continue" in told[1]
     assert contents(store.directory) == sorted([batch.input_file_id, done.output_file_id or ""])
 
 

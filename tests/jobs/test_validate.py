@@ -43,7 +43,7 @@ def test_an_empty_input(content: bytes) -> None:
         (json.dumps(line("a")).encode()[:-2] + b"\xe4}}", "invalid_utf8", "is not UTF-8", None),
         (b"9" * 5000, "invalid_json_line", "must be a JSON object", None),
         (b"[" * 100_000, "invalid_json_line", "must be a JSON object", None),
-        (b'{"body":' * 100_000, "invalid_json_line", "nests too many", None),
+        (b'{"body":' * 100_000, "invalid_json_line", "too deeply", None),
         (json.dumps(line("a", body={"t": float("nan")})).encode(), "invalid_json_line", "invalid character", None),
         (jsonl({"custom_id": "a"}), "missing_required_parameter", "method is missing", "method"),
         (jsonl(line("a", extra=1)), "unknown_parameter", "'extra'", "extra"),

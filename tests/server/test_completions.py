@@ -114,7 +114,7 @@ def test_the_best_of_several(client: openai.OpenAI) -> None:
     expected = sorted(every, key=mean, reverse=True)[:2]
     assert [one.text for one in best.choices] == [one.text for one in expected]
     assert best.usage is not None and best.usage.completion_tokens == 32
-    with pytest.raises(openai.BadRequestError, match=r"best_of = 4 .*does not go with stream"):
+    with pytest.raises(openai.BadRequestError, match=r"best_of = 4 .*cannot be combined with stream"):
         client.completions.create(best_of=4, stream=True, **params)
 
 

@@ -230,7 +230,10 @@ def test_a_model_may_have_several_names() -> None:
                 reply = await client.post("/v1/completions", json={**ASK, "model": name})
                 assert reply.status_code == 200 and reply.json()["model"] == "first"
             refused = await client.post("/v1/completions", json={**ASK, "model": "third"})
-            assert refused.status_code == 404 and "there is 'first', 'second'" in refused.json()["error"]["message"]
+            assert (
+                refused.status_code == 404
+                and "this service serves 'first', 'second'" in refused.json()["error"]["message"]
+            )
 
     play(story)
 

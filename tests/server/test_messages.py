@@ -202,7 +202,7 @@ def test_a_stream_that_is_left_is_cancelled(claude: anthropic.Anthropic, service
         ({"messages": [{"role": "user", "content": [WEATHER]}]}, "messages.0.content"),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "x", "name": "x", "input": {}}]}]},
-            "a tool_use block belongs into a message of the assistant",
+            "a tool_use block belongs in a message of the assistant",
         ),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
@@ -210,7 +210,7 @@ def test_a_stream_that_is_left_is_cancelled(claude: anthropic.Anthropic, service
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
         ({"output_config": {"effort": "low"}}, "output_config.effort"),
         ({"extra_body": {"temperature": -1}}, "temperature"),
-        ({"extra_body": {"top_q": 1}}, "top_q is not a field that is known here"),
+        ({"extra_body": {"top_q": 1}}, "top_q is not a known field"),
         ({"extra_body": {"stop": ["x"]}}, "stop"),
         ({"messages": [{"role": "user", "content": "fish " * 3000}]}, "the context holds 1024"),
     ],

@@ -379,7 +379,7 @@ def test_what_is_wrong_is_named(client: openai.OpenAI, change: dict[str, Any], p
 
 
 def test_other_models_are_not_found(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-9' here"):
+    with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-9'"):
         client.responses.create(model="gpt-9", input=APRIL)
     with pytest.raises(openai.BadRequestError, match=r"the prompt has \d+ tokens"):
         client.responses.create(model="perch", input="fish " * 3000)

@@ -333,10 +333,10 @@ class TaggedBody(GenerationBody):
 
     def sampling_params(self, recommended: Mapping[str, Any], **more: Any) -> SamplingParams:
         if self.stream and (self.best_of or 1) > (self.n or 1):
-            allowed = "the best is known at the end, so it does not go with stream"
+            allowed = "the best is known at the end, so it cannot be combined with stream"
             raise InvalidParameter("best_of", self.best_of, allowed)
         if self.stream and self.prompt_logprobs is not None:
-            raise InvalidParameter("prompt_logprobs", self.prompt_logprobs, "they do not go with stream")
+            raise InvalidParameter("prompt_logprobs", self.prompt_logprobs, "they cannot be combined with stream")
         more = {"prompt_logprobs": self.prompt_logprobs, **more}
         return super().sampling_params(
             recommended, best_of=self.best_of, truncate_prompt_tokens=self.truncate_prompt_tokens, **more

@@ -83,7 +83,7 @@ class MessageBody(Body):
         for block in self.content:
             role = {"tool_use": "assistant", "thinking": "assistant", "tool_result": "user"}.get(block.type)
             if role not in (None, self.role):
-                raise ValueError(f"a {block.type} block belongs into a message of the {role}")
+                raise ValueError(f"a {block.type} block belongs in a message of the {role}")
         return self
 
 

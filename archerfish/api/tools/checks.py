@@ -66,7 +66,7 @@ def _check_tool(field: str, tool: object) -> str:
         allowed = "it must have 1 to 64 characters out of letters, digits, _ and -"
         raise InvalidParameter(f"{field}.name", name, allowed)
     if not isinstance(function.get("description"), (str, type(None))):
-        raise InvalidParameter(f"{field}.description", function["description"], "it must be a text")
+        raise InvalidParameter(f"{field}.description", function["description"], "it must be a string")
     if not isinstance(function.get("strict"), (bool, type(None))):
         raise InvalidParameter(f"{field}.strict", function["strict"], "it must be true or false")
     if function.get("parameters") is not None:

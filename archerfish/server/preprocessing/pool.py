@@ -186,7 +186,7 @@ class _Worker:
             case signal.SIGABRT | signal.SIGSEGV:  # How native code ends that gets no memory.
                 return TooMuch.memory(self._spec).reply
             case signal.SIGKILL:
-                message = "the process that prepared this request was killed; try again"
+                message = "the preprocessing worker was killed; try again"
                 return ErrorReply(503, message, code="preprocessing_failed")
         logger.error("a preprocessing worker ended with exit code %s", code)
         return MISTAKE

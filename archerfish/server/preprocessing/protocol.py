@@ -104,7 +104,7 @@ def _retained_error(call: EndpointCall) -> ErrorReply | None:
     call.inputs = inputs
     if size <= _LARGEST_RETAINED:
         return None
-    message = f"tools, formats and other fields beside the prompt come to {size:,} bytes"
+    message = f"tools, formats and other fields besides the prompt take {size:,} bytes"
     return ErrorReply(400, f"{message}, and {_LARGEST_RETAINED:,} are allowed; shorten them", code="too_large")
 
 

@@ -40,7 +40,7 @@ class BatchBody(Body):
 def _store(http: Request) -> JobStore:
     store = service_of(http).jobs
     if store is None:
-        raise ApiError(400, "this service keeps no files and batches; start it with --data-dir", code="no_data_dir")
+        raise ApiError(400, "this service stores no files and batches; start it with --data-dir", code="no_data_dir")
     return store
 
 

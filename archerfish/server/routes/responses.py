@@ -66,7 +66,9 @@ async def read_response(
         assert stored is not None
         return Response(stored.response, media_type="application/json")
     if stored is None or stored.events is None:
-        raise InvalidParameter("stream", True, "only one made with background and stream can be followed later")
+        raise InvalidParameter(
+            "stream", True, "only responses created with background and stream can be followed later"
+        )
     return EventResponse(_replayed(stored.events[start:]))
 
 
