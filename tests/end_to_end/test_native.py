@@ -13,6 +13,7 @@ from archerfish.errors import ConfigError, ModelError
 from archerfish.weights.locate import locate
 from tests.end_to_end import bits
 from tests.end_to_end.bits import assert_alike
+from tests.lanes import full
 from tests.ops.cpu.native import KERNELS, needs_native
 
 pytestmark = needs_native
@@ -84,7 +85,7 @@ def test_what_cannot_be_had_is_refused_by_name() -> None:
         assert llm.generate("Once", PARAMS, progress=False)[0].outputs[0].token_ids
 
 
-@pytest.mark.parametrize("group", [32, 128])
+@pytest.mark.parametrize("group", [32, *full(128)])
 def test_groups_and_zero_points(group: int) -> None:
     with LLM(quantization="int4", quantization_group=group, quantization_zero_points=True, max_num_seqs=4) as llm:
         [output] = llm.generate("Once upon a time", PARAMS, progress=False)

@@ -148,7 +148,7 @@ def plain() -> Callable[[str], list[RequestOutput]]:
 
 
 @pytest.mark.usefixtures("free_tokens")
-@pytest.mark.parametrize("more", [{}, {"num_speculative_tokens": 6}], ids=str)
+@pytest.mark.parametrize("more", [{}, *full({"num_speculative_tokens": 6})], ids=str)
 def test_every_kind_of_request_has_its_answer(
     more: dict[str, Any], plain: Callable[[str], list[RequestOutput]]
 ) -> None:
@@ -176,7 +176,7 @@ def test_however_many_are_drafted_and_accepted(length: int, plain: Callable[[str
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"kernels": "reference", "dtype": "float32"}, {"kv_cache_dtype": "int8"}], ids=str
+    "settings", [{}, {"kv_cache_dtype": "int8"}, *full({"kernels": "reference", "dtype": "float32"})], ids=str
 )
 def test_draft_tokens_may_be_siblings(settings: dict[str, Any]) -> None:
     """In plain torch bits depend on the number of tokens: with float32 that is far from any choice."""

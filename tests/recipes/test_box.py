@@ -171,6 +171,7 @@ def test_rows_come_from_the_phase_s_sources_and_often_begin_with_a_document(
     assert torch.equal(rows.next(final=False), again)
 
 
+@pytest.mark.full
 def test_training_resumes_as_planned_and_distillation_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "CONTEXT", 15)
     monkeypatch.setattr(distill, "_BATCHES_AT_ONCE", 1)

@@ -149,6 +149,7 @@ def test_old_turns_give_way_but_never_the_tools(llm: LLM, scripted: Script, tmp_
     assert "Well" not in asked[1]
 
 
+@pytest.mark.full
 def test_the_engine_is_asked_in_special_tokens_and_gives_the_same_twice(llm: LLM, tmp_path: Path) -> None:
     lines(tmp_path / skills.QUESTIONS, QUESTIONS)
     lines(tmp_path / skills.DIALOGUES, [DIALOGUE])
@@ -160,6 +161,7 @@ def test_the_engine_is_asked_in_special_tokens_and_gives_the_same_twice(llm: LLM
     assert output.prompt_token_ids[0] == 3  # One token, not the letters of its name.
 
 
+@pytest.mark.full
 def test_samples_are_texts_and_conversations_greedy_and_drawn(llm: LLM) -> None:
     written = samples.write_samples(llm, "perch")
     prompts = [*samples.BEGINNINGS, *(f"{USER}{message}{END}{ASSISTANT}" for message in samples.MESSAGES)]

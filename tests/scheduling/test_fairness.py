@@ -126,7 +126,7 @@ def test_tenants_of_all_sizes_get_equal_shares_in_the_long_run(blocks: int) -> N
     tenants = {"chat": Size(10, 20), "reader": Size(100, 2), "writer": Size(2, 60), "tiny": Size(1, 1)}
     house = market(tenants, rows=8, blocks=blocks)
     for name, size in tenants.items():
-        house.ask(name, 12_000 // size.service)
+        house.ask(name, 6_000 // size.service)
     for _ in range(1000):
         house.step()
     assert (house.steps.scheduler.num_preemptions > 0) == (blocks == 40)
