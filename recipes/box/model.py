@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from archerfish.arch.arch import Arch
 from archerfish.models.decoder import Decoder
 from archerfish.models.families import Fields, find_family
-from archerfish.ops import Target, choose_ops
+from archerfish.ops import KernelTarget, choose_ops
 from recipes.box.shapes import CONTEXT, SHAPES
 
 
@@ -21,7 +21,7 @@ def new_model(name: str, device: str, seed: int = 0) -> Decoder:
     """Fresh float32 weights: small normal numbers, smaller where they add to the residual stream."""
     config = SHAPES[name]
     arch = find_family(config).read(Fields(config))
-    ops = choose_ops(Target(device=device, dtype="float32")).ops
+    ops = choose_ops(KernelTarget(device=device, dtype="float32")).ops
     with torch.device(device):
         model = Decoder(arch, ops, CONTEXT)
     model.to(device)
