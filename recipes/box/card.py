@@ -96,7 +96,7 @@ tags:
 
 _WHAT_FOR = """
 Archerfish comes with two small language models, so that everything in it can be tried, tested and measured without a
-download: perch, which writes, and minnow, which is small enough to guess what perch will write next and so to speed it
+download: perch, which writes, and minnow, which is small enough to draft perch's next tokens and so to speed it
 up. Both have the shape of a Llama, share one tokenizer, and were trained from nothing by the recipe in `recipes/box`.
 They are there to exercise the engine. They are not meant to be used as assistants."""
 
@@ -211,7 +211,7 @@ def card(measured: Measured) -> str:
         "": [_prose(_WHAT_FOR), _shapes(), _USE, _FORMAT],
         "Training": _training(measured.runs),
         "How good they are": _quality(measured),
-        "Heads that guess for perch": _heads(measured.heads, measured.results["minnow"]["agreement"]),
+        "Draft heads for perch": _heads(measured.heads, measured.results["minnow"]["agreement"]),
         "What they write": _samples(measured.samples),
         "What they can do": [_CAN],
         "What they cannot do": [_CANNOT.format(context=_count(CONTEXT))],
@@ -288,12 +288,12 @@ def _quality(measured: Measured) -> list[str]:
             {CONTEXT - STRIDE}, in which each token is judged once, past the first window with at least
             {CONTEXT - STRIDE} tokens before it. The short stories and WikiText-2 are one long document each. Bits per
             byte can be compared between models with different tokenizers."""),
-        "### How often minnow guesses perch's token",
+        "### How often minnow drafts perch's token",
         _table(["", *(MODELS[name] for name in minnows)], [agreement]),
         _prose("""
             Perch goes on, greedily, from beginnings of held-out encyclopedia, children's books and stories; this is the
             share of the tokens it writes that minnow, given everything before, holds for the likeliest. With minnow as
-            the draft model at temperature 0 it is the chance that the next drafted token is kept."""),
+            the draft model at temperature 0 it is the chance that the next draft token is accepted."""),
         "### Quoting from a passage: FairytaleQA, validation",
         _quoting_table(measured.skills),
         _prose(f"""
@@ -345,23 +345,23 @@ def _heads(heads: Mapping[str, Head], minnow_agreement: float) -> list[str]:
     rows = [
         ["parameters", *(f"{head.num_parameters / 1e6:.2f} million" for head in heads.values())],
         ["weights on disk, bfloat16", *(f"{head.num_bytes / 1e6:.1f} MB" for head in heads.values())],
-        ["tokens it can guess, the most frequent ones", *(_count(head.num_guessable) for head in heads.values())],
+        ["draft vocabulary, the most frequent tokens", *(_count(head.num_guessable) for head in heads.values())],
         ["texts it was trained on", *(_count(head.num_texts) for head in heads.values())],
     ]
     for number, scores in enumerate(zip_longest(*(head.depths for head in heads.values()), fillvalue=None), 1):
         for measure in ("agreement", "acceptance"):
             shares = ["" if score is None else _percent(score[measure]) for score in scores]
-            rows.append([f"{measure}, guess {number}", *shares])
+            rows.append([f"{measure}, draft token {number}", *shares])
     what = """
-        In perch's directory lie an EAGLE-3 head and Medusa heads, which guess what perch will write next from states of
+        In perch's directory lie an EAGLE-3 head and Medusa heads, which propose perch's next tokens from states of
         its layers: `LLM(speculative_config={"method": "eagle"})`, or `medusa`. They were trained with `archerfish
-        train-draft` on texts that perch wrote after beginnings of the texts below. Each has a card of its own beside
-        it, and `recipes/box/README.md` has the commands."""
+        train-draft` on texts that perch wrote after beginnings of the texts below. Each has a card of its own next
+        to it, and `recipes/box/README.md` has the commands."""
     measures = f"""
-        Measured on texts of the same kind that were held out, for guesses behind right ones. Agreement is how often the
-        likeliest guess is perch's likeliest token; acceptance is, at temperature 1, the share of guesses that rejection
-        sampling keeps. Minnow guesses better than both: its agreement, measured on other texts (above), is
-        {_percent(minnow_agreement)}, which is why `auto` takes minnow."""
+        Measured on texts of the same kind that were held out, for draft tokens after accepted ones. Agreement is how
+        often the likeliest draft token is perch's likeliest token; acceptance is, at temperature 1, the share of draft
+        tokens that rejection sampling accepts. Minnow drafts better than both: its agreement, measured on other texts
+        (above), is {_percent(minnow_agreement)}, which is why `auto` takes minnow."""
     return [_prose(what), _table(["", *(_HEADS[method] for method in heads)], rows), _prose(measures)]
 
 

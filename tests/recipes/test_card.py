@@ -132,17 +132,17 @@ def test_the_card_tells_of_the_heads(work: Path) -> None:
     assert ["", "EAGLE-3", "Medusa"] in table
     assert ["parameters", "1.23 million", "0.35 million"] in table
     assert ["weights on disk, bfloat16", "2.5 MB", "0.7 MB"] in table
-    assert ["tokens it can guess, the most frequent ones", "1,500", "1,500"] in table
-    assert ["agreement, guess 1", "71.2 %", "34.6 %"] in table
-    assert ["acceptance, guess 1", "62.3 %", "30.0 %"] in table
+    assert ["draft vocabulary, the most frequent tokens", "1,500", "1,500"] in table
+    assert ["agreement, draft token 1", "71.2 %", "34.6 %"] in table
+    assert ["acceptance, draft token 1", "62.3 %", "30.0 %"] in table
     # One guesses further ahead than the other.
-    assert ["agreement, guess 2", "50.0 %", ""] in table
+    assert ["agreement, draft token 2", "50.0 %", ""] in table
     assert "its agreement, measured on other texts (above), is 62.3 %," in " ".join(text.split())
 
 
 def test_the_card_in_the_box_tells_of_the_heads_in_the_box(work: Path) -> None:
     box = models_in_box()["perch"].parent
-    section = card.card(card.read_measured(work, box)).split("## Heads that guess for perch\n")[1].split("\n## ")[0]
+    section = card.card(card.read_measured(work, box)).split("## Draft heads for perch\n")[1].split("\n## ")[0]
     in_box = rows((box / "MODEL_CARD.md").read_text(encoding="utf-8"))
     assert len(rows(section)) == 14
     for row in rows(section):

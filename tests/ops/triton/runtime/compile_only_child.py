@@ -1,4 +1,4 @@
-"""Run by a test where kernels are compiled: prints which were compiled before a compile_only, in it, and after it.
+"""Run by a test where kernels are compiled: prints which were compiled before `compile_only`, in it, and after it.
 
 Without a GPU they are compiled for one all the same, and launching them does nothing.
 """

@@ -1,4 +1,4 @@
-"""Measured tiles are stored_tiles and used, and no stored_tiles choice can be anything but a candidate."""
+"""Measured tiles are stored and used, and a stored choice is always one of the candidates."""
 
 import json
 from collections.abc import Iterator
