@@ -341,6 +341,7 @@ def engines(service: RunningService) -> list[int]:
         return []
 
 
+@pytest.mark.full
 def test_a_storm_of_kills_loses_and_doubles_nothing(tmp_path: Path) -> None:
     """Of the service, of its engine, of both at once; while it loads and while it answers."""
     rng = random.Random(11)

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from tests.attack.soak.expected import compute
 from tests.attack.soak.ledger import LEAST_SAMPLES, Ledger
 from tests.attack.soak.soak import soak
@@ -9,6 +11,7 @@ from tests.attack.soak.soak import soak
 SECONDS = 20.0
 
 
+@pytest.mark.full
 def test_a_short_soak_finds_nothing() -> None:
     ledger = asyncio.run(soak(SECONDS, compute()))
     # Twenty seconds on a machine that does other things say nothing of memory.

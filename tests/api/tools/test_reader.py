@@ -419,7 +419,7 @@ def test_long_answers_are_read_in_time(name: str) -> None:
         write(tool_format, *[("f", '{"a": [[[[]]]]}')] * (size // 50)),
         tool_format.start + '{"arguments": ' + "[" * size + "]" * size + ', "name": "f"}',
     ):
-        begin = time.perf_counter()
+        begin = time.thread_time()  # Other processes do not lengthen it.
         content, calls = read(name, text)
-        assert time.perf_counter() - begin < 5
+        assert time.thread_time() - begin < 5
         assert calls or content == text or tool_format.start in text
