@@ -16,7 +16,7 @@ from workbench import show
 
 from archerfish.bench.serve.arrivals import constant
 from archerfish.bench.serve.client import COMPLETIONS, BenchClient, RequestOptions
-from archerfish.bench.serve.connections import Origin
+from archerfish.bench.serve.connections import ServerAddress
 from archerfish.bench.serve.datasets import Sample
 from archerfish.bench.serve.load import PlannedLoad, send_load
 from archerfish.bench.serve.monitor import ClientMonitor
@@ -91,7 +91,7 @@ def running(kind: str) -> Iterator[int]:
 
 
 async def load(port: int, planned: PlannedLoad) -> tuple[list[RequestRecord], ClientHealth]:
-    origin = Origin("127.0.0.1", port, False, "")
+    origin = ServerAddress("127.0.0.1", port, False, "")
     client = BenchClient(origin, {}, RequestOptions(model="m", endpoint=COMPLETIONS))
     async with ClientMonitor() as monitor:
         records = await send_load(client, planned, lambda _: None)

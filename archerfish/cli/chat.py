@@ -12,7 +12,7 @@ import click
 from archerfish.cli.answers import speed, write
 from archerfish.cli.chat_commands import EXIT, run_command
 from archerfish.cli.chat_input import Typed, read_message, read_piped_line
-from archerfish.cli.conversation import ChatModel, Conversation
+from archerfish.cli.conversation import ChatHistory, ChatModel
 from archerfish.cli.engine_options import engine_options, open_model
 from archerfish.cli.field_options import NUMBERS_NOTE, SectionedCommand
 from archerfish.cli.sampling_options import sampling_options, sampling_params
@@ -44,7 +44,7 @@ def command(system: str | None, sampling: Mapping[str, Any], config: EngineConfi
         with suppress(RequestError):
             llm.assembly.processor.chat_text([{"role": "user", "content": "Hello"}])
         params = sampling_params(llm.assembly.recommended, sampling, llm.assembly.processor.max_model_len)
-        conversation = Conversation(_chat_model(llm), params, system)
+        conversation = ChatHistory(_chat_model(llm), params, system)
         if sys.stdin.isatty():
             _notice(_WELCOME.format(conversation.max_model_len))
             _talk(conversation, Typed())
@@ -64,7 +64,7 @@ def _chat_model(llm: "LLM") -> ChatModel:
     )
 
 
-def _talk(conversation: Conversation, typed: Typed) -> None:
+def _talk(conversation: ChatHistory, typed: Typed) -> None:
     """Take messages as they are typed. A refused one is reported; Ctrl-C clears the line, twice in a row it ends."""
     while True:
         try:
@@ -83,7 +83,7 @@ def _talk(conversation: Conversation, typed: Typed) -> None:
             _notice(f"error: {error}")
 
 
-def _take(conversation: Conversation, text: str) -> None:
+def _take(conversation: ChatHistory, text: str) -> None:
     """Do what a command says, or answer."""
     if text.startswith("/"):
         _notice(run_command(conversation, text))
@@ -95,7 +95,7 @@ def _take(conversation: Conversation, text: str) -> None:
         _answer(conversation, text)
 
 
-def _answer(conversation: Conversation, text: str) -> None:
+def _answer(conversation: ChatHistory, text: str) -> None:
     reason = error = None
     timing = RequestTiming(time.monotonic())
     with _interrupt_flag() as interrupted, closing(conversation.answer(text)) as pieces:
@@ -112,7 +112,7 @@ def _answer(conversation: Conversation, text: str) -> None:
         raise EngineError(f"the answer could not be completed: {error}")
 
 
-def _ending(conversation: Conversation, timing: RequestTiming, reason: str | None, *, interrupted: bool) -> str:
+def _ending(conversation: ChatHistory, timing: RequestTiming, reason: str | None, *, interrupted: bool) -> str:
     """How an answer ended, where it did not end by itself."""
     if reason == "length":
         at_limit = timing.num_generated_tokens == conversation.params.max_tokens

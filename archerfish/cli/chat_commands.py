@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from archerfish.cli.conversation import Conversation, SavedConversation, read_conversation
+from archerfish.cli.conversation import ChatHistory, SavedConversation, read_conversation
 from archerfish.cli.prompts import decode_utf8
 from archerfish.config.load import read_flags
 from archerfish.errors import RequestError
@@ -29,11 +29,11 @@ _LARGEST_FILE = 64 << 20
 class _Command(NamedTuple):
     usage: str
     help: str
-    run: Callable[[Conversation, str], str]
+    run: Callable[[ChatHistory, str], str]
     """Does what is asked, with what follows the command's name; what to tell the user."""
 
 
-def run_command(conversation: Conversation, line: str) -> str:
+def run_command(conversation: ChatHistory, line: str) -> str:
     """Do what a line that begins with / asks for; what to tell the user. Raises UserError that names what is wrong."""
     name, _, text = line.strip().partition(" ")
     command = _COMMANDS.get(name)
@@ -43,7 +43,7 @@ def run_command(conversation: Conversation, line: str) -> str:
     return command.run(conversation, text.strip())
 
 
-def _help(_: Conversation, text: str) -> str:
+def _help(_: ChatHistory, text: str) -> str:
     _refuse_text("/help", text)
     rows = [(command.usage, command.help) for command in _COMMANDS.values()]
     rows += [
@@ -56,7 +56,7 @@ def _help(_: Conversation, text: str) -> str:
     return "\n".join(f"  {usage:{width}}  {meaning}" for usage, meaning in rows)
 
 
-def _params(conversation: Conversation, text: str) -> str:
+def _params(conversation: ChatHistory, text: str) -> str:
     try:
         pairs = [word.partition("=") for word in shlex.split(text)]
     except ValueError as error:
@@ -88,18 +88,18 @@ def _shown(value: object) -> str:
     return shlex.quote(",".join(map(str, value)) if isinstance(value, tuple) else str(value))
 
 
-def _system(conversation: Conversation, text: str) -> str:
+def _system(conversation: ChatHistory, text: str) -> str:
     conversation.system = text or None
     return "(System prompt set.)" if text else "(No system prompt.)"
 
 
-def _reset(conversation: Conversation, text: str) -> str:
+def _reset(conversation: ChatHistory, text: str) -> str:
     _refuse_text("/reset", text)
     conversation.reset()
     return "(All turns are forgotten.)"
 
 
-def _save(conversation: Conversation, text: str) -> str:
+def _save(conversation: ChatHistory, text: str) -> str:
     path = _path("/save", text)
     try:
         if path.exists():
@@ -118,7 +118,7 @@ def _check_may_replace(path: Path) -> None:
         raise RequestError(f"{path} exists and is no saved conversation; name another file, or remove it") from error
 
 
-def _load(conversation: Conversation, text: str) -> str:
+def _load(conversation: ChatHistory, text: str) -> str:
     path = _path("/load", text)
     try:
         conversation.resume(_read(path))

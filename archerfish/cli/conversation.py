@@ -35,7 +35,7 @@ class ChatModel:
     max_model_len: int
 
 
-class Conversation:
+class ChatHistory:
     """What was said so far."""
 
     def __init__(self, model: ChatModel, params: SamplingParams, system: str | None = None) -> None:

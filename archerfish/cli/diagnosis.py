@@ -82,7 +82,7 @@ class Rejection:
 
 
 @dataclass(frozen=True, slots=True)
-class KernelReport:
+class KernelSelection:
     operation: str
     dtype: str
     kernel: str
@@ -99,7 +99,7 @@ class Diagnosis:
     gpus: list[GpuReport]
     device: str
     """Where a model would run, and what the kernels are chosen for."""
-    kernels: list[KernelReport]
+    kernels: list[KernelSelection]
     problems: list[str]
     """What would keep a model from running."""
     model: ModelReport | None = None
@@ -117,7 +117,7 @@ def diagnose(model: str | None = None) -> Diagnosis:
     if model is not None:
         blueprint = examine(EngineConfig(model=model, load_format="dummy"))
         targets = [model_target(blueprint.arch, blueprint.config)]
-    kernels: list[KernelReport] = []
+    kernels: list[KernelSelection] = []
     problems: list[str] = []
     for target in targets:
         try:
@@ -199,10 +199,10 @@ def _model(blueprint: Blueprint, memory: MemoryReport) -> ModelReport:
     )
 
 
-def _kernels(target: KernelTarget) -> list[KernelReport]:
+def _kernels(target: KernelTarget) -> list[KernelSelection]:
     _, choices = choose_ops(target, all_implementations(target))
     return [
-        KernelReport(
+        KernelSelection(
             choice.operation,
             target.dtype,
             choice.name,

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from archerfish.cli.diagnosis import CpuReport, Diagnosis, KernelReport, MemoryReport, ModelReport
+    from archerfish.cli.diagnosis import CpuReport, Diagnosis, KernelSelection, MemoryReport, ModelReport
 
 _MAX_TOKENS = 65_536
 
@@ -148,7 +148,7 @@ def _kernel_table(diagnosis: "Diagnosis") -> "Table":
     from rich.table import Table
 
     dtypes = list(dict.fromkeys(report.dtype for report in diagnosis.kernels))
-    by_operation: dict[str, dict[str, KernelReport]] = {}
+    by_operation: dict[str, dict[str, KernelSelection]] = {}
     for report in diagnosis.kernels:
         by_operation.setdefault(report.operation, {})[report.dtype] = report
     title = f"Kernels on {diagnosis.device}" + ("" if diagnosis.model is None else " for this model")
@@ -161,7 +161,7 @@ def _kernel_table(diagnosis: "Diagnosis") -> "Table":
     return table
 
 
-def _why_not(reports: "list[KernelReport]") -> str:
+def _why_not(reports: "list[KernelSelection]") -> str:
     """Each reason once; with the number formats it holds for, if it does not hold for all."""
     holds_for: dict[str, list[str]] = {}
     for report in reports:

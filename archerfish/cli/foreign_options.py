@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from archerfish.config.compatibility import Origin, shown_value, translate
+from archerfish.config.compatibility import SettingSource, shown_value, translate
 from archerfish.config.foreign_settings import FOREIGN
 from archerfish.config.settings import flag_name
 
@@ -23,7 +23,7 @@ def without_foreign_options(options: Sequence[click.Option], arguments: Sequence
         return spellings[name] if isinstance(value, bool) else f"{spellings[name]} {shown_value(value)}"
 
     given = {_setting(argument.partition("=")[0]) for argument in kept if argument.startswith("-")}
-    translated = translate(foreign, Origin(own_settings(options), flag_name, write), given)
+    translated = translate(foreign, SettingSource(own_settings(options), flag_name, write), given)
     for notice in translated.notices:
         click.echo(notice, err=True)
     for name, value in translated.settings.items():

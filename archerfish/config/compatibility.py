@@ -21,7 +21,7 @@ _SETTING = re.compile(r"\{(no_)?(\w+)\}")
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class SettingSource:
     """Where settings are given: a command, a class of Python, a file, the environment."""
 
     own: Collection[str]
@@ -88,7 +88,7 @@ def own_value(name: str, value: Any) -> Any:
     return ALIASES.get(name, {}).get(value, value)
 
 
-def translate(settings: Mapping[str, Any], origin: Origin, given: Collection[str] = ()) -> Translated:
+def translate(settings: Mapping[str, Any], origin: SettingSource, given: Collection[str] = ()) -> Translated:
     """Take settings of other engines alone; raise a ConfigError for those that request what is not there.
 
     `given` are the names of our own settings that were given as well.

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from archerfish.config.compatibility import Origin, own_value, shown_value, translate
+from archerfish.config.compatibility import SettingSource, own_value, shown_value, translate
 from archerfish.config.foreign_settings import FOREIGN
 from archerfish.config.numbers import parse_count
 from archerfish.config.settings import EngineConfig, ServerConfig, flag_name
@@ -60,7 +60,7 @@ def check_settings(settings: Mapping[str, Any]) -> EngineConfig:
     """Settings given in Python, checked and converted as flags are. A setting of None was not given."""
     own = field_types(EngineConfig)
     foreign = {name: value for name, value in settings.items() if name not in own and name in FOREIGN}
-    translated = translate(foreign, Origin(own))
+    translated = translate(foreign, SettingSource(own))
     for notice in translated.notices:
         logger.info(notice)
     kept = {name: value for name, value in settings.items() if name not in foreign}
@@ -116,7 +116,10 @@ def _from_file(record: type, path: Path | None, notify: Notify) -> dict[str, Any
     if len({name for name, _ in named.values()}) < len(named):
         raise ConfigError(f"{path} names a setting twice, once with - and once with _: keep one of them")
     return _convert_shared(
-        record, named, Origin(_shared(), write=lambda name, value: f"{name} = {shown_value(value)} in {path}"), notify
+        record,
+        named,
+        SettingSource(_shared(), write=lambda name, value: f"{name} = {shown_value(value)} in {path}"),
+        notify,
     )
 
 
@@ -131,7 +134,7 @@ def _from_environment(record: type, environ: Mapping[str, str], notify: Notify) 
     def spell(name: str) -> str:
         return ENVIRONMENT_PREFIX + name.upper()
 
-    origin = Origin(_shared(), spell, lambda name, value: f"{spell(name)}={shown_value(value)}")
+    origin = SettingSource(_shared(), spell, lambda name, value: f"{spell(name)}={shown_value(value)}")
     return _convert_shared(record, named, origin, notify)
 
 
@@ -140,7 +143,7 @@ def _shared() -> set[str]:
 
 
 def _convert_shared(
-    record: type, named: Mapping[str, tuple[str, Any]], origin: Origin, notify: Notify
+    record: type, named: Mapping[str, tuple[str, Any]], origin: SettingSource, notify: Notify
 ) -> dict[str, Any]:
     """Like _convert_all, but settings of other records may stand there too, and those of other engines."""
     foreign = {name: value for name, value in named.values() if name not in origin.own and name in FOREIGN}

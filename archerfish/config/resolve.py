@@ -19,7 +19,7 @@ MOST_CALIBRATED_PARAMETERS = 200_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class ResolveFacts:
     """What resolving needs to know of the model and the machine."""
 
     max_positions: int
@@ -79,7 +79,7 @@ class ResolvedConfig:
         return max(self.max_num_seqs, min(_SAMPLED_WITH_DRAFTS, self.max_num_batched_tokens))
 
 
-def resolve(config: EngineConfig, facts: Facts) -> ResolvedConfig:
+def resolve(config: EngineConfig, facts: ResolveFacts) -> ResolvedConfig:
     """Concrete settings, or a ConfigError that names the field and a value that works."""
     device = _device(config, facts)
     on_cpu = device == "cpu"
@@ -108,7 +108,7 @@ def resolve(config: EngineConfig, facts: Facts) -> ResolvedConfig:
     return resolved
 
 
-def _device(config: EngineConfig, facts: Facts) -> str:
+def _device(config: EngineConfig, facts: ResolveFacts) -> str:
     if config.device == "auto":
         return "cuda" if facts.has_cuda else "cpu"
     if config.device == "cuda" and not facts.has_cuda:
@@ -117,7 +117,7 @@ def _device(config: EngineConfig, facts: Facts) -> str:
     return config.device
 
 
-def _dtype(config: EngineConfig, facts: Facts, *, on_cpu: bool) -> str:
+def _dtype(config: EngineConfig, facts: ResolveFacts, *, on_cpu: bool) -> str:
     if config.dtype != "auto":
         return config.dtype
     dtype = facts.checkpoint_dtype or "float32"
@@ -129,7 +129,7 @@ def _dtype(config: EngineConfig, facts: Facts, *, on_cpu: bool) -> str:
     return "float32" if on_cpu and dtype == "float16" else dtype
 
 
-def _rounding(config: EngineConfig, facts: Facts, *, on_cpu: bool) -> Rounding:
+def _rounding(config: EngineConfig, facts: ResolveFacts, *, on_cpu: bool) -> Rounding:
     if config.quantization != "int4":
         if config.quantization_rounding != "auto":
             rounding, kind = flag_name("quantization_rounding"), flag_name("quantization")
@@ -154,7 +154,7 @@ def _speculation(config: EngineConfig) -> SpeculationConfig:
     return SpeculationConfig.read(config.speculative_config)
 
 
-def _max_model_len(config: EngineConfig, facts: Facts) -> int:
+def _max_model_len(config: EngineConfig, facts: ResolveFacts) -> int:
     length = config.max_model_len
     if length is None:
         return facts.max_positions

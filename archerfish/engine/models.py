@@ -11,7 +11,7 @@ from torch import Tensor
 
 from archerfish.arch.arch import Arch
 from archerfish.arch.cost import num_parameters, num_router_parameters
-from archerfish.config.resolve import Facts, ResolvedConfig, resolve
+from archerfish.config.resolve import ResolvedConfig, ResolveFacts, resolve
 from archerfish.config.settings import EngineConfig
 from archerfish.console import ProgressBar, logger
 from archerfish.engine.factory.kernels import Kernels, model_target
@@ -62,10 +62,10 @@ def read_checkpoint(config: EngineConfig, find: Find | None = None) -> Checkpoin
     )
 
 
-def facts_of(checkpoint: Checkpoint) -> Facts:
+def facts_of(checkpoint: Checkpoint) -> ResolveFacts:
     inner = checkpoint.config.get("text_config") or {}
     named = [values.get(key) for values in (checkpoint.config, inner) for key in ("dtype", "torch_dtype")]
-    return Facts(
+    return ResolveFacts(
         max_positions=checkpoint.arch.max_positions,
         checkpoint_dtype=next((str(name).removeprefix("torch.") for name in named if name), None),
         can_extend=checkpoint.arch.can_extend_positions,

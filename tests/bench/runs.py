@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 
 from archerfish.bench.serve.records import (
+    BenchRun,
+    BenchTarget,
     ClientHealth,
     Finding,
     RequestRecord,
-    Run,
     ServerSample,
     ServerTimes,
-    Target,
     Workload,
 )
 
@@ -28,7 +28,9 @@ WORKLOAD = Workload(
     seed=0,
     ignore_eos=True,
 )
-TARGET = Target(url="http://127.0.0.1:8000", endpoint="/v1/completions", model="perch", is_archerfish=True, is_own=True)
+TARGET = BenchTarget(
+    url="http://127.0.0.1:8000", endpoint="/v1/completions", model="perch", is_archerfish=True, is_own=True
+)
 HEALTHY = ClientHealth(cpu_share=0.2, median_lag=0.0001, p99_lag=0.001, largest_lag=0.004)
 SATURATED = Finding(
     name="client-saturated", is_fatal=True, what="the client used 99% of a core", fix="lower --request-rate"
@@ -59,7 +61,7 @@ def failed_request(index: int, sent: float) -> RequestRecord:
     return RequestRecord(index=index, planned=sent, sent=sent, ended=sent + 0.1, status=500, error="it broke")
 
 
-def make_run(requests: list[RequestRecord], **more: Any) -> Run:
+def make_run(requests: list[RequestRecord], **more: Any) -> BenchRun:
     given: dict[str, Any] = {
         "version": "0.0",
         "label": "",
@@ -70,10 +72,12 @@ def make_run(requests: list[RequestRecord], **more: Any) -> Run:
         "client": HEALTHY,
         "findings": (),
     }
-    return Run(requests=tuple(requests), **(given | more))
+    return BenchRun(requests=tuple(requests), **(given | more))
 
 
-def random_run(seed: int = 0, *, num_requests: int = 200, rate: float = 8.0, slowness: float = 1.0, **more: Any) -> Run:
+def random_run(
+    seed: int = 0, *, num_requests: int = 200, rate: float = 8.0, slowness: float = 1.0, **more: Any
+) -> BenchRun:
     """A server with a TTFT that grows with the prompt, and now and then a long wait."""
     rng = np.random.default_rng(seed)
     requests, sent = [], 0.0
@@ -118,7 +122,7 @@ def make_sample(time: float, **more: Any) -> ServerSample:
     return ServerSample(time=time, **(given | more))
 
 
-def _watched(run: Run) -> tuple[ServerSample, ...]:
+def _watched(run: BenchRun) -> tuple[ServerSample, ...]:
     """What a server would have told of itself while it answered these."""
     samples = []
     for time in np.linspace(0.0, run.duration, 80).tolist():

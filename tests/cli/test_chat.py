@@ -11,7 +11,7 @@ import pytest
 from archerfish.cli import chat
 from archerfish.cli.chat_commands import run_command
 from archerfish.cli.chat_input import Typed, read_message
-from archerfish.cli.conversation import ChatModel, Conversation, Message
+from archerfish.cli.conversation import ChatHistory, ChatModel, Message
 from archerfish.engine.outputs import StreamOutput
 from archerfish.errors import InvalidParameter, PromptTooLong, RequestError, UserError
 from archerfish.request import SamplingParams
@@ -63,7 +63,7 @@ class Keyboard:
         return line
 
 
-def talk(conversation: Conversation, monkeypatch: pytest.MonkeyPatch, *lines: str | None) -> Keyboard:
+def talk(conversation: ChatHistory, monkeypatch: pytest.MonkeyPatch, *lines: str | None) -> Keyboard:
     keyboard = Keyboard(lines)
     monkeypatch.setattr("builtins.input", keyboard.input)
     typed = Typed()
@@ -78,12 +78,12 @@ def parrot() -> Parrot:
 
 
 @pytest.fixture
-def conversation(parrot: Parrot) -> Conversation:
+def conversation(parrot: Parrot) -> ChatHistory:
     model = ChatModel(parrot.stream_chat, parrot.token_ids, parrot.check_length, CONTEXT)
-    return Conversation(model, SamplingParams(max_tokens=5))
+    return ChatHistory(model, SamplingParams(max_tokens=5))
 
 
-def test_a_conversation_remembers_its_turns(parrot: Parrot, conversation: Conversation) -> None:
+def test_a_conversation_remembers_its_turns(parrot: Parrot, conversation: ChatHistory) -> None:
     list(conversation.answer("one two"))
     list(conversation.answer("three"))
     assert [message["content"] for message in parrot.heard[1]] == ["one two", "one two ", "three"]
@@ -93,21 +93,21 @@ def test_a_conversation_remembers_its_turns(parrot: Parrot, conversation: Conver
     assert conversation.messages == [{"role": "system", "content": "Be brief"}]
 
 
-def test_an_answer_cut_short_is_remembered_as_far_as_it_was_written(conversation: Conversation) -> None:
+def test_an_answer_cut_short_is_remembered_as_far_as_it_was_written(conversation: ChatHistory) -> None:
     answer = conversation.answer("one two three")
     next(answer)
     answer.close()
     assert conversation.messages[-1] == {"role": "assistant", "content": "one "}
 
 
-def test_a_refused_turn_leaves_no_trace(conversation: Conversation) -> None:
+def test_a_refused_turn_leaves_no_trace(conversation: ChatHistory) -> None:
     with pytest.raises(RequestError):
         list(conversation.answer("refuse"))
     assert conversation.messages == []
 
 
 def test_a_full_context_drops_the_oldest_turns_and_says_so(
-    parrot: Parrot, conversation: Conversation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    parrot: Parrot, conversation: ChatHistory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     conversation.system = "Be brief"
     talk(conversation, monkeypatch, "a " * 6, "b " * 6, "c " * 6, "d " * 6, "e " * 15)
@@ -120,7 +120,7 @@ def test_a_full_context_drops_the_oldest_turns_and_says_so(
     assert "(The context of 40 tokens is full: the oldest 2 turns were dropped.)" in said
 
 
-def test_a_message_that_alone_is_too_long_is_refused_and_costs_no_turn(conversation: Conversation) -> None:
+def test_a_message_that_alone_is_too_long_is_refused_and_costs_no_turn(conversation: ChatHistory) -> None:
     list(conversation.answer("one two"))
     with pytest.raises(PromptTooLong) as refusal:
         conversation.drop_oldest_turns("word " * CONTEXT)
@@ -130,7 +130,7 @@ def test_a_message_that_alone_is_too_long_is_refused_and_costs_no_turn(conversat
     assert conversation.drop_oldest_turns("word " * (CONTEXT - 1)) == 1
 
 
-def test_an_answer_is_left_a_part_of_the_context_even_without_max_tokens(conversation: Conversation) -> None:
+def test_an_answer_is_left_a_part_of_the_context_even_without_max_tokens(conversation: ChatHistory) -> None:
     conversation.params = SamplingParams(max_tokens=None)
     list(conversation.answer("word " * 10))
     assert conversation.drop_oldest_turns("word " * 10) == 0
@@ -138,7 +138,7 @@ def test_an_answer_is_left_a_part_of_the_context_even_without_max_tokens(convers
 
 
 def test_ctrl_c_stops_the_answer_and_nothing_else(
-    parrot: Parrot, conversation: Conversation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    parrot: Parrot, conversation: ChatHistory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parrot.interrupts_after = 2
     before = signal.getsignal(signal.SIGINT)
@@ -150,7 +150,7 @@ def test_ctrl_c_stops_the_answer_and_nothing_else(
 
 
 def test_ctrl_c_at_the_prompt_clears_the_line_and_ends_the_second_time_in_a_row(
-    parrot: Parrot, conversation: Conversation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    parrot: Parrot, conversation: ChatHistory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keyboard = talk(conversation, monkeypatch, "one", None, "two", "half \\", None, None, "three")
     assert [messages[-1]["content"] for messages in parrot.heard] == ["one", "two"]
@@ -178,7 +178,7 @@ def test_a_second_ctrl_c_is_not_held_back() -> None:
 
 
 def test_commands_are_obeyed_and_unknown_ones_named(
-    parrot: Parrot, conversation: Conversation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    parrot: Parrot, conversation: ChatHistory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = ["one", "", "/reset", "/system Be brief", "two", "/system", "/nope", "refuse", " /one", "/exit", "three"]
     talk(conversation, monkeypatch, *lines)
@@ -190,14 +190,14 @@ def test_commands_are_obeyed_and_unknown_ones_named(
     assert "error: messages = 'refuse' is not valid" in written.err
 
 
-def test_help_names_every_command(conversation: Conversation) -> None:
+def test_help_names_every_command(conversation: ChatHistory) -> None:
     lines = run_command(conversation, "/help").splitlines()
     named = ["/help", "/params", "/system", "/save", "/load", "/reset", "/exit"]
     assert [line.split()[0] for line in lines[:7]] == named
     assert max(map(len, lines)) <= 80
 
 
-def test_params_are_shown_and_set(conversation: Conversation) -> None:
+def test_params_are_shown_and_set(conversation: ChatHistory) -> None:
     before = "max_tokens=5  temperature=1.0  top_k=0  top_p=1.0  seed=none"
     assert run_command(conversation, "/params") == before
     run_command(conversation, "/params temperature=0.5 max_tokens=none seed=7 stop='a b,c' ignore_eos=true")
@@ -231,7 +231,7 @@ def test_params_are_shown_and_set(conversation: Conversation) -> None:
     ],
 )
 def test_a_command_that_cannot_be_obeyed_says_why_and_changes_nothing(
-    conversation: Conversation, line: str, says: str
+    conversation: ChatHistory, line: str, says: str
 ) -> None:
     list(conversation.answer("one"))
     before = (conversation.messages, conversation.params)
@@ -241,7 +241,7 @@ def test_a_command_that_cannot_be_obeyed_says_why_and_changes_nothing(
     assert (conversation.messages, conversation.params) == before
 
 
-def test_a_conversation_is_saved_and_goes_on(conversation: Conversation, tmp_path: Path) -> None:
+def test_a_conversation_is_saved_and_goes_on(conversation: ChatHistory, tmp_path: Path) -> None:
     conversation.system = "Be brief"
     list(conversation.answer("grüße"))
     before, file = conversation.messages, tmp_path / "talk of today.json"
@@ -266,7 +266,7 @@ def test_a_conversation_is_saved_and_goes_on(conversation: Conversation, tmp_pat
     ],
 )
 def test_what_is_no_conversation_is_not_loaded_and_not_overwritten(
-    conversation: Conversation, tmp_path: Path, content: str, says: str
+    conversation: ChatHistory, tmp_path: Path, content: str, says: str
 ) -> None:
     file = tmp_path / "file.json"
     file.write_text(content)
@@ -278,7 +278,7 @@ def test_what_is_no_conversation_is_not_loaded_and_not_overwritten(
 
 
 def test_an_answer_cut_off_says_so(
-    parrot: Parrot, conversation: Conversation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    parrot: Parrot, conversation: ChatHistory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parrot.finish_reason = "length"
     talk(conversation, monkeypatch, "one", "one two three four five")

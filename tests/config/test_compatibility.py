@@ -14,7 +14,7 @@ import torch
 from archerfish import LLM, AsyncEngineArgs, EngineArgs
 from archerfish.cli.foreign_options import own_settings, without_foreign_options
 from archerfish.cli.main import program
-from archerfish.config.compatibility import Origin
+from archerfish.config.compatibility import SettingSource
 from archerfish.config.foreign_settings import FOREIGN
 from archerfish.config.load import check_settings, load_config
 from archerfish.config.settings import EngineConfig, ServerConfig, flag_name
@@ -57,7 +57,7 @@ def options_of(path: str) -> list[click.Option]:
 def test_hints_name_flags_that_the_command_itself_has(path: str) -> None:
     options = options_of(path)
     flags = {flag for option in options for flag in (*option.opts, *option.secondary_opts)}
-    origin = Origin(own_settings(options), flag_name)
+    origin = SettingSource(own_settings(options), flag_name)
     for name in FOREIGN:
         if FOREIGN[name].renamed in origin.own:
             continue
@@ -74,7 +74,7 @@ def test_parsers_of_tool_calls_are_formats_where_calls_are_read(path: str) -> No
 
 
 def test_hints_in_python_name_settings_of_the_engine() -> None:
-    origin = Origin(OWN)
+    origin = SettingSource(OWN)
     for name in FOREIGN:
         for text in (origin.hint(name), origin.notice(name)):
             assert not re.findall(r"--\w|[{}]", text)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from archerfish.config.resolve import Facts, ResolvedConfig, resolve
+from archerfish.config.resolve import ResolvedConfig, ResolveFacts, resolve
 from archerfish.config.settings import EngineConfig
 from archerfish.errors import ConfigError
 
@@ -12,7 +12,7 @@ from archerfish.errors import ConfigError
 def resolved(
     *, has_cuda: bool = False, checkpoint_dtype: str = "bfloat16", num_parameters: int = 1_000_000, **settings: Any
 ) -> ResolvedConfig:
-    facts = Facts(
+    facts = ResolveFacts(
         max_positions=4096,
         checkpoint_dtype=checkpoint_dtype,
         can_extend=False,

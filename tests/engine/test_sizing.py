@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from archerfish.config import EngineConfig
-from archerfish.config.resolve import Facts, ResolvedConfig, resolve
+from archerfish.config.resolve import ResolvedConfig, ResolveFacts, resolve
 from archerfish.disk_cache import DiskCache
 from archerfish.engine.factory.executors import build_executor
 from archerfish.engine.factory.kernels import choose_kernels
@@ -30,7 +30,7 @@ from tests.execution.archs import FULL, MAX_POSITIONS
 from tests.execution.small_models import ARCHS
 
 WEIGHTS = 1_000_000
-FACTS = Facts(
+FACTS = ResolveFacts(
     max_positions=MAX_POSITIONS,
     checkpoint_dtype="float32",
     can_extend=False,

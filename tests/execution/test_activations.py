@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from archerfish import LLM
 from archerfish.config import EngineConfig
-from archerfish.config.resolve import Facts, resolve
+from archerfish.config.resolve import ResolveFacts, resolve
 from archerfish.execution.backends.eager import EagerModel
 from archerfish.execution.memory import MemoryBudget
 from archerfish.execution.step.rows import Rows
@@ -114,7 +114,7 @@ def test_a_step_takes_no_more_than_was_set_aside(arch, sizes, params):
         device="cpu",
         dtype="bfloat16",
     )
-    facts = Facts(
+    facts = ResolveFacts(
         max_positions=4096, checkpoint_dtype=None, can_extend=False, has_cuda=False, num_cores=1, num_parameters=1
     )
     set_aside = MemoryBudget(arch, kv_layout(arch), 2**40, DTYPE.itemsize).activations(resolve(settings, facts))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from archerfish.arch.cost import weight_bytes
 from archerfish.config import EngineConfig
 from archerfish.config.numbers import format_bytes
-from archerfish.config.resolve import Facts, resolve
+from archerfish.config.resolve import ResolveFacts, resolve
 from archerfish.errors import DoesNotFit
 from archerfish.execution.memory import CacheSize, DrafterMemory, MemoryBudget, MemoryOption
 from archerfish.kvcache.layout import kv_layout
@@ -19,7 +19,7 @@ from tests.execution.archs import ALL, FULL, MAX_POSITIONS, MIXED, VOCABULARY, W
 from tests.lanes import examples
 
 BYTES_PER_VALUE = 4
-FACTS = Facts(
+FACTS = ResolveFacts(
     max_positions=MAX_POSITIONS,
     checkpoint_dtype="float32",
     can_extend=False,

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from archerfish.config import EngineConfig
-from archerfish.config.resolve import Facts, ResolvedConfig, resolve
+from archerfish.config.resolve import ResolvedConfig, ResolveFacts, resolve
 from archerfish.execution.profile_run import MemoryReading, measure_peak, profile_steps
 from archerfish.request import SamplingParams
 
-FACTS = Facts(
+FACTS = ResolveFacts(
     max_positions=4096, checkpoint_dtype="float32", can_extend=False, has_cuda=False, num_cores=1, num_parameters=1
 )
 

@@ -13,7 +13,7 @@ import numpy as np
 from archerfish.bench.compare.measures import MEASURES, Measure, Resampler
 from archerfish.bench.compare.statistics import Interval, bootstrap_interval, welch_interval
 from archerfish.bench.compare.workloads import VALIDITY, Difference, differences
-from archerfish.bench.serve.records import Run
+from archerfish.bench.serve.records import BenchRun
 from archerfish.bench.serve.summary import summarize
 from archerfish.errors import ConfigError
 from archerfish.metrics.objectives import Objectives
@@ -30,7 +30,7 @@ class Side:
     """Runs of the same thing."""
 
     label: str
-    runs: tuple[Run, ...]
+    runs: tuple[BenchRun, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ComparisonRow:
     """One measure on every side; None where a side does not have it."""
 
     name: str
@@ -65,10 +65,10 @@ class Comparison:
     """Between the loads: with any, the sides were not asked for the same."""
     has_same_seeds: bool
     """Whether each side was sent the same prompts at the same times."""
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
 
 
-def group(runs: Sequence[Run]) -> list[Side]:
+def group(runs: Sequence[BenchRun]) -> list[Side]:
     """By label, in the order in which labels first appear."""
     labels = dict.fromkeys(run.label for run in runs)
     return [Side(label, tuple(run for run in runs if run.label == label)) for label in labels]
@@ -118,7 +118,7 @@ class _Judge:
         self._objectives = objectives
         self._seed = seed
 
-    def rows(self, sides: Sequence[Side], measures: Sequence[Measure]) -> list[Row]:
+    def rows(self, sides: Sequence[Side], measures: Sequence[Measure]) -> list[ComparisonRow]:
         single = [[self._values(run, measures) for run in side.runs] for side in sides]
         resampled: list[list[Resampler]] = []
         if self._method == "bootstrap":
@@ -129,13 +129,13 @@ class _Judge:
             rows.append(self._row(measure, values, resampled))
         return rows
 
-    def _values(self, run: Run, measures: Sequence[Measure]) -> list[float | None]:
+    def _values(self, run: BenchRun, measures: Sequence[Measure]) -> list[float | None]:
         summary = summarize(run, objectives=self._objectives)
         return [measure.read(summary) for measure in measures]
 
     def _row(
         self, measure: Measure, values: Sequence[Sequence[float | None]], resampled: Sequence[Sequence[Resampler]]
-    ) -> Row:
+    ) -> ComparisonRow:
         # A side in which any run lacks a value has none: a mean over the others would be of something else.
         sides = [_known(side) for side in values]
         base = sides[0]
@@ -143,7 +143,7 @@ class _Judge:
             None if base is None or side is None or np.mean(base) == 0 else self._change(measure, base, side, pair)
             for side, pair in zip(sides[1:], _pairs(resampled, len(sides)), strict=True)
         ]
-        return Row(
+        return ComparisonRow(
             name=measure.name,
             unit=measure.unit,
             is_more_better=measure.is_more_better,

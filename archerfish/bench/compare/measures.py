@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from archerfish.bench.distribution import Distribution
 from archerfish.bench.report.series import flow
-from archerfish.bench.serve.records import Run
+from archerfish.bench.serve.records import BenchRun
 from archerfish.bench.serve.summary import Summary
 from archerfish.metrics.objectives import Objectives
 
@@ -96,7 +96,7 @@ MEASURES: tuple[Measure, ...] = (
 class Resampler:
     """A run, and what it might as well have been."""
 
-    def __init__(self, run: Run, objectives: Objectives | None) -> None:
+    def __init__(self, run: BenchRun, objectives: Objectives | None) -> None:
         found = flow(run, objectives, _NUM_SLICES)
         timings = [request.timing for request in run.succeeded]
         asked = objectives or Objectives()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from archerfish.bench.serve.records import RequestRecord, Run, Workload
+from archerfish.bench.serve.records import BenchRun, RequestRecord, Workload
 
 _SAME_LENGTH, _BY_CHANCE = 0.05, 4.0
 """Mean lengths within this share of each other, or so many standard errors, may be of the same load drawn again."""
@@ -22,7 +22,7 @@ class Difference:
     """In the order in which they first appear."""
 
 
-def differences(runs: Sequence[Run]) -> tuple[Difference, ...]:
+def differences(runs: Sequence[BenchRun]) -> tuple[Difference, ...]:
     """Everything that makes a comparison one of loads, and not of servers."""
     found = []
     for field in fields(Workload):
@@ -42,7 +42,7 @@ def _differing(name: str, values: Sequence[str]) -> list[Difference]:
     return [Difference(name, distinct)] if len(distinct) > 1 else []
 
 
-def _lengths(name: str, runs: Sequence[Run], read: Callable[[RequestRecord], int | None]) -> list[Difference]:
+def _lengths(name: str, runs: Sequence[BenchRun], read: Callable[[RequestRecord], int | None]) -> list[Difference]:
     means, errors = [], []
     for run in runs:
         lengths = [length for request in run.requests if (length := read(request)) is not None] or [0]
@@ -54,5 +54,5 @@ def _lengths(name: str, runs: Sequence[Run], read: Callable[[RequestRecord], int
     return _differing(name, [f"{mean:,.1f}" for mean in means])
 
 
-def _reasons(run: Run) -> str:
+def _reasons(run: BenchRun) -> str:
     return ", ".join(finding.name for finding in run.findings if finding.is_fatal)

@@ -56,7 +56,7 @@ class KernelRefusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KernelReport:
+class KernelBenchReport:
     integer_flops: float | None
     """The measured peak for products of integers; None where nothing here is quantized."""
     timings: tuple[KernelTiming, ...]
@@ -65,7 +65,7 @@ class KernelReport:
     """Operations that were not timed, because the model has no use for them or they were left out."""
 
 
-class Stopwatch:
+class KernelTimer:
     """Times calls on one device, for about so many seconds each."""
 
     def __init__(self, device: str, seconds: float) -> None:
@@ -104,10 +104,10 @@ def measure_kernels(
     implementations: Iterable[Implementation],
     target: KernelTarget,
     roofs: Roofs,
-    stopwatch: Stopwatch,
+    stopwatch: KernelTimer,
     most_inputs: int,
     progress: Progress = lambda _: None,
-) -> KernelReport:
+) -> KernelBenchReport:
     """Time every case with every implementation that supports the target.
 
     `most_inputs` is how many inputs of a case take turns at most, as layers do in a model.
@@ -128,7 +128,7 @@ def measure_kernels(
         progress(done)
     used = {case.operation for case in cases}
     unused = tuple(field.name for field in fields(Ops) if field.name not in used)
-    return KernelReport(
+    return KernelBenchReport(
         integer_flops=roofs.integer_flops, timings=tuple(timings), refusals=tuple(refusals), unused=unused
     )
 

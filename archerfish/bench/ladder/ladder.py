@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from archerfish.bench.ladder.naive import TokenIds
-from archerfish.bench.ladder.rungs import LadderSetup, Rung, RungResult, Unsupported
+from archerfish.bench.ladder.rungs import LadderSetup, Rung, RungResult, UnsupportedRung
 
 LadderProgress = Callable[[float, str], None]
 """Called with the number of completed rungs, fractions included, and the name of the current one."""
@@ -87,7 +87,7 @@ def measure_ladder(
         report(0.0)
         candidate = replace(setup, settings={**settings, **rung.adds})
         result = rung.measure(candidate, report)
-        if isinstance(result, Unsupported):
+        if isinstance(result, UnsupportedRung):
             rows.append(LadderRow(name=rung.name, reason=result.reason))
             continue
         settings = candidate.settings

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from archerfish.bench.ladder.naive import ContiguousCache, TokenIds, generate_recomputing, generate_with_cache
 from archerfish.bench.offline.measure import OfflineBench, WorkloadRun
-from archerfish.bench.offline.workloads import Job, OfflineWorkload
+from archerfish.bench.offline.workloads import OfflineJob, OfflineWorkload
 from archerfish.config.settings import EngineConfig
 from archerfish.engine.build import Assembly, build, examine
 from archerfish.engine.factory.kernels import model_target
@@ -83,13 +83,13 @@ class RungResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Unsupported:
+class UnsupportedRung:
     """Why a rung cannot be measured here."""
 
     reason: str
 
 
-Measure = Callable[[LadderSetup, ReportShare], RungResult | Unsupported]
+Measure = Callable[[LadderSetup, ReportShare], RungResult | UnsupportedRung]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,17 +122,17 @@ def run_with_kv_cache(setup: LadderSetup, report: ReportShare) -> RungResult:
     cache = ContiguousCache(model, setup.config.max_model_len or model.arch.max_positions)
     longest = max(len(job.prompt) for job in setup.workload.jobs)
 
-    def generate(job: Job) -> TokenIds:
+    def generate(job: OfflineJob) -> TokenIds:
         return generate_with_cache(model, job.prompt, job.num_tokens, cache)
 
     return _run_in_turn(setup, generate, cache.num_bytes, longest, report)
 
 
 def _run_in_turn(
-    setup: LadderSetup, generate: Callable[[Job], TokenIds], kv_bytes: int, step_tokens: int, report: ReportShare
+    setup: LadderSetup, generate: Callable[[OfflineJob], TokenIds], kv_bytes: int, step_tokens: int, report: ReportShare
 ) -> RungResult:
     jobs = setup.workload.jobs
-    generate(Job(jobs[0].prompt, _WARM_UP_TOKENS))
+    generate(OfflineJob(jobs[0].prompt, _WARM_UP_TOKENS))
     memory = _memory_of(replace(setup.engine_config, max_num_batched_tokens=step_tokens, max_num_seqs=1))
 
     def run() -> RungResult:
@@ -170,45 +170,49 @@ def _memory_of(config: EngineConfig) -> _PlainMemory:
 # -- the engine -------------------------------------------------------------------------------------------------------
 
 
-def run_engine(setup: LadderSetup, report: ReportShare) -> RungResult | Unsupported:
+def run_engine(setup: LadderSetup, report: ReportShare) -> RungResult | UnsupportedRung:
     """Measure the engine with the settings of this rung, all requests arriving together."""
     try:
         with _engine(setup.engine_config) as assembly:
             return _run_workload(assembly, setup.workload, report)
     except ConfigError as error:
-        return Unsupported(str(error))
+        return UnsupportedRung(str(error))
 
 
-def run_fast_kernels(setup: LadderSetup, report: ReportShare) -> RungResult | Unsupported:
+def run_fast_kernels(setup: LadderSetup, report: ReportShare) -> RungResult | UnsupportedRung:
     """Measure the engine with the fastest kernels of the device instead of plain torch."""
     if setup.settings["kernels"] == "reference":
-        return Unsupported("--kernels reference was given")
+        return UnsupportedRung("--kernels reference was given")
     blueprint = examine(setup.engine_config)
     target = model_target(blueprint.arch, blueprint.config)
     why_not = why_not_native(target) if target.device == "cpu" else why_not_triton(target)
     return (
-        run_engine(setup, report) if why_not is None else Unsupported(f"the kernels cannot run this model: {why_not}")
+        run_engine(setup, report)
+        if why_not is None
+        else UnsupportedRung(f"the kernels cannot run this model: {why_not}")
     )
 
 
-def run_speculation(setup: LadderSetup, report: ReportShare) -> RungResult | Unsupported:
+def run_speculation(setup: LadderSetup, report: ReportShare) -> RungResult | UnsupportedRung:
     """Measure the engine with draft tokens, several of which are verified in a step."""
     resolved = examine(setup.engine_config).config
     if resolved.speculates:
         return run_engine(setup, report)
     if resolved.load_format == "dummy" and not setup.config.speculative_config:
-        return Unsupported(
+        return UnsupportedRung(
             "random weights repeat themselves, which would flatter it; measure real weights, or give "
             '--speculative-config \'{"method": "auto"}\''
         )
     method = resolved.speculation.method
-    return Unsupported(f"--speculative-config method {method} drafts no tokens on {resolved.device}; name another one")
+    return UnsupportedRung(
+        f"--speculative-config method {method} drafts no tokens on {resolved.device}; name another one"
+    )
 
 
 def _run_workload(assembly: Assembly, workload: OfflineWorkload, report: ReportShare) -> RungResult:
     bench = OfflineBench.of(assembly)
     # The warm-up has every request, so that kernels meet all batch sizes and the memory of the cache is touched.
-    jobs = tuple(Job(job.prompt, min(job.num_tokens, _WARM_UP_TOKENS)) for job in workload.jobs)
+    jobs = tuple(OfflineJob(job.prompt, min(job.num_tokens, _WARM_UP_TOKENS)) for job in workload.jobs)
     bench.run(replace(workload, jobs=jobs), cache_salt="warm-up")
     num_runs = 0
 

@@ -65,7 +65,7 @@ class TimedStep:
 
 
 @dataclass(slots=True)
-class Answer:
+class JobOutput:
     """What became of one job."""
 
     timing: RequestTiming
@@ -80,7 +80,7 @@ class WorkloadRun:
     """A workload, once through the engine."""
 
     seconds: float
-    answers: tuple[Answer, ...]
+    answers: tuple[JobOutput, ...]
     """In the order of the jobs."""
     num_steps: int
     num_preemptions: int
@@ -138,7 +138,7 @@ class OfflineBench:
         answers = {}
         for request in requests:
             engine.add(replace(request, arrival_time=started))
-            answers[request.request_id] = Answer(RequestTiming(started), [], [])
+            answers[request.request_id] = JobOutput(RequestTiming(started), [], [])
         num_written = most_blocks = 0
         while engine.has_work:
             events = self._step(meter)
@@ -178,7 +178,7 @@ class OfflineBench:
         return events
 
 
-def _take_in(event: TokenEvent, answer: Answer, now: float) -> None:
+def _take_in(event: TokenEvent, answer: JobOutput, now: float) -> None:
     if event.error is not None:
         raise StepFailed(f"a request failed: {event.error}")
     timing = answer.timing
@@ -200,7 +200,7 @@ def _take_in(event: TokenEvent, answer: Answer, now: float) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Latency:
+class LatencyResult:
     """Batches of equal requests, one after another. All times in seconds."""
 
     input_len: int
@@ -227,7 +227,7 @@ def measure_latency(
     num_warmup: int,
     peak: Peak,
     progress: Progress = lambda _: None,
-) -> Latency:
+) -> LatencyResult:
     """Run the workloads one after the other; the first few only warm up. Progress counts workloads."""
     meter = bench.meter(peak)
     runs, before = [], bench.speculation_totals
@@ -241,7 +241,7 @@ def measure_latency(
     jobs = workloads[0].jobs
     batch, ttft = distribution([run.seconds for run in runs]), _ttft(runs)
     assert batch is not None
-    return Latency(
+    return LatencyResult(
         input_len=len(jobs[0].prompt),
         output_len=jobs[0].num_tokens,
         batch_size=len(jobs),
@@ -257,7 +257,7 @@ def measure_latency(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Throughput:
+class ThroughputResult:
     """A workload that arrives at once. All times in seconds."""
 
     workload: str
@@ -283,12 +283,12 @@ class Throughput:
 
 def measure_throughput(
     bench: OfflineBench, workload: OfflineWorkload, peak: Peak, progress: Progress = lambda _: None
-) -> Throughput:
+) -> ThroughputResult:
     """Run the workload once."""
     meter, before = bench.meter(peak), bench.speculation_totals
     run = bench.run(workload, meter, progress)
     num_output = sum(len(answer.tokens) for answer in run.answers)
-    return Throughput(
+    return ThroughputResult(
         workload=workload.name,
         num_requests=len(run.answers),
         num_input_tokens=workload.num_input_tokens,

@@ -13,7 +13,7 @@ TokenIds = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class OfflineJob:
     """One request."""
 
     prompt: TokenIds
@@ -26,7 +26,7 @@ class OfflineWorkload:
     """Requests that all arrive at once."""
 
     name: str
-    jobs: tuple[Job, ...]
+    jobs: tuple[OfflineJob, ...]
     temperature: float = 0.0
 
     @property
@@ -50,7 +50,7 @@ class OfflineWorkload:
 def random_workload(num_prompts: int, input_len: int, output_len: int, vocab_size: int, seed: int) -> OfflineWorkload:
     """Prompts of one length that have nothing in common."""
     rng = Random(seed)
-    jobs = (Job(_random_ids(rng, input_len, vocab_size), output_len) for _ in range(num_prompts))
+    jobs = (OfflineJob(_random_ids(rng, input_len, vocab_size), output_len) for _ in range(num_prompts))
     return OfflineWorkload(name="random", jobs=tuple(jobs))
 
 
@@ -60,13 +60,13 @@ def shared_prefix_workload(
     """Prompts that begin alike, as with one system prompt, and end each in its own way."""
     rng = Random(0)
     shared = _random_ids(rng, shared_len, vocab_size)
-    jobs = (Job(shared + _random_ids(rng, own_len, vocab_size), output_len) for _ in range(num_prompts))
+    jobs = (OfflineJob(shared + _random_ids(rng, own_len, vocab_size), output_len) for _ in range(num_prompts))
     return OfflineWorkload(name="shared prefix", jobs=tuple(jobs))
 
 
 def prompts_workload(prompts: Sequence[TokenIds], num_prompts: int, output_len: int) -> OfflineWorkload:
     """The first of the given prompts; from the start again if there are too few."""
-    jobs = (Job(prompts[index % len(prompts)], output_len) for index in range(num_prompts))
+    jobs = (OfflineJob(prompts[index % len(prompts)], output_len) for index in range(num_prompts))
     return OfflineWorkload(name="prompts", jobs=tuple(jobs))
 
 
@@ -89,7 +89,7 @@ def nano_vllm_workload(vocab_size: int) -> OfflineWorkload:
     lengths = [rng.randint(*_NANO_VLLM_LENGTHS) for _ in range(_NANO_VLLM_REQUESTS)]
     # A smaller vocabulary changes which tokens there are, but none of the lengths.
     jobs = (
-        Job(tuple(token % vocab_size for token in prompt), length)
+        OfflineJob(tuple(token % vocab_size for token in prompt), length)
         for prompt, length in zip(prompts, lengths, strict=True)
     )
     return OfflineWorkload(name="nano-vllm", jobs=tuple(jobs), temperature=0.6)

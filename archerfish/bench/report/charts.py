@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from archerfish.bench.distribution import distribution
-from archerfish.bench.report.series import Flow, Point, RooflinePoints, bars, flow, roofline_points, thinned
+from archerfish.bench.report.series import Flow, RooflinePoints, SeriesPoint, bars, flow, roofline_points, thinned
 from archerfish.bench.report.style import (
     BAD,
     DECODE,
@@ -24,7 +24,7 @@ from archerfish.bench.report.style import (
     apply_style,
     new_figure,
 )
-from archerfish.bench.serve.records import RequestRecord, Run
+from archerfish.bench.serve.records import BenchRun, RequestRecord
 from archerfish.bench.serve.summary import Summary
 from archerfish.metrics.objectives import Objectives
 from archerfish.metrics.speculation import SpeculationStats, visible_positions
@@ -38,7 +38,7 @@ _NUM_POSITION_TICKS = 8
 _SECONDS = "seconds since the run began"
 
 
-def run_charts(run: Run, summary: Summary, objectives: Objectives | None) -> list[Chart]:
+def run_charts(run: BenchRun, summary: Summary, objectives: Objectives | None) -> list[Chart]:
     """Those for which the run has numbers."""
     begun = [request for request in run.succeeded if request.token_times]
     points = roofline_points(run.samples)
@@ -183,7 +183,7 @@ def _flow(found: Flow, objectives: Objectives | None) -> Chart:
     )
 
 
-def _state(run: Run) -> Chart:
+def _state(run: BenchRun) -> Chart:
     figure = new_figure(x=_SECONDS, y="sequences")
     times = [sample.time for sample in run.samples]
     for name, values, colour, dash in (
@@ -201,7 +201,7 @@ def _state(run: Run) -> Chart:
     )
 
 
-def _fullness(run: Run) -> Chart:
+def _fullness(run: BenchRun) -> Chart:
     figure = new_figure(x=_SECONDS, y="share")
     times = [sample.time for sample in run.samples]
     for name, values, colour, dash in (
@@ -289,7 +289,7 @@ def _roofline(points: RooflinePoints) -> Chart:
     )
 
 
-def _add_points(figure: "Figure", name: str, points: Sequence[Point], marker: dict[str, object]) -> None:
+def _add_points(figure: "Figure", name: str, points: Sequence[SeriesPoint], marker: dict[str, object]) -> None:
     figure.add_scatter(
         x=[point.intensity for point in points],
         y=[point.flops for point in points],

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from archerfish import __version__
-from archerfish.bench.compare.compare import Change, Comparison, Outcome, Row
-from archerfish.bench.report.page import Conclusion, Notice, Page, Table
+from archerfish.bench.compare.compare import Change, Comparison, ComparisonRow, Outcome
+from archerfish.bench.report.page import Conclusion, Notice, ReportPage, Table
 from archerfish.bench.report.style import BAD, GOOD, QUIET, Chart, new_figure
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ _ROW_HEIGHT, _AXIS_HEIGHT = 30, 120
 """Pixels, of a measure and of everything else."""
 
 
-def compare_page(comparison: Comparison) -> Page:
+def compare_page(comparison: Comparison) -> ReportPage:
     base, *others = comparison.labels
-    return Page(
+    return ReportPage(
         title=f"{', '.join(others)} against {base}",
         subtitle=", ".join(
             f"{label}: {count} {'run' if count == 1 else 'runs'}"
@@ -68,7 +68,7 @@ def _table(comparison: Comparison) -> Table:
     return Table(heading="Measures", columns=tuple(columns), rows=tuple(map(_cells, comparison.rows)), is_wide=True)
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: ComparisonRow) -> tuple[str, ...]:
     cells = [_name(row), _number(row.values[0])]
     for value, change in zip(row.values[1:], row.changes, strict=True):
         cells.append(_number(value))
@@ -80,7 +80,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     return tuple(cells)
 
 
-def _name(row: Row) -> str:
+def _name(row: ComparisonRow) -> str:
     return f"{row.name}, {row.unit}"
 
 
@@ -108,7 +108,7 @@ def _charts(comparison: Comparison) -> Iterator[Chart]:
             )
 
 
-def _changes(drawn: list[tuple[Row, Change]]) -> "Figure":
+def _changes(drawn: list[tuple[ComparisonRow, Change]]) -> "Figure":
     figure = new_figure(x="change against the base", y="", height=_AXIS_HEIGHT + _ROW_HEIGHT * len(drawn))
     for outcome, (colour, symbol) in _COLOURS.items():
         chosen = [(row, change) for row, change in drawn if change.outcome == outcome]

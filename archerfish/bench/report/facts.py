@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from archerfish.bench.serve.records import Run, ServerSample
-from archerfish.bench.serve.summary import Engine, Latencies, Summary, told_peak, work_between
+from archerfish.bench.serve.records import BenchRun, ServerSample
+from archerfish.bench.serve.summary import EngineSummary, Latencies, Summary, reported_peak, work_between
 
 KV_FULL = 0.9
 """Above this share of the KV cache in use, the next prompt may find no room."""
@@ -28,10 +28,10 @@ class Roof:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class ServerFacts:
     """Of the time between the first sample of the server and the last. Shares are of that time."""
 
-    engine: Engine
+    engine: EngineSummary
     active_share: float
     """With any sequence running or waiting."""
     waiting_share: float
@@ -46,12 +46,12 @@ class Facts:
     """None where the peak is not known or nothing was computed."""
 
 
-def read_facts(run: Run, summary: Summary) -> Facts | None:
+def read_facts(run: BenchRun, summary: Summary) -> ServerFacts | None:
     """None where the server told less than two moments of itself."""
     samples = run.samples
     if summary.engine is None or samples[-1].time <= samples[0].time:
         return None
-    return Facts(
+    return ServerFacts(
         engine=summary.engine,
         active_share=_share_of_time(samples, lambda one: one.num_running + one.num_waiting > 0),
         waiting_share=_share_of_time(samples, lambda one: one.num_waiting > 0),
@@ -74,7 +74,7 @@ def _queue_share(latencies: Latencies) -> float | None:
 
 
 def _roof(first: ServerSample, last: ServerSample) -> Roof | None:
-    busy, peak = last.busy_seconds - first.busy_seconds, told_peak(last)
+    busy, peak = last.busy_seconds - first.busy_seconds, reported_peak(last)
     if peak is None or busy <= 0:
         return None
     work = work_between(first, last)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from archerfish.bench.ladder.ladder import Ladder, LadderRow, verdict_lines
 from archerfish.bench.offline.conditions import Conditions
-from archerfish.bench.report.page import Conclusion, Notice, Page, Table
+from archerfish.bench.report.page import Conclusion, Notice, ReportPage, Table
 from archerfish.bench.report.page import Figure as Headline
 from archerfish.bench.report.style import DECODE, INK, PREFILL, QUIET, RUNNING, WAITING, Chart, new_figure
 from archerfish.config.numbers import format_bytes
@@ -20,9 +20,9 @@ _BAR_HEIGHT, _AXIS_HEIGHT = 36, 110
 """Pixels, of a row and of everything else."""
 
 
-def ladder_page(conditions: Conditions, ladder: Ladder) -> Page:
+def ladder_page(conditions: Conditions, ladder: Ladder) -> ReportPage:
     measured = [row for row in ladder.rows if row.reason is None]
-    return Page(
+    return ReportPage(
         title=f"What each optimization adds to {conditions.model}",
         subtitle=f"{conditions.title} · {ladder.load_text} · each line has what those above it have",
         alarm="" if _agrees(measured) else "Lossless lines did not write the same tokens.",

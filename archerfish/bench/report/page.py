@@ -61,7 +61,7 @@ class Conclusion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class ReportPage:
     title: str
     subtitle: str
     alarm: str = ""
@@ -75,7 +75,7 @@ class Page:
     """Of the package that measured."""
 
 
-def render(page: Page) -> str:
+def render(page: ReportPage) -> str:
     from jinja2 import Environment
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
@@ -91,7 +91,7 @@ def render(page: Page) -> str:
     )
 
 
-def save_page(page: Page, path: Path) -> None:
+def save_page(page: ReportPage, path: Path) -> None:
     """Written whole or not at all."""
     partial = path.with_name(path.name + ".partial")
     try:

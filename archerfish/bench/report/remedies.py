@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from archerfish.bench.serve.records import Run, ServerSettings
-from archerfish.bench.serve.summary import told_peak, work_between
+from archerfish.bench.serve.records import BenchRun, ServerSettings
+from archerfish.bench.serve.summary import reported_peak, work_between
 from archerfish.config.numbers import format_bytes
 from archerfish.machine.peak import Peak
 from archerfish.metrics.utilization import Work
@@ -38,12 +38,12 @@ class Remedies:
     busy_seconds: float
 
     @classmethod
-    def of(cls, run: Run) -> "Remedies | None":
+    def of(cls, run: BenchRun) -> "Remedies | None":
         """Return None where the server did not say enough of itself."""
         if run.server is None or len(run.samples) < 2:
             return None
         first, last = run.samples[0], run.samples[-1]
-        peak, busy = told_peak(last), last.busy_seconds - first.busy_seconds
+        peak, busy = reported_peak(last), last.busy_seconds - first.busy_seconds
         if peak is None or busy <= 0 or last.num_steps <= first.num_steps:
             return None
         return cls(

@@ -6,23 +6,25 @@ from pathlib import Path
 from archerfish.bench.cost import Costs
 from archerfish.bench.distribution import Distribution
 from archerfish.bench.report.charts import run_charts
-from archerfish.bench.report.page import Conclusion, Figure, Notice, Page, Table, Term, save_page
-from archerfish.bench.report.verdict import Limit, Verdict, judge_run
-from archerfish.bench.serve.records import Run, Workload
-from archerfish.bench.serve.summary import PERCENTS, Engine, Summary, summarize
+from archerfish.bench.report.page import Conclusion, Figure, Notice, ReportPage, Table, Term, save_page
+from archerfish.bench.report.verdict import RunLimit, RunVerdict, judge_run
+from archerfish.bench.serve.records import BenchRun, Workload
+from archerfish.bench.serve.summary import PERCENTS, EngineSummary, Summary, summarize
 from archerfish.metrics.objectives import Objectives
 from archerfish.metrics.speculation import speculation_rows
 
 
 def save_report(
-    run: Run, path: Path, *, objectives: Objectives | None = None, dollars_per_hour: float | None = None
+    run: BenchRun, path: Path, *, objectives: Objectives | None = None, dollars_per_hour: float | None = None
 ) -> None:
     save_page(run_page(run, objectives=objectives, dollars_per_hour=dollars_per_hour), path)
 
 
-def run_page(run: Run, *, objectives: Objectives | None = None, dollars_per_hour: float | None = None) -> Page:
+def run_page(
+    run: BenchRun, *, objectives: Objectives | None = None, dollars_per_hour: float | None = None
+) -> ReportPage:
     summary = summarize(run, objectives=objectives, dollars_per_hour=dollars_per_hour)
-    return Page(
+    return ReportPage(
         title=f"Load test of {run.target.model}" + (f": {run.label}" if run.label else ""),
         subtitle=f"{workload_text(run.workload)} · {run.target.url}{run.target.endpoint} · {run.started_at}",
         alarm=alarm(run),
@@ -37,7 +39,7 @@ def run_page(run: Run, *, objectives: Objectives | None = None, dollars_per_hour
     )
 
 
-def alarm(run: Run) -> str:
+def alarm(run: BenchRun) -> str:
     """Empty where the run is valid."""
     return "" if run.is_valid else "INVALID: these figures do not describe the server. The reasons stand below."
 
@@ -51,8 +53,10 @@ def workload_text(workload: Workload) -> str:
     return ", ".join([*parts, f"seed {workload.seed}"])
 
 
-def _conclusion(verdict: Verdict) -> Conclusion:
-    headline = "What held it back is not known" if verdict.limit is Limit.UNKNOWN else verdict.limit.value.capitalize()
+def _conclusion(verdict: RunVerdict) -> Conclusion:
+    headline = (
+        "What held it back is not known" if verdict.limit is RunLimit.UNKNOWN else verdict.limit.value.capitalize()
+    )
     return Conclusion(
         headline=headline,
         sentence=verdict.reason[0].upper() + verdict.reason[1:] + ".",
@@ -139,7 +143,7 @@ def objectives_text(objectives: Objectives) -> str:
     return ", ".join(f"{name} ≤ {value:g} ms" for name, value in named if value is not None)
 
 
-def _engine_table(engine: Engine) -> Table:
+def _engine_table(engine: EngineSummary) -> Table:
     rows = [("Time in steps", f"{engine.busy_share:.1%}")]
     if engine.mean_batch is not None:
         rows.append(("Tokens in a step, mean", f"{engine.mean_batch:,.1f}"))

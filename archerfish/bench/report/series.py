@@ -7,8 +7,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from archerfish.bench.serve.records import Run, ServerSample
-from archerfish.bench.serve.summary import told_peak, work_between
+from archerfish.bench.serve.records import BenchRun, ServerSample
+from archerfish.bench.serve.summary import reported_peak, work_between
 from archerfish.machine.peak import Peak
 from archerfish.metrics.objectives import Objectives
 from archerfish.metrics.utilization import prefill_share
@@ -64,7 +64,7 @@ class Flow:
     good_requests: Values
 
 
-def flow(run: Run, objectives: Objectives | None, most_slices: int = _NUM_SLICES) -> Flow:
+def flow(run: BenchRun, objectives: Objectives | None, most_slices: int = _NUM_SLICES) -> Flow:
     """Of requests that succeeded, as throughput is defined: the mean over all slices is the run's."""
     num_slices = max(1, min(most_slices, int(run.duration / _SHORTEST_SLICE)))
     edges = np.linspace(0.0, max(run.duration, 1e-9), num_slices + 1)
@@ -91,7 +91,7 @@ def flow(run: Run, objectives: Objectives | None, most_slices: int = _NUM_SLICES
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SeriesPoint:
     """On a roofline."""
 
     intensity: float
@@ -103,17 +103,17 @@ class Point:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflinePoints:
     peak: Peak
-    prefill: Point | None
+    prefill: SeriesPoint | None
     """Of the whole run; None where there was no such work."""
-    decode: Point | None
-    prefill_moments: tuple[Point, ...]
+    decode: SeriesPoint | None
+    prefill_moments: tuple[SeriesPoint, ...]
     """Between one sample of the server and the next."""
-    decode_moments: tuple[Point, ...]
+    decode_moments: tuple[SeriesPoint, ...]
 
 
 def roofline_points(samples: Sequence[ServerSample]) -> RooflinePoints | None:
     """None where the server did not tell enough. Phases share the time in steps as they would at the peak."""
-    peak = told_peak(samples[-1]) if len(samples) > 1 else None
+    peak = reported_peak(samples[-1]) if len(samples) > 1 else None
     if peak is None:
         return None
     prefill, decode = _points(samples[0], samples[-1], peak)
@@ -127,7 +127,7 @@ def roofline_points(samples: Sequence[ServerSample]) -> RooflinePoints | None:
     )
 
 
-def _points(first: ServerSample, last: ServerSample, peak: Peak) -> tuple[Point | None, Point | None]:
+def _points(first: ServerSample, last: ServerSample, peak: Peak) -> tuple[SeriesPoint | None, SeriesPoint | None]:
     busy = last.busy_seconds - first.busy_seconds
     work = work_between(first, last)
     share = prefill_share(work, peak)
@@ -139,8 +139,8 @@ def _points(first: ServerSample, last: ServerSample, peak: Peak) -> tuple[Point 
     )
 
 
-def _point(flops: float, num_bytes: float, seconds: float) -> Point | None:
-    return Point(flops / num_bytes, flops / seconds) if flops > 0 and num_bytes > 0 and seconds > 0 else None
+def _point(flops: float, num_bytes: float, seconds: float) -> SeriesPoint | None:
+    return SeriesPoint(flops / num_bytes, flops / seconds) if flops > 0 and num_bytes > 0 and seconds > 0 else None
 
 
 def thinned(length: int) -> slice:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from archerfish.bench.report.page import Conclusion, Figure, Notice, Page, Table
+from archerfish.bench.report.page import Conclusion, Figure, Notice, ReportPage, Table
 from archerfish.bench.report.run_page import cost_table, objectives_text
 from archerfish.bench.report.sweep_charts import sweep_charts
 from archerfish.bench.serve.summary import Summary
@@ -15,12 +15,12 @@ COLUMNS = (
 """Of what point_cells tells of a load; latencies in ms."""
 
 
-def sweep_page(sweep: Sweep) -> Page:
+def sweep_page(sweep: Sweep) -> ReportPage:
     asked = "the server keeps up"
     if sweep.objectives is not None:
         asked = f"{sweep.goodput_share:.0%} of the requests meet {objectives_text(sweep.objectives)}"
     uncounted = uncounted_reasons(sweep.points)
-    return Page(
+    return ReportPage(
         title=f"Load sweep of {sweep.label}",
         subtitle=f"By {sweep.axis}; a load is held when {asked}.",
         alarm="" if any(point.counted for point in sweep.points) else "INVALID: no measurement could be counted.",

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from archerfish.bench.report.facts import Facts, Roof, read_facts
+from archerfish.bench.report.facts import Roof, ServerFacts, read_facts
 from archerfish.bench.report.remedies import Advice, Remedies
-from archerfish.bench.serve.records import Run, Workload
+from archerfish.bench.serve.records import BenchRun, Workload
 from archerfish.bench.serve.summary import Summary
 
 _MOST = 0.5
@@ -15,7 +15,7 @@ _CROWDED = 0.1
 """Share of the time with the KV cache full and someone waiting, from which on room is what is missing."""
 
 
-class Limit(StrEnum):
+class RunLimit(StrEnum):
     """What a run was held back by."""
 
     COMPUTE = "compute-bound"
@@ -38,8 +38,8 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    limit: Limit
+class RunVerdict:
+    limit: RunLimit
     reason: str
     """A sentence."""
     evidence: tuple[Evidence, ...]
@@ -47,54 +47,54 @@ class Verdict:
     """The two settings most worth trying, the better one first."""
 
 
-def judge_run(run: Run, summary: Summary) -> Verdict:
+def judge_run(run: BenchRun, summary: Summary) -> RunVerdict:
     facts = read_facts(run, summary)
     if facts is None:
-        return Verdict(
-            limit=Limit.UNKNOWN,
+        return RunVerdict(
+            limit=RunLimit.UNKNOWN,
             reason="the server told nothing of itself while it was measured",
             evidence=(),
             advice=_ADVICE_TO_LOOK,
         )
     limit, reason = _find(facts)
     usual = _advice(limit, facts, run.workload)
-    advice = _first_two(_format_advice(limit, Remedies.of(run)), usual, keeps_first=limit is Limit.CAPACITY)
-    return Verdict(limit=limit, reason=reason, evidence=_evidence(facts), advice=advice)
+    advice = _first_two(_format_advice(limit, Remedies.of(run)), usual, keeps_first=limit is RunLimit.CAPACITY)
+    return RunVerdict(limit=limit, reason=reason, evidence=_evidence(facts), advice=advice)
 
 
 # -- what it was ------------------------------------------------------------------------------------------------------
 
 
-def _find(facts: Facts) -> tuple[Limit, str]:
+def _find(facts: ServerFacts) -> tuple[RunLimit, str]:
     """The first cause that holds. What lies before the steps goes first: it makes the steps what they are."""
     if facts.engine.num_preemptions > 0 or facts.crowded_share >= _CROWDED:
-        return Limit.CAPACITY, _capacity_reason(facts)
+        return RunLimit.CAPACITY, _capacity_reason(facts)
     if facts.active_share < _MOST:
-        return Limit.LOAD, f"the server had nothing to do for {1 - facts.active_share:.0%} of the time"
+        return RunLimit.LOAD, f"the server had nothing to do for {1 - facts.active_share:.0%} of the time"
     if facts.engine.busy_share < _MOST * facts.active_share:
         between = facts.active_share - facts.engine.busy_share
-        return Limit.HOST, f"for {between:.0%} of the time there were requests, but no step was running"
+        return RunLimit.HOST, f"for {between:.0%} of the time there were requests, but no step was running"
     return _find_in_steps(facts, facts.roof)
 
 
-def _find_in_steps(facts: Facts, roof: Roof | None) -> tuple[Limit, str]:
+def _find_in_steps(facts: ServerFacts, roof: Roof | None) -> tuple[RunLimit, str]:
     near_roof = roof is not None and roof.share >= _MOST
     compute = roof is not None and roof.compute_seconds >= roof.bandwidth_seconds
     if roof is not None and near_roof and compute:
-        return Limit.COMPUTE, f"operations at the machine's peak rate fill {_of(roof.compute_seconds, roof)}"
+        return RunLimit.COMPUTE, f"operations at the machine's peak rate fill {_of(roof.compute_seconds, roof)}"
     if _is_queueing(facts):
-        return Limit.QUEUE, _queue_reason(facts)
+        return RunLimit.QUEUE, _queue_reason(facts)
     if roof is not None and near_roof:
-        return Limit.BANDWIDTH, f"reading at the machine's peak rate fills {_of(roof.bandwidth_seconds, roof)}"
+        return RunLimit.BANDWIDTH, f"reading at the machine's peak rate fills {_of(roof.bandwidth_seconds, roof)}"
     if roof is not None:
-        return Limit.OVERHEAD, (
+        return RunLimit.OVERHEAD, (
             f"a perfect machine would need {roof.share:.0%} of the time in steps: the rest is neither arithmetic nor "
             "memory, but kernels that are slow or too small, and everything around them"
         )
-    return Limit.UNKNOWN, "steps fill the time, but the machine's peak is not known"
+    return RunLimit.UNKNOWN, "steps fill the time, but the machine's peak is not known"
 
 
-def _is_queueing(facts: Facts) -> bool:
+def _is_queueing(facts: ServerFacts) -> bool:
     """Requests wait most of the time, and those that wait are not let in at the very next step."""
     waits_often = facts.waiting_share >= _MOST * facts.active_share
     return waits_often and (facts.queue_share is None or facts.queue_share >= _MOST)
@@ -104,14 +104,14 @@ def _of(seconds: float, roof: Roof) -> str:
     return f"{seconds / roof.busy_seconds:.0%} of the time in steps"
 
 
-def _capacity_reason(facts: Facts) -> str:
+def _capacity_reason(facts: ServerFacts) -> str:
     if facts.engine.num_preemptions > 0:
         num_preemptions = facts.engine.num_preemptions
         return f"the KV cache ran out of room: {num_preemptions:,} times a sequence had to make way and start again"
     return f"the KV cache was full while requests waited, {facts.crowded_share:.0%} of the time"
 
 
-def _queue_reason(facts: Facts) -> str:
+def _queue_reason(facts: ServerFacts) -> str:
     waiting = f"requests waited for a place {facts.waiting_share:.0%} of the time"
     if facts.occupancy >= _ROWS_FULL:
         return f"{waiting}, because every row of the batch was taken"
@@ -121,7 +121,7 @@ def _queue_reason(facts: Facts) -> str:
 # -- by which figures -------------------------------------------------------------------------------------------------
 
 
-def _evidence(facts: Facts) -> tuple[Evidence, ...]:
+def _evidence(facts: ServerFacts) -> tuple[Evidence, ...]:
     found = [
         Evidence("Time in steps", f"{facts.engine.busy_share:.0%}"),
         Evidence("Time with requests", f"{facts.active_share:.0%}"),
@@ -156,17 +156,17 @@ _MORE_TOKENS = Advice("--max-num-batched-tokens", "raise it", "more of the waiti
 _SMALLER_NUMBERS = Advice("--dtype", "bfloat16", "lower precision, where the model is in float32: half the bytes")
 
 
-def _format_advice(limit: Limit, remedies: Remedies | None) -> list[Advice]:
+def _format_advice(limit: RunLimit, remedies: Remedies | None) -> list[Advice]:
     """Return number formats and speculation that are worth trying, the better ones first."""
     if remedies is None:
         return []
-    if limit is Limit.BANDWIDTH:
+    if limit is RunLimit.BANDWIDTH:
         return remedies.against_reading()
-    if limit is Limit.COMPUTE:
+    if limit is RunLimit.COMPUTE:
         return remedies.against_computing()
-    if limit is Limit.CAPACITY:
+    if limit is RunLimit.CAPACITY:
         return remedies.against_full_cache()
-    return remedies.against_overhead() if limit is Limit.OVERHEAD else []
+    return remedies.against_overhead() if limit is RunLimit.OVERHEAD else []
 
 
 def _first_two(formats: list[Advice], usual: tuple[Advice, Advice], *, keeps_first: bool) -> tuple[Advice, Advice]:
@@ -175,28 +175,28 @@ def _first_two(formats: list[Advice], usual: tuple[Advice, Advice], *, keeps_fir
     return ranked[0], ranked[1]
 
 
-def _advice(limit: Limit, facts: Facts, workload: Workload) -> tuple[Advice, Advice]:
-    if limit is Limit.COMPUTE:
+def _advice(limit: RunLimit, facts: ServerFacts, workload: Workload) -> tuple[Advice, Advice]:
+    if limit is RunLimit.COMPUTE:
         return (
             Advice("--dtype", "bfloat16", "lower precision, where the model is in float32: twice the operations"),
             Advice("--max-num-batched-tokens", "lower it", _SHORTER_CHUNKS),
         )
-    if limit is Limit.BANDWIDTH:
+    if limit is RunLimit.BANDWIDTH:
         return _more_at_once(facts, workload, _ONE_READING), _SMALLER_NUMBERS
-    if limit is Limit.CAPACITY:
+    if limit is RunLimit.CAPACITY:
         more = Advice("--gpu-memory-utilization", "raise it", "more blocks: sequences keep their place")
         fewer = Advice("--max-num-seqs", "lower it", "fewer at once, none computed twice")
         return more, (fewer if facts.engine.num_preemptions > 0 else _SMALLER_NUMBERS)
-    if limit is Limit.HOST:
+    if limit is RunLimit.HOST:
         return Advice("--threads", "lower it", _LEAVE_A_CORE), _more_at_once(facts, workload, _ONE_STEP)
-    if limit is Limit.OVERHEAD:
+    if limit is RunLimit.OVERHEAD:
         longer = Advice("--max-num-batched-tokens", "raise it", "longer chunks make larger kernels")
         return _more_at_once(facts, workload, _ONE_STEP), longer
-    if limit is Limit.QUEUE:
+    if limit is RunLimit.QUEUE:
         rows_full = facts.occupancy >= _ROWS_FULL
         less = _load(workload, raised=False, why="or share it with another server: requests only wait")
         return (_more_at_once(facts, workload, _ONE_READING) if rows_full else _MORE_TOKENS), less
-    if limit is Limit.LOAD:
+    if limit is RunLimit.LOAD:
         return (
             _load(workload, raised=True, why="the server has time for more"),
             Advice("archerfish bench sweep", "run it", "it finds the most that is served in time"),
@@ -205,7 +205,7 @@ def _advice(limit: Limit, facts: Facts, workload: Workload) -> tuple[Advice, Adv
     return Advice("--peak-flops", "set it", peaks), Advice("--peak-bandwidth", "set it", peaks)
 
 
-def _more_at_once(facts: Facts, workload: Workload, why: str) -> Advice:
+def _more_at_once(facts: ServerFacts, workload: Workload, why: str) -> Advice:
     """By the server where its rows are full, or else by the client."""
     if facts.occupancy >= _ROWS_FULL:
         return Advice("--max-num-seqs", "raise it", why)

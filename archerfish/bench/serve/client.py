@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from archerfish.bench.serve.connections import ConnectionBroke, HttpClient, Origin
+from archerfish.bench.serve.connections import ConnectionBroke, HttpClient, ServerAddress
 from archerfish.bench.serve.datasets.sample import Sample
 from archerfish.bench.serve.events import StreamedAnswer, error_message
 from archerfish.bench.serve.records import RequestRecord
@@ -40,7 +40,7 @@ class BenchClient:
 
     def __init__(
         self,
-        origin: Origin,
+        origin: ServerAddress,
         headers: Mapping[str, str],
         options: RequestOptions,
         clock: Callable[[], float] = time.monotonic,

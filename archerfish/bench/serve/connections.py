@@ -18,7 +18,7 @@ OnData = Callable[[bytes, float], None]
 """Hears of each piece of a body, and of the time at which it was there."""
 
 
-class Origin(NamedTuple):
+class ServerAddress(NamedTuple):
     """Where to connect to."""
 
     host: str
@@ -28,7 +28,7 @@ class Origin(NamedTuple):
     """In front of every path, without a slash at its end."""
 
     @classmethod
-    def parse(cls, url: str) -> "Origin":
+    def parse(cls, url: str) -> "ServerAddress":
         parts = urlsplit(url if "//" in url else f"http://{url}")
         try:
             port = parts.port
@@ -124,7 +124,9 @@ class _Connection(asyncio.Protocol):
 class HttpClient:
     """Sends requests, each on a connection of its own at the time; those that are free are used again."""
 
-    def __init__(self, origin: Origin, headers: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, origin: ServerAddress, headers: Mapping[str, str], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         for name, value in headers.items():
             if any(character in name + value for character in "\r\n"):
                 raise ConfigError(f"--header: {name!r} has a line break in it")

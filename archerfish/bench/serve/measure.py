@@ -20,13 +20,13 @@ import uvloop
 from archerfish import __version__
 from archerfish.bench.serve import arrivals, validity
 from archerfish.bench.serve.client import BenchClient, RequestOptions
-from archerfish.bench.serve.connections import ConnectionBroke, Origin
+from archerfish.bench.serve.connections import ConnectionBroke, ServerAddress
 from archerfish.bench.serve.datasets import DATASETS, DatasetOptions, Sample, Words, make_samples
 from archerfish.bench.serve.load import PlannedLoad, send_load
 from archerfish.bench.serve.monitor import ClientMonitor
 from archerfish.bench.serve.options import LoadOptions
 from archerfish.bench.serve.own_server import own_server
-from archerfish.bench.serve.records import RequestRecord, Run, Target, Workload
+from archerfish.bench.serve.records import BenchRun, BenchTarget, RequestRecord, Workload
 from archerfish.bench.serve.watch import ServerWatch, scrape, scrape_settings
 from archerfish.errors import ConfigError
 from archerfish.tokenizer import Tokenizer
@@ -48,7 +48,7 @@ OnEnd = Callable[[RequestRecord], None]
 
 def measure_serving(
     options: LoadOptions, dataset: DatasetOptions, url: str | None, on_end: OnEnd = lambda _: None
-) -> Run:
+) -> BenchRun:
     """Without a URL our server is started, and stopped afterwards. `on_end` hears of every request that is over."""
     prepared = prepare_load(options, dataset, is_own=url is None)
     with open_server(options, url) as address:
@@ -69,7 +69,7 @@ def measure_load(
     *,
     is_own: bool,
     on_end: OnEnd = lambda _: None,
-) -> Run:
+) -> BenchRun:
     """Send a load to a server that runs."""
     load, workload = prepared
     _allow_many_connections()
@@ -122,8 +122,8 @@ def _arrivals(options: LoadOptions, is_trace: bool, samples: Sequence[Sample]) -
 
 async def _measure(
     address: str, options: LoadOptions, load: PlannedLoad, workload: Workload, *, is_own: bool, on_end: OnEnd
-) -> Run:
-    origin, headers = Origin.parse(address), {**_key_header(), **options.headers}
+) -> BenchRun:
+    origin, headers = ServerAddress.parse(address), {**_key_header(), **options.headers}
     target = await _probe(origin, headers, options, is_own=is_own)
     request = RequestOptions(
         model=target.model,
@@ -151,7 +151,7 @@ async def _measure(
     finally:
         gc.unfreeze()
         client.close()
-    run = Run(
+    run = BenchRun(
         version=__version__,
         label=options.label or f"{target.model} {workload.dataset} {options.request_rate}/s",
         started_at=started_at,
@@ -167,7 +167,7 @@ async def _measure(
     return replace(run, findings=validity.find(run))
 
 
-async def _probe(origin: Origin, headers: dict[str, str], options: LoadOptions, *, is_own: bool) -> Target:
+async def _probe(origin: ServerAddress, headers: dict[str, str], options: LoadOptions, *, is_own: bool) -> BenchTarget:
     """What the server is, and what it calls its model."""
     client = BenchClient(origin, headers, RequestOptions(model="", endpoint=options.path))
     try:
@@ -177,10 +177,10 @@ async def _probe(origin: Origin, headers: dict[str, str], options: LoadOptions, 
         model = options.model if options.model is not None and not is_own else await _first_model(client, origin)
     finally:
         client.close()
-    return Target(url=origin.url, endpoint=options.path, model=model, is_archerfish=is_archerfish, is_own=is_own)
+    return BenchTarget(url=origin.url, endpoint=options.path, model=model, is_archerfish=is_archerfish, is_own=is_own)
 
 
-async def _wait_until_loaded(client: BenchClient, origin: Origin, path: str) -> None:
+async def _wait_until_loaded(client: BenchClient, origin: ServerAddress, path: str) -> None:
     """Wait while the server answers that it is not ready (503), as it does until its model is loaded."""
     deadline = time.monotonic() + _LONGEST_LOADING
     is_waiting = False
@@ -202,7 +202,7 @@ async def _wait_until_loaded(client: BenchClient, origin: Origin, path: str) -> 
         await asyncio.sleep(_BETWEEN_SCRAPES)
 
 
-async def _first_model(client: BenchClient, origin: Origin) -> str:
+async def _first_model(client: BenchClient, origin: ServerAddress) -> str:
     try:
         status, body = await client.get("/v1/models")
     except ConnectionBroke as error:

@@ -117,7 +117,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class BenchTarget:
     """Where it was sent."""
 
     url: str
@@ -211,7 +211,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class BenchRun:
     """A load test."""
 
     format: Literal[1] = FORMAT
@@ -221,7 +221,7 @@ class Run:
     label: str
     started_at: str
     """Date and time, UTC."""
-    target: Target
+    target: BenchTarget
     workload: Workload
     duration: float
     """From the beginning to the end of the last request."""
@@ -241,7 +241,7 @@ class Run:
         return [request for request in self.requests if request.succeeded]
 
 
-def save_run(run: Run, path: Path) -> None:
+def save_run(run: BenchRun, path: Path) -> None:
     """Written whole or not at all."""
     partial = path.with_name(path.name + ".partial")
     try:
@@ -251,13 +251,13 @@ def save_run(run: Run, path: Path) -> None:
         raise ConfigError(f"the result cannot be written to {path}: {error.strerror}") from error
 
 
-def load_run(path: Path) -> Run:
+def load_run(path: Path) -> BenchRun:
     try:
         data = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     try:
-        return msgspec.json.decode(data, type=Run)
+        return msgspec.json.decode(data, type=BenchRun)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         raise ConfigError(
             f"{path} is no result of archerfish bench serve in format {FORMAT} ({error}); run the benchmark again"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from archerfish.bench.cost import Costs, costs
 from archerfish.bench.distribution import Distribution, distribution
-from archerfish.bench.serve.records import RequestRecord, Run, ServerSample
+from archerfish.bench.serve.records import BenchRun, RequestRecord, ServerSample
 from archerfish.machine.peak import Peak
 from archerfish.metrics.objectives import Objectives
 from archerfish.metrics.speculation import SpeculationStats, speculation_between
@@ -31,7 +31,7 @@ class Latencies:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Throughput:
+class ThroughputSummary:
     """Of requests that succeeded, per second of the run."""
 
     requests: float
@@ -64,7 +64,7 @@ class Goodput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
+class EngineSummary:
     """What our server's counters grew by. None where it did not tell."""
 
     busy_share: float
@@ -90,14 +90,14 @@ class Summary:
     num_cached_tokens: int
     num_output_tokens: int
     latencies: Latencies
-    throughput: Throughput
+    throughput: ThroughputSummary
     goodput: Goodput | None
-    engine: Engine | None
+    engine: EngineSummary | None
     costs: Costs | None
 
 
 def summarize(
-    run: Run,
+    run: BenchRun,
     *,
     percents: Sequence[float] = PERCENTS,
     objectives: Objectives | None = None,
@@ -152,7 +152,7 @@ def _latencies(records: Sequence[RequestRecord], percents: Sequence[float]) -> L
     )
 
 
-def _throughput(records: Sequence[RequestRecord], duration: float, tpot: Distribution | None) -> Throughput:
+def _throughput(records: Sequence[RequestRecord], duration: float, tpot: Distribution | None) -> ThroughputSummary:
     num_in = sum(record.num_input_tokens for record in records)
     num_out = sum(record.num_output_tokens for record in records)
 
@@ -160,7 +160,7 @@ def _throughput(records: Sequence[RequestRecord], duration: float, tpot: Distrib
         return count / duration if duration > 0 else 0.0
 
     by_second = Counter(int(time) for record in records for time in record.token_times)
-    return Throughput(
+    return ThroughputSummary(
         requests=rate(len(records)),
         input_tokens=rate(num_in),
         output_tokens=rate(num_out),
@@ -180,7 +180,7 @@ def _most_at_once(records: Sequence[RequestRecord]) -> int:
     return most
 
 
-def _goodput(run: Run, objectives: Objectives) -> Goodput:
+def _goodput(run: BenchRun, objectives: Objectives) -> Goodput:
     num_good = sum(objectives.met_by(record.timing, record.outcome) for record in run.requests)
     return Goodput(
         objectives=objectives,
@@ -193,7 +193,7 @@ def _goodput(run: Run, objectives: Objectives) -> Goodput:
 # -- what our server tells --------------------------------------------------------------------------------------------
 
 
-def _engine(samples: Sequence[ServerSample]) -> Engine | None:
+def _engine(samples: Sequence[ServerSample]) -> EngineSummary | None:
     if len(samples) < 2:
         return None
     first, last = samples[0], samples[-1]
@@ -204,10 +204,10 @@ def _engine(samples: Sequence[ServerSample]) -> Engine | None:
     busy, num_steps = grown(lambda one: one.busy_seconds), grown(lambda one: one.num_steps)
     num_computed = grown(lambda one: one.num_computed_tokens)
     num_queried = grown(lambda one: one.num_prefix_tokens_queried)
-    peak, joules = told_peak(last), None
+    peak, joules = reported_peak(last), None
     if first.energy_joules is not None and last.energy_joules is not None:
         joules = last.energy_joules - first.energy_joules
-    return Engine(
+    return EngineSummary(
         busy_share=busy / (last.time - first.time) if last.time > first.time else 0.0,
         mean_batch=num_computed / num_steps if num_steps else None,
         largest_kv_cache_usage=max(one.kv_cache_usage for one in samples),
@@ -220,11 +220,11 @@ def _engine(samples: Sequence[ServerSample]) -> Engine | None:
 
 
 def _prefill_share(samples: Sequence[ServerSample]) -> float | None:
-    peak = told_peak(samples[-1]) if len(samples) > 1 else None
+    peak = reported_peak(samples[-1]) if len(samples) > 1 else None
     return None if peak is None else prefill_share(work_between(samples[0], samples[-1]), peak)
 
 
-def told_peak(sample: ServerSample) -> Peak | None:
+def reported_peak(sample: ServerSample) -> Peak | None:
     """The most that the machine can do, if the server has told it by then."""
     if sample.peak_flops is None or sample.peak_bandwidth is None:
         return None

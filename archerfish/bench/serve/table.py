@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from archerfish.bench.cost import Costs
 from archerfish.bench.distribution import Distribution
-from archerfish.bench.serve.records import Finding, Run, Workload
-from archerfish.bench.serve.summary import Engine, Summary
+from archerfish.bench.serve.records import BenchRun, Finding, Workload
+from archerfish.bench.serve.summary import EngineSummary, Summary
 from archerfish.errors import ConfigError
 from archerfish.metrics.speculation import speculation_rows
 
@@ -38,7 +38,7 @@ def parse_percents(text: str) -> tuple[float, ...]:
     return percents
 
 
-def layout(run: Run, summary: Summary, metrics: Sequence[str]) -> str:
+def layout(run: BenchRun, summary: Summary, metrics: Sequence[str]) -> str:
     lines = [_heading(" Serving Benchmark Result ", "="), *_counts(run.workload, summary), *_rates(summary)]
     lines.append(_count("Seed:", run.workload.seed))
     for name in metrics:
@@ -110,7 +110,7 @@ def _more_latencies(summary: Summary) -> Iterator[str]:
             yield _number(f"P{values.percentiles[-1].percent:g} {name} (ms):", values.percentiles[-1].value * 1000)
 
 
-def _engine(engine: Engine) -> Iterator[str]:
+def _engine(engine: EngineSummary) -> Iterator[str]:
     yield _heading("Engine", "-")
     yield _number("Time in steps (%):", engine.busy_share * 100)
     if engine.mean_batch is not None:

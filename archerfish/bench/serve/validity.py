@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from archerfish.bench.serve.records import ClientHealth, Finding, RequestRecord, Run
+from archerfish.bench.serve.records import BenchRun, ClientHealth, Finding, RequestRecord
 
 _FULL_CORE = 0.9
 _LATE_LOOP = 0.02
@@ -20,16 +20,16 @@ _TOO_MANY_REQUESTS = 429
 # Growing delay: so many requests, so clear a trend, so many times what it was, and so many seconds a second.
 _FEWEST_FOR_TREND, _CLEAR_TREND, _GROWTH, _SLOPE = 20, 0.6, 2.0, 0.02
 
-Check = Callable[[Run], Iterator[Finding]]
+Check = Callable[[BenchRun], Iterator[Finding]]
 
 
-def find(run: Run) -> tuple[Finding, ...]:
+def find(run: BenchRun) -> tuple[Finding, ...]:
     """Everything that is wrong, the fatal first."""
     found = [finding for check in _CHECKS for finding in check(run)]
     return tuple(sorted(found, key=lambda finding: not finding.is_fatal))
 
 
-def _client(run: Run) -> Iterator[Finding]:
+def _client(run: BenchRun) -> Iterator[Finding]:
     health: ClientHealth = run.client
     if health.cpu_share > _FULL_CORE:
         yield _fatal(
@@ -46,7 +46,7 @@ def _client(run: Run) -> Iterator[Finding]:
         )
 
 
-def _replay(run: Run) -> Iterator[Finding]:
+def _replay(run: BenchRun) -> Iterator[Finding]:
     if run.workload.arrivals == "closed" or not run.requests:
         return
     lag = float(np.percentile([record.sent - record.planned for record in run.requests], 95))
@@ -63,7 +63,7 @@ def _replay(run: Run) -> Iterator[Finding]:
         yield _fatal("sent-late", what, "lower --request-rate, stretch the trace with --time-scale, or free the client")
 
 
-def _failures(run: Run) -> Iterator[Finding]:
+def _failures(run: BenchRun) -> Iterator[Finding]:
     failed = [record for record in run.requests if not record.succeeded]
     throttled = [record for record in failed if record.status == _TOO_MANY_REQUESTS]
     if throttled:
@@ -83,7 +83,7 @@ def _failures(run: Run) -> Iterator[Finding]:
         )
 
 
-def _lengths(run: Run) -> Iterator[Finding]:
+def _lengths(run: BenchRun) -> Iterator[Finding]:
     records = [record for record in run.succeeded if record.must_write_all]
     asked = sum(record.num_output_tokens_asked or 0 for record in records)
     got = sum(record.num_output_tokens for record in records)
@@ -101,7 +101,7 @@ def _lengths(run: Run) -> Iterator[Finding]:
         )
 
 
-def _prefix_hits(run: Run) -> Iterator[Finding]:
+def _prefix_hits(run: BenchRun) -> Iterator[Finding]:
     records = [
         record
         for record in run.succeeded
@@ -124,7 +124,7 @@ def _unexpected_hits(record: RequestRecord) -> int:
     return max(0, (record.num_cached_tokens or 0) - (record.num_shared_tokens_asked or 0) - around)
 
 
-def _trend(run: Run) -> Iterator[Finding]:
+def _trend(run: BenchRun) -> Iterator[Finding]:
     if run.workload.arrivals == "closed":
         return
     found = [(record.sent, ttft) for record in run.succeeded if (ttft := record.timing.ttft) is not None]
@@ -145,7 +145,7 @@ def _trend(run: Run) -> Iterator[Finding]:
         )
 
 
-def _sample_size(run: Run) -> Iterator[Finding]:
+def _sample_size(run: BenchRun) -> Iterator[Finding]:
     if 0 < len(run.requests) < _FEWEST_FOR_P99:
         yield _warning(
             "few-requests",

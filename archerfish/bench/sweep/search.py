@@ -22,7 +22,7 @@ _MOST_HALVINGS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial(Generic[Detail]):
+class LoadTrial(Generic[Detail]):
     """One measurement at a load."""
 
     outcome: Outcome
@@ -32,14 +32,14 @@ class Trial(Generic[Detail]):
 
 
 @dataclass(frozen=True, slots=True)
-class Point(Generic[Detail]):
+class LoadPoint(Generic[Detail]):
     """A load and everything measured there."""
 
     load: float
-    trials: tuple[Trial[Detail], ...]
+    trials: tuple[LoadTrial[Detail], ...]
 
     @property
-    def counted(self) -> list[Trial[Detail]]:
+    def counted(self) -> list[LoadTrial[Detail]]:
         return [trial for trial in self.trials if trial.outcome != "not counted"]
 
     @property
@@ -73,14 +73,14 @@ class SearchPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found(Generic[Detail]):
-    points: tuple[Point[Detail], ...]
+    points: tuple[LoadPoint[Detail], ...]
     """By load."""
-    best: Point[Detail] | None
+    best: LoadPoint[Detail] | None
     """The highest that held, below all that did not."""
     ending: Ending
 
 
-def search(measure: Callable[[float], Trial[Detail]], plan: SearchPlan) -> Found[Detail]:
+def search(measure: Callable[[float], LoadTrial[Detail]], plan: SearchPlan) -> Found[Detail]:
     """The loads are measured one after the other; `measure` is told nothing but the load."""
     walk = _Walk(measure, plan)
     top: Ending = walk.visit_all(plan.loads) if plan.loads else walk.climb()
@@ -92,23 +92,23 @@ def search(measure: Callable[[float], Trial[Detail]], plan: SearchPlan) -> Found
 class _Walk(Generic[Detail]):
     """Where the search has been."""
 
-    def __init__(self, measure: Callable[[float], Trial[Detail]], plan: SearchPlan) -> None:
+    def __init__(self, measure: Callable[[float], LoadTrial[Detail]], plan: SearchPlan) -> None:
         self._measure = measure
         self._plan = plan
-        self._points: dict[float, Point[Detail]] = {}
+        self._points: dict[float, LoadPoint[Detail]] = {}
 
     @property
-    def points(self) -> tuple[Point[Detail], ...]:
+    def points(self) -> tuple[LoadPoint[Detail], ...]:
         return tuple(self._points[load] for load in sorted(self._points))
 
     @property
-    def best(self) -> Point[Detail] | None:
+    def best(self) -> LoadPoint[Detail] | None:
         lowest_missed = min((point.load for point in self.points if point.outcome == "missed"), default=inf)
         held = [point for point in self.points if point.outcome == "held" and point.load < lowest_missed]
         return held[-1] if held else None
 
     @property
-    def _bound(self) -> Point[Detail] | None:
+    def _bound(self) -> LoadPoint[Detail] | None:
         """The lowest load above the best that did not hold. One that could not be measured is no better."""
         reached = 0.0 if self.best is None else self.best.load
         return next((point for point in self.points if point.load > reached and point.outcome != "held"), None)
@@ -117,13 +117,13 @@ class _Walk(Generic[Detail]):
     def _is_spent(self) -> bool:
         return len(self._points) >= self._plan.most_points
 
-    def visit(self, load: float) -> Point[Detail]:
-        trials: list[Trial[Detail]] = []
+    def visit(self, load: float) -> LoadPoint[Detail]:
+        trials: list[LoadTrial[Detail]] = []
         for _ in range(self._plan.num_repeats):
             trials.append(self._measure(load))
             if _is_certain(trials, self._plan.num_repeats):
                 break
-        self._points[load] = Point(load, tuple(trials))
+        self._points[load] = LoadPoint(load, tuple(trials))
         return self._points[load]
 
     def visit_all(self, loads: Sequence[float]) -> Ending:
@@ -164,7 +164,7 @@ class _Walk(Generic[Detail]):
         return None if high <= low * (1 + self._plan.tolerance) else (low * high) ** 0.5
 
 
-def _is_certain(trials: list[Trial[Detail]], num_repeats: int) -> bool:
+def _is_certain(trials: list[LoadTrial[Detail]], num_repeats: int) -> bool:
     """Whether the trials that are left could still change the majority."""
     held = sum(trial.outcome == "held" for trial in trials)
     missed = sum(trial.outcome == "missed" for trial in trials)

@@ -7,9 +7,9 @@ from typing import Final, Literal
 
 from archerfish.bench.cost import Costs
 from archerfish.bench.distribution import Distribution
-from archerfish.bench.serve.records import Run
+from archerfish.bench.serve.records import BenchRun
 from archerfish.bench.serve.summary import Summary, summarize
-from archerfish.bench.sweep.search import Ending, Found, Outcome, Point, SearchPlan, Trial, search
+from archerfish.bench.sweep.search import Ending, Found, LoadPoint, LoadTrial, Outcome, SearchPlan, search
 from archerfish.metrics.objectives import Objectives
 
 FORMAT: Final = 1
@@ -86,12 +86,12 @@ class Sweep:
         return next((point for point in self.points if point.load == self.best), None)
 
 
-def sweep(measure: Callable[[float, int], Run], plan: SweepPlan) -> Sweep:
+def sweep(measure: Callable[[float, int], BenchRun], plan: SweepPlan) -> Sweep:
     """`measure` is given a load, and a number that no other trial has: a cache must not see the same prompts twice."""
     label = version = ""
     num_trials = 0
 
-    def attempt(load: float) -> Trial[TrialRecord]:
+    def attempt(load: float) -> LoadTrial[TrialRecord]:
         nonlocal label, version, num_trials
         run = measure(load, num_trials)
         num_trials += 1
@@ -112,7 +112,7 @@ def sweep(measure: Callable[[float, int], Run], plan: SweepPlan) -> Sweep:
     )
 
 
-def _judge(run: Run, plan: SweepPlan) -> Trial[TrialRecord]:
+def _judge(run: BenchRun, plan: SweepPlan) -> LoadTrial[TrialRecord]:
     summary = summarize(run, objectives=plan.objectives, dollars_per_hour=plan.dollars_per_hour)
     fatal = [finding.name for finding in run.findings if finding.is_fatal]
     outcome: Outcome = "held"
@@ -124,10 +124,10 @@ def _judge(run: Run, plan: SweepPlan) -> Trial[TrialRecord]:
     elif summary.goodput is not None and summary.goodput.share < plan.goodput_share:
         outcome, reasons = "missed", [f"{summary.goodput.share:.1%} good"]
     record = TrialRecord(outcome=outcome, reasons=tuple(reasons), seed=run.workload.seed, summary=summary)
-    return Trial(outcome=outcome, throughput=summary.throughput.output_tokens, detail=record)
+    return LoadTrial(outcome=outcome, throughput=summary.throughput.output_tokens, detail=record)
 
 
-def _record(point: Point[TrialRecord]) -> PointRecord:
+def _record(point: LoadPoint[TrialRecord]) -> PointRecord:
     return PointRecord(load=point.load, outcome=point.outcome, trials=tuple(trial.detail for trial in point.trials))
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from archerfish.bench.compare.compare import Change, Comparison
-    from archerfish.bench.serve.records import Run
+    from archerfish.bench.serve.records import BenchRun
 
 _STYLES = {
     "better": "green",
@@ -61,7 +61,7 @@ def command(
         click.echo(f"the report is {report}", err=True)
 
 
-def _read(file: str) -> "Run":
+def _read(file: str) -> "BenchRun":
     from archerfish.bench.serve.records import load_run
 
     label, equals, path = file.partition("=")

@@ -16,7 +16,7 @@ from archerfish.errors import ConfigError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from archerfish.bench.kernels.measure import KernelReport
+    from archerfish.bench.kernels.measure import KernelBenchReport
     from archerfish.bench.offline.conditions import Conditions
 
 _COUNT = click.IntRange(min=1)
@@ -70,7 +70,7 @@ def command(
     given = take_given(settings, "config_")
     config = load_config(EngineConfig, {**given, "load_format": "dummy"}, None, os.environ)
     from archerfish.bench.kernels.cases import Asked, kernel_cases
-    from archerfish.bench.kernels.measure import Stopwatch, measure_kernels
+    from archerfish.bench.kernels.measure import KernelTimer, measure_kernels
     from archerfish.bench.kernels.roofs import measure_roofs
     from archerfish.bench.offline.conditions import Conditions
     from archerfish.engine.build import examine
@@ -107,7 +107,7 @@ def command(
     ]
     with ProgressBar("kernels", len(cases)) as bar:
         report = measure_kernels(
-            cases, implementations, target, roofs, Stopwatch(resolved.device, seconds), len(arch.layers), bar.update
+            cases, implementations, target, roofs, KernelTimer(resolved.device, seconds), len(arch.layers), bar.update
         )
     if as_json:
         write_record(conditions, report)
@@ -127,7 +127,7 @@ def _check_names(operations: tuple[str, ...], formats: tuple[str, ...]) -> None:
                 raise ConfigError(f"--{what} {name}: there is no such {what}; there are {', '.join(known)}")
 
 
-def _print(conditions: "Conditions", report: "KernelReport") -> None:
+def _print(conditions: "Conditions", report: "KernelBenchReport") -> None:
     print_tables(f"{conditions.title}: kernels", _table(report, conditions.settings.dtype))
     click.echo(peak_text(conditions.peak))
     if report.integer_flops is not None:
@@ -138,7 +138,7 @@ def _print(conditions: "Conditions", report: "KernelReport") -> None:
         click.echo(f"Not measured, because nothing here uses them: {', '.join(report.unused)}.")
 
 
-def _table(report: "KernelReport", dtype: str) -> "Table":
+def _table(report: "KernelBenchReport", dtype: str) -> "Table":
     made = table("operation", "shape", "format", "kernel", "us", "GOP/s", "GB/s", "of roof", "roof", "x best")
     for timing in report.timings:
         made.add_row(

@@ -9,7 +9,7 @@ import msgspec
 
 from archerfish.bench.serve.datasets.options import DatasetOptions
 from archerfish.bench.serve.options import LoadOptions
-from archerfish.bench.serve.records import RequestRecord, Run, save_run
+from archerfish.bench.serve.records import BenchRun, RequestRecord, save_run
 from archerfish.bench.serve.summary import Summary, summarize
 from archerfish.bench.serve.table import layout, parse_metrics, parse_percents
 from archerfish.cli.bench.load_options import (
@@ -95,7 +95,7 @@ class _Report:
         self._as_json = as_json
         self._directory, self._filename = _where(save_result, **where)
 
-    def write(self, run: Run) -> None:
+    def write(self, run: BenchRun) -> None:
         summary = summarize(
             run, percents=self._percents, objectives=self._objectives, dollars_per_hour=self._dollars_per_hour
         )
@@ -126,7 +126,7 @@ def _where(save: bool, *, result_dir: Path | None, result_filename: str | None) 
     return directory, result_filename
 
 
-def _json(run: Run, summary: Summary) -> str:
+def _json(run: BenchRun, summary: Summary) -> str:
     """Everything but the single requests and samples, which --save-result keeps."""
     about = {field.name: getattr(run, field.name) for field in fields(run) if field.name not in ("requests", "samples")}
     return msgspec.json.encode({**about, "is_valid": run.is_valid, "summary": summary}).decode()

@@ -10,7 +10,7 @@ import msgspec
 
 from archerfish.bench.serve.datasets.options import DatasetOptions
 from archerfish.bench.serve.options import LoadOptions
-from archerfish.bench.serve.records import Run, save_run
+from archerfish.bench.serve.records import BenchRun, save_run
 from archerfish.bench.sweep.options import SweepOptions
 from archerfish.bench.sweep.sweep import Sweep, load_text, sweep, uncounted_reasons, verdict_text
 from archerfish.cli.bench.load_options import (
@@ -71,7 +71,7 @@ def command(
     prepare_load(replace(load, num_prompts=1), dataset, is_own=is_own)
     with open_server(load, url) as address:
 
-        def measure(offered: float, number: int) -> Run:
+        def measure(offered: float, number: int) -> BenchRun:
             options = _at(load, chosen, offered, number)
             run = measure_load(address, options, prepare_load(options, dataset, is_own=is_own), is_own=is_own)
             told.save(run, number)
@@ -91,7 +91,7 @@ def _at(load: LoadOptions, chosen: SweepOptions, offered: float, number: int) ->
     return replace(at, max_concurrency=int(offered), label=f"{offered:.0f} at once")
 
 
-def _first_words(run: Run) -> str:
+def _first_words(run: BenchRun) -> str:
     fatal = [f"{finding.what}; {finding.fix}" for finding in run.findings if finding.is_fatal]
     return fatal[0] if fatal else f"{len(run.succeeded)} requests in {run.duration:.1f} s"
 
@@ -107,7 +107,7 @@ class _Output:
         self._directory = result_dir
         self._as_json = as_json
 
-    def save(self, run: Run, number: int) -> None:
+    def save(self, run: BenchRun, number: int) -> None:
         if self._directory is not None:
             save_run(run, self._directory / f"sweep-{number:03d}.json")
 

@@ -15,7 +15,7 @@ from archerfish.errors import ConfigError
 
 if TYPE_CHECKING:
     from archerfish.bench.offline.conditions import Conditions
-    from archerfish.bench.offline.measure import Throughput
+    from archerfish.bench.offline.measure import ThroughputResult
     from archerfish.bench.offline.workloads import OfflineWorkload
     from archerfish.engine.build import Assembly
 
@@ -122,7 +122,7 @@ def _of_prompts(
     return prompts_workload(token_ids, num_prompts or len(token_ids), output_len)
 
 
-def _print(conditions: "Conditions", found: "Throughput") -> None:
+def _print(conditions: "Conditions", found: "ThroughputResult") -> None:
     cached = f" ({found.num_cached_tokens:,} of them from the cache)" if found.num_cached_tokens else ""
     print_tables(
         f"{conditions.engine_title}: {found.workload}, {found.num_requests} requests, "

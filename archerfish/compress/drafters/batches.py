@@ -9,7 +9,7 @@ from torch import Tensor
 from archerfish.compress.drafters.samples import Samples
 
 
-class Batch(NamedTuple):
+class TrainingBatch(NamedTuple):
     tokens: Tensor
     """[rows, length] int64."""
     own: Tensor
@@ -31,7 +31,7 @@ class Batches:
         self._tokens = samples.tokens.to(device)
         self._order: tuple[int, Tensor] | None = None
 
-    def of_step(self, step: int) -> Batch:
+    def of_step(self, step: int) -> TrainingBatch:
         """Every sample comes once before any comes again, each time in another order."""
         first = step * self._num_rows
         rows = [self._row(first + place) for place in range(self._num_rows)]
@@ -42,7 +42,7 @@ class Batches:
         """Batches of them."""
         return -(-self._samples.num_held_out // self._num_rows)
 
-    def held_out(self) -> Iterator[Batch]:
+    def held_out(self) -> Iterator[TrainingBatch]:
         rows = torch.arange(self._samples.num_training, len(self._tokens))
         return (self._batch(some) for some in torch.split(rows, self._num_rows))
 
@@ -54,10 +54,10 @@ class Batches:
             self._order = turn, torch.randperm(self._samples.num_training, generator=generator)
         return int(self._order[1][place])
 
-    def _batch(self, rows: Tensor) -> Batch:
+    def _batch(self, rows: Tensor) -> TrainingBatch:
         lengths, given = self._samples.lengths[rows], self._samples.given[rows]
         longest = int(lengths.max())
         places = torch.arange(longest)
         # Of what would follow a text's last token nobody guesses anything: there the model has ended it.
         own = (places >= given[:, None]) & (places < lengths[:, None] - 1)
-        return Batch(self._tokens[rows.to(self._tokens.device), :longest].long(), own)
+        return TrainingBatch(self._tokens[rows.to(self._tokens.device), :longest].long(), own)

@@ -15,7 +15,7 @@ _COLUMNS = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class DrafterFacts:
     """What the card tells beside the options."""
 
     target: str
@@ -29,7 +29,7 @@ class Facts:
     score: Score
 
 
-def write_card(options: DrafterOptions, facts: Facts) -> str:
+def write_card(options: DrafterOptions, facts: DrafterFacts) -> str:
     parts = [
         f"# Guesses for {facts.target}",
         _filled(
@@ -42,7 +42,7 @@ def write_card(options: DrafterOptions, facts: Facts) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _data(options: DrafterOptions, facts: Facts) -> str:
+def _data(options: DrafterOptions, facts: DrafterFacts) -> str:
     source = (
         "after beginnings that it drew itself at temperature 1"
         if options.prompts is None
@@ -55,7 +55,7 @@ def _data(options: DrafterOptions, facts: Facts) -> str:
     )
 
 
-def _training(options: DrafterOptions, facts: Facts) -> str:
+def _training(options: DrafterOptions, facts: DrafterFacts) -> str:
     guessable = "" if options.vocabulary is None else f" It can guess the {options.vocabulary:,} most frequent tokens."
     return (
         f"{facts.num_steps:,} steps of {options.batch} texts, AdamW, learning rate up to {options.learning_rate:g}. "
@@ -64,7 +64,7 @@ def _training(options: DrafterOptions, facts: Facts) -> str:
     )
 
 
-def _how_measured(facts: Facts) -> str:
+def _how_measured(facts: DrafterFacts) -> str:
     return (
         f"On the held-out texts, {facts.score.num_guesses:,} places. Agreement: how often the likeliest guess is the "
         "model's likeliest token. Acceptance: the mean of the sum of min(p, q) at temperature 1. Both for guesses "

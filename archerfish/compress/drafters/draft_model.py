@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from archerfish.compress.drafters.options import DrafterOptions
-from archerfish.compress.drafters.target import Reading, read_rows
+from archerfish.compress.drafters.target import TargetReading, read_rows
 from archerfish.config.settings import EngineConfig
 from archerfish.engine.build import Blueprint, examine
 from archerfish.engine.models import load_decoder
@@ -27,7 +27,7 @@ _ROUND = 32
 """Feed-forward widths that are worked out are multiples of it: kernels have tiles for those."""
 
 
-class DraftModel:
+class DraftModelTraining:
     """Every depth is the same to it: it reads the guesses before as it reads any text."""
 
     taps: tuple[int, ...] = ()
@@ -39,7 +39,7 @@ class DraftModel:
         self._config = config
         self._tokenizer_directory = tokenizer_directory
 
-    def states(self, reading: Reading, num_depths: int) -> list[Tensor]:
+    def states(self, reading: TargetReading, num_depths: int) -> list[Tensor]:
         states = read_rows(self.module, reading.tokens)
         return [states[:, depth + 1 :] for depth in range(num_depths)]
 
@@ -64,7 +64,7 @@ class DraftModel:
                 shutil.copyfile(self._tokenizer_directory / name, directory / name)
 
 
-def draft_model(blueprint: Blueprint, config: EngineConfig, options: DrafterOptions) -> DraftModel:
+def draft_model(blueprint: Blueprint, config: EngineConfig, options: DrafterOptions) -> DraftModelTraining:
     """A new one, or the one to start from, ready to be trained on the device that the target is on."""
     if options.start is None:
         made = _new_config(blueprint, config, options)
@@ -74,7 +74,7 @@ def draft_model(blueprint: Blueprint, config: EngineConfig, options: DrafterOpti
         decoder = _started(config, options.start, options.length)
         _check_start(decoder, made, blueprint, options.start)
     decoder.requires_grad_(True)
-    return DraftModel(decoder, made, blueprint.directory)
+    return DraftModelTraining(decoder, made, blueprint.directory)
 
 
 def _started(config: EngineConfig, start: str, length: int) -> Decoder:

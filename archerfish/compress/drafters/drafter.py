@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from archerfish.compress.drafters.batches import Batch
+from archerfish.compress.drafters.batches import TrainingBatch
 from archerfish.compress.drafters.loss import Judgement, judge
-from archerfish.compress.drafters.target import Reading, Target, half_precision
+from archerfish.compress.drafters.target import DraftingTarget, TargetReading, half_precision
 
 _MOST_LOGITS = 1 << 27
 """Numbers of logits that are there at once: half a gigabyte. What is beyond is computed again for its gradients."""
@@ -39,7 +39,7 @@ class Drafter(Protocol):
     def target_ids(self) -> Tensor | None:
         """The target's ids of the tokens it can guess; None where it can guess all."""
 
-    def states(self, reading: Reading, num_depths: int) -> list[Tensor]:
+    def states(self, reading: TargetReading, num_depths: int) -> list[Tensor]:
         """For each depth [rows, length - 1 - depth, width]: of every start from the first token on."""
 
     def logits(self, depth: int, states: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ class Drafter(Protocol):
         """As whoever serves it reads it."""
 
 
-def judged(drafter: Drafter, target: Target, batch: Batch, num_depths: int) -> list[Judgement]:
+def judged(drafter: Drafter, target: DraftingTarget, batch: TrainingBatch, num_depths: int) -> list[Judgement]:
     """For each depth, of the guesses at the batch's places."""
     reading = target.read(batch.tokens)
     with half_precision(batch.tokens.device):
@@ -60,7 +60,7 @@ def judged(drafter: Drafter, target: Target, batch: Batch, num_depths: int) -> l
 
 
 def _judged(
-    drafter: Drafter, target: Target, depth: int, states: Tensor, target_states: Tensor, places: Tensor
+    drafter: Drafter, target: DraftingTarget, depth: int, states: Tensor, target_states: Tensor, places: Tensor
 ) -> Judgement:
     assert target_states.shape[:2] == states.shape[:2]
 

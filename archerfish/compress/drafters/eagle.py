@@ -13,7 +13,7 @@ from archerfish.arch.arch import Arch, AttentionSpec, ExpertsSpec, LayerSpec, Ml
 from archerfish.arch.heads import EagleSpec
 from archerfish.arch.rope import RopeSpec
 from archerfish.compress.drafters.options import DrafterOptions
-from archerfish.compress.drafters.target import Reading, row_positions
+from archerfish.compress.drafters.target import TargetReading, row_positions
 from archerfish.models.attention import batched_attention
 from archerfish.models.decoder import Decoder
 from archerfish.models.eagle import Eagle
@@ -39,7 +39,7 @@ class EagleDrafter:
     def target_ids(self) -> Tensor | None:
         return self.module.target_ids
 
-    def states(self, reading: Reading, num_depths: int) -> list[Tensor]:
+    def states(self, reading: TargetReading, num_depths: int) -> list[Tensor]:
         """At each depth all places are run at once, as if guessing had begun so many places before each."""
         assert reading.taps is not None
         tokens = reading.tokens[:, 1:]

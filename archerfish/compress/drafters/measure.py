@@ -7,10 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from archerfish.compress.drafters.batches import Batch
+from archerfish.compress.drafters.batches import TrainingBatch
 from archerfish.compress.drafters.drafter import Drafter, judged
 from archerfish.compress.drafters.loss import Judgement
-from archerfish.compress.drafters.target import Target
+from archerfish.compress.drafters.target import DraftingTarget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Score:
 
 
 @torch.no_grad()
-def measure(drafter: Drafter, target: Target, batches: Iterable[Batch], num_depths: int) -> Score:
+def measure(drafter: Drafter, target: DraftingTarget, batches: Iterable[TrainingBatch], num_depths: int) -> Score:
     tallies = [_Tally() for _ in range(num_depths)]
     for batch in batches:
         standing: _Grid | None = None
@@ -66,7 +66,7 @@ class _Grid(NamedTuple):
         return _Grid(*(one[:, :width] * other for one, other in zip(self, last, strict=True)))
 
 
-def _laid(found: Judgement, batch: Batch, depth: int) -> _Grid:
+def _laid(found: Judgement, batch: TrainingBatch, depth: int) -> _Grid:
     shape = batch.own[:, depth + 1 :].shape
     places, device = batch.places(depth), batch.tokens.device
 

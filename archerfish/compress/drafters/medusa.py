@@ -9,7 +9,7 @@ from torch import Tensor
 
 from archerfish.arch.heads import MedusaSpec
 from archerfish.compress.drafters.options import DrafterOptions
-from archerfish.compress.drafters.target import Reading
+from archerfish.compress.drafters.target import TargetReading
 from archerfish.models.decoder import Decoder
 from archerfish.models.medusa import Medusa
 from archerfish.ops.signatures import Ops
@@ -31,7 +31,7 @@ class MedusaDrafter:
     def target_ids(self) -> Tensor | None:
         return self.module.target_ids
 
-    def states(self, reading: Reading, num_depths: int) -> list[Tensor]:
+    def states(self, reading: TargetReading, num_depths: int) -> list[Tensor]:
         assert num_depths == self.trained_depths
         states = reading.states[:, :-1]
         found = self.module(states.flatten(0, 1))

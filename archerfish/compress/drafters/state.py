@@ -20,7 +20,7 @@ _FREE = ("output", "max_steps")
 
 
 @dataclass(slots=True)
-class Progress:
+class TrainingProgress:
     """How far a training is, with everything that the next step depends on."""
 
     step: int
@@ -49,13 +49,13 @@ class State:
             write().save(file)
         return Samples.load(file)
 
-    def load(self, device: str) -> Progress | None:
+    def load(self, device: str) -> TrainingProgress | None:
         file = self._folder / "progress.pt"
         if not file.exists():
             return None
-        return Progress(**torch.load(file, map_location=device, weights_only=True))
+        return TrainingProgress(**torch.load(file, map_location=device, weights_only=True))
 
-    def save(self, progress: Progress) -> None:
+    def save(self, progress: TrainingProgress) -> None:
         """Whole, or not at all."""
         new = self._folder / "progress.new"
         fields = ("step", "num_steps", "parameters", "optimizer")

@@ -12,7 +12,7 @@ from archerfish.models.attention import batched_attention
 from archerfish.models.decoder import Decoder, TapFunction
 
 
-class Reading(NamedTuple):
+class TargetReading(NamedTuple):
     """What the target makes of a batch."""
 
     tokens: Tensor
@@ -23,13 +23,13 @@ class Reading(NamedTuple):
     """[rows, length, taps * hidden] streams that a drafter is fed from, side by side; None where it asks for none."""
 
 
-class Target:
+class DraftingTarget:
     def __init__(self, decoder: Decoder, taps: tuple[int, ...]) -> None:
         self.decoder = decoder
         self._taps = taps
 
     @torch.no_grad()
-    def read(self, tokens: Tensor) -> Reading:
+    def read(self, tokens: Tensor) -> TargetReading:
         """Of texts [rows, length] from their beginning."""
         heard: dict[int, Tensor] = {}
 
@@ -40,7 +40,7 @@ class Target:
         with half_precision(tokens.device):
             states = read_rows(self.decoder, tokens, tap)
         taps = torch.cat([heard[layer] for layer in self._taps], dim=-1).view(*tokens.shape, -1) if heard else None
-        return Reading(tokens, states, taps)
+        return TargetReading(tokens, states, taps)
 
     @torch.no_grad()
     def logits(self, states: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from archerfish.compress.drafters.batches import Batches
-from archerfish.compress.drafters.card import Facts, write_card
+from archerfish.compress.drafters.card import DrafterFacts, write_card
 from archerfish.compress.drafters.draft_model import draft_model
 from archerfish.compress.drafters.drafter import Drafter
 from archerfish.compress.drafters.eagle import eagle_drafter
@@ -16,7 +16,7 @@ from archerfish.compress.drafters.medusa import medusa_drafter
 from archerfish.compress.drafters.options import DrafterOptions
 from archerfish.compress.drafters.samples import Samples, write_samples
 from archerfish.compress.drafters.state import State
-from archerfish.compress.drafters.target import Target
+from archerfish.compress.drafters.target import DraftingTarget
 from archerfish.compress.drafters.training import Clock, Training
 from archerfish.config.settings import EngineConfig
 from archerfish.engine.build import Blueprint, examine
@@ -43,7 +43,7 @@ def train_drafter(config: EngineConfig, options: DrafterOptions, clock: Clock = 
     # In float32 a CPU's steps can be done again bit for bit; on a GPU the checkpoint's own format will do.
     decoder = load_decoder(replace(config, dtype="auto" if device == "cuda" else "float32"))
     drafter = _drafter(decoder, blueprint, samples, config, options)
-    target = Target(decoder, drafter.taps)
+    target = DraftingTarget(decoder, drafter.taps)
     batches = Batches(samples, options.batch, options.seed, device)
     training = Training(drafter, target, batches, options, clock)
     if not training.run(state, started):
@@ -52,7 +52,7 @@ def train_drafter(config: EngineConfig, options: DrafterOptions, clock: Clock = 
     score = measure(drafter, target, batches.held_out(), options.depths)
     num_parameters = sum(one.numel() for one in drafter.module.parameters() if one.requires_grad)
     assert training.num_steps is not None
-    facts = Facts(
+    facts = DrafterFacts(
         target=_name(config, blueprint),
         num_parameters=num_parameters,
         num_training=samples.num_training,

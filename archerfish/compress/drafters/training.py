@@ -11,8 +11,8 @@ from archerfish.compress.drafters.batches import Batches
 from archerfish.compress.drafters.drafter import Drafter, judged
 from archerfish.compress.drafters.loss import loss_of
 from archerfish.compress.drafters.options import DEFAULT_STEPS, DrafterOptions
-from archerfish.compress.drafters.state import Progress, State
-from archerfish.compress.drafters.target import Target
+from archerfish.compress.drafters.state import State, TrainingProgress
+from archerfish.compress.drafters.target import DraftingTarget
 from archerfish.console import ProgressBar
 from archerfish.engine.interrupts import uninterrupted
 
@@ -43,7 +43,7 @@ class Told:
 
 class Training:
     def __init__(
-        self, drafter: Drafter, target: Target, batches: Batches, options: DrafterOptions, clock: Clock
+        self, drafter: Drafter, target: DraftingTarget, batches: Batches, options: DrafterOptions, clock: Clock
     ) -> None:
         self._drafter, self._target, self._batches, self._options = drafter, target, batches, options
         self._parameters = {
@@ -150,11 +150,11 @@ class Training:
             torch.cuda.synchronize()
         return self._clock()
 
-    def _progress(self) -> Progress:
+    def _progress(self) -> TrainingProgress:
         parameters = {name: parameter.detach() for name, parameter in self._parameters.items()}
-        return Progress(self._step, self.num_steps, parameters, self._optimizer.state_dict())
+        return TrainingProgress(self._step, self.num_steps, parameters, self._optimizer.state_dict())
 
-    def _restore(self, progress: Progress) -> None:
+    def _restore(self, progress: TrainingProgress) -> None:
         self._step, self.num_steps = progress.step, progress.num_steps
         with torch.no_grad():
             for name, parameter in self._parameters.items():

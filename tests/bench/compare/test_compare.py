@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from archerfish.bench.compare.compare import Comparison, Row, compare, group
+from archerfish.bench.compare.compare import Comparison, ComparisonRow, compare, group
 from archerfish.bench.compare.statistics import bootstrap_interval, student, welch_interval
 from archerfish.bench.compare.workloads import differences
-from archerfish.bench.serve.records import Run, save_run
+from archerfish.bench.serve.records import BenchRun, save_run
 from archerfish.bench.serve.summary import summarize
 from archerfish.errors import ConfigError
 from archerfish.metrics.objectives import Objectives
@@ -19,11 +19,11 @@ from tests.bench.runs import FEW, SATURATED, make_request, make_run, random_run
 from tests.cli.running import archerfish, assert_refused
 
 
-def quick_run(seed: int = 0, label: str = "base", slowness: float = 1.0, **more: Any) -> Run:
+def quick_run(seed: int = 0, label: str = "base", slowness: float = 1.0, **more: Any) -> BenchRun:
     return random_run(seed, num_requests=80, label=label, slowness=slowness, samples=(), **more)
 
 
-def rows(comparison: Comparison) -> dict[str, Row]:
+def rows(comparison: Comparison) -> dict[str, ComparisonRow]:
     return {f"{row.name}, {row.unit}": row for row in comparison.rows}
 
 
@@ -100,7 +100,7 @@ def test_a_slower_server_is_worse_by_what_it_is_slower() -> None:
 
 
 def test_more_is_better_for_throughput() -> None:
-    def closed(gap: float, label: str) -> Run:
+    def closed(gap: float, label: str) -> BenchRun:
         requests = [make_request(index, index * gap, gap / 2, [gap / 40] * 20) for index in range(200)]
         return make_run(requests, label=label)
 
@@ -149,7 +149,7 @@ def test_other_loads_are_refused_by_name_unless_forced() -> None:
 
 
 def test_lengths_tell_loads_apart_that_have_the_same_name() -> None:
-    def asked(length: int) -> Run:
+    def asked(length: int) -> BenchRun:
         return make_run([make_request(0, 0.0, 0.1, [0.1], num_output_tokens_asked=length)])
 
     assert differences([asked(100), asked(104)]) == ()

@@ -11,7 +11,7 @@ from archerfish.arch.arch import Arch, ExpertsSpec, LayerSpec, MlpSpec, NormSpec
 from archerfish.arch.rope import RopeSpec
 from archerfish.bench.kernels.cases import Asked, KernelCase, kernel_cases
 from archerfish.bench.kernels.matrices import FORMATS, QuantizedMatrices, format_name
-from archerfish.bench.kernels.measure import KernelReport, Stopwatch, measure_kernels
+from archerfish.bench.kernels.measure import KernelBenchReport, KernelTimer, measure_kernels
 from archerfish.bench.kernels.roofs import Roofs, measure_roofs
 from archerfish.machine.peak import Peak
 from archerfish.ops import KernelTarget
@@ -43,7 +43,7 @@ MIXED = arch(
 )
 
 
-class FixedStopwatch(Stopwatch):
+class FixedStopwatch(KernelTimer):
     """Runs each function once, and takes its time from a table."""
 
     def __init__(self, seconds: dict[Callable[..., Any], float] | None = None) -> None:
@@ -71,7 +71,7 @@ def cases(of: Arch, *batch_sizes: int, quantized: bool = False, kv: str = "float
     return list(kernel_cases(asked))
 
 
-def measure(of: Arch, known: list[Implementation], stopwatch: Stopwatch | None = None) -> KernelReport:
+def measure(of: Arch, known: list[Implementation], stopwatch: KernelTimer | None = None) -> KernelBenchReport:
     return measure_kernels(cases(of, 1, 4), known, TARGET, ROOFS, stopwatch or FixedStopwatch(), 2)
 
 
@@ -150,7 +150,7 @@ def test_implementations_are_compared_and_refusals_told() -> None:
 
 def test_a_stopwatch_calls_with_every_input_in_turn() -> None:
     called: list[int] = []
-    assert Stopwatch("cpu", 0.0).best(called.append, [(1,), (2,)]) > 0
+    assert KernelTimer("cpu", 0.0).best(called.append, [(1,), (2,)]) > 0
     assert called == [1, 2, 1, 2]
 
 

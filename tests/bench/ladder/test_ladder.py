@@ -10,7 +10,7 @@ import pytest
 from archerfish.bench.ladder import rungs
 from archerfish.bench.ladder.ladder import LadderRow, measure_ladder, verdict_lines
 from archerfish.bench.ladder.naive import ContiguousCache, generate_recomputing, generate_with_cache
-from archerfish.bench.ladder.rungs import LadderSetup, Rung, RungResult, Unsupported, rungs_for
+from archerfish.bench.ladder.rungs import LadderSetup, Rung, RungResult, UnsupportedRung, rungs_for
 from archerfish.bench.offline.measure import OfflineBench
 from archerfish.bench.offline.workloads import OfflineWorkload, shared_prefix_workload
 from archerfish.config.settings import EngineConfig
@@ -139,9 +139,9 @@ def test_formats_that_were_given_replace_the_usual_ones() -> None:
 def test_a_rung_that_cannot_run_is_left_out_of_those_above() -> None:
     seen = []
 
-    def measure(setup: LadderSetup, _: rungs.ReportShare) -> RungResult | Unsupported:
+    def measure(setup: LadderSetup, _: rungs.ReportShare) -> RungResult | UnsupportedRung:
         seen.append(dict(setup.settings))
-        return Unsupported("no") if setup.settings.get("quantization") == "int4" else result(1.0)
+        return UnsupportedRung("no") if setup.settings.get("quantization") == "int4" else result(1.0)
 
     added: tuple[dict[str, Any], ...] = ({}, {"quantization": "int4"}, {"kernels": "auto"})
     listed = [Rung(str(index), measure, settings) for index, settings in enumerate(added)]
@@ -160,7 +160,7 @@ def test_speculation_that_is_off_is_not_measured(tmp_path: Path, given: dict[str
     config = engine_config(tmp_path, CONFIG, speculative_config=given)
     setup = LadderSetup(config, shared_prefix_workload(2, 8, 4, 2, 99), {"speculative_config": given})
     unsupported = SPECULATION.measure(setup, lambda _: None)
-    assert isinstance(unsupported, Unsupported) and reason in unsupported.reason
+    assert isinstance(unsupported, UnsupportedRung) and reason in unsupported.reason
 
 
 def test_a_first_run_that_pays_for_initialization_does_not_count() -> None:
@@ -220,7 +220,7 @@ def ladder_of(*results: RungResult | str, lossy: tuple[int, ...] = ()) -> tuple[
     listed = [
         Rung(
             str(index),
-            lambda _setup, _report, given=given: Unsupported(given) if isinstance(given, str) else given,
+            lambda _setup, _report, given=given: UnsupportedRung(given) if isinstance(given, str) else given,
             why_slower=lambda slow: f"{slow.cached_share:.0%} cached",
             is_lossy=index in lossy,
         )

@@ -10,7 +10,7 @@ from archerfish.bench.offline.conditions import Conditions
 from archerfish.bench.offline.measure import OfflineBench, measure_latency, measure_throughput
 from archerfish.bench.offline.phases import StepMeter, binding_limit
 from archerfish.bench.offline.workloads import (
-    Job,
+    OfflineJob,
     OfflineWorkload,
     nano_vllm_workload,
     prompts_workload,
@@ -148,7 +148,7 @@ def test_prompts_that_share_their_beginning() -> None:
 
 def test_given_prompts_start_again_where_there_are_too_few() -> None:
     jobs = prompts_workload([(1, 2), (3,)], 3, 5).jobs
-    assert jobs == (Job((1, 2), 5), Job((3,), 5), Job((1, 2), 5))
+    assert jobs == (OfflineJob((1, 2), 5), OfflineJob((3,), 5), OfflineJob((1, 2), 5))
 
 
 def test_what_the_context_would_cut_short_is_refused() -> None:
@@ -290,7 +290,7 @@ def test_a_real_engine_is_measured_like_a_scripted_one(tmp_path: Path) -> None:
     config = EngineConfig(model=str(write_checkpoint(tmp_path)), device="cpu", threads=1, max_num_seqs=2)
     assembly = build(replace(config, speculative_config={"method": "off"}))
     one = OfflineBench.of(assembly)
-    workload = OfflineWorkload(name="own", jobs=(Job((5, 6, 7), 4), Job((8, 9), 6)))
+    workload = OfflineWorkload(name="own", jobs=(OfflineJob((5, 6, 7), 4), OfflineJob((8, 9), 6)))
     run = one.run(workload, one.meter(PEAK))
     assert [len(answer.tokens) for answer in run.answers] == [4, 6]
     assert run.num_steps == 6

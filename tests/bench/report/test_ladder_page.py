@@ -7,7 +7,7 @@ import pytest
 from archerfish.bench.ladder.ladder import Ladder, LadderRow
 from archerfish.bench.offline.conditions import Conditions
 from archerfish.bench.report.ladder_page import ladder_page
-from archerfish.bench.report.page import Page
+from archerfish.bench.report.page import ReportPage
 from archerfish.bench.report.style import DARK, DECODE, PREFILL, QUIET
 from archerfish.config.settings import EngineConfig
 from archerfish.engine.build import examine
@@ -33,7 +33,7 @@ def row(name: str, rate: float, ratio: float | None = None, **more: Any) -> Ladd
     return LadderRow(name=name, **(times | given | more))
 
 
-def page(conditions: Conditions, *rows: LadderRow) -> Page:
+def page(conditions: Conditions, *rows: LadderRow) -> ReportPage:
     return ladder_page(conditions, Ladder(num_requests=2, shared_len=8, own_len=4, output_len=5, rows=rows))
 
 

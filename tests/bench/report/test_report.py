@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from archerfish.bench.report.page import Page, render, save_page
+from archerfish.bench.report.page import ReportPage, render, save_page
 from archerfish.bench.report.run_page import run_page, save_report
 from archerfish.bench.report.series import bars, flow, roofline_points, thinned
 from archerfish.bench.report.style import DARK
-from archerfish.bench.serve.records import Run, load_run, save_run
+from archerfish.bench.serve.records import BenchRun, load_run, save_run
 from archerfish.bench.serve.summary import summarize
 from archerfish.errors import ConfigError
 from archerfish.metrics.objectives import Objectives
@@ -35,13 +35,13 @@ OBJECTIVES = Objectives(ttft_ms=200, tpot_ms=25)
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
-def words(page: Page) -> str:
+def words(page: ReportPage) -> str:
     """What a reader sees: without scripts and styles."""
     html = re.sub(r"<(script|style).*?</\1>", "", render(page), flags=re.DOTALL)
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html))
 
 
-def speculated_run() -> Run:
+def speculated_run() -> BenchRun:
     """Its drafts have four tokens, and now and then as many as fit."""
     run = random_run(num_requests=60, findings=(FEW,))
     first, *others = run.samples

@@ -5,27 +5,27 @@ from typing import Any
 
 import pytest
 
-from archerfish.bench.report.facts import Facts, read_facts
-from archerfish.bench.report.verdict import Limit, Verdict, judge_run
-from archerfish.bench.serve.records import Run, ServerSettings, ServerTimes
+from archerfish.bench.report.facts import ServerFacts, read_facts
+from archerfish.bench.report.verdict import RunLimit, RunVerdict, judge_run
+from archerfish.bench.serve.records import BenchRun, ServerSettings, ServerTimes
 from archerfish.bench.serve.summary import summarize
 from tests.bench.runs import PEAK_BANDWIDTH, PEAK_FLOPS, WORKLOAD, make_request, make_run, make_sample, random_run
 
 
-def watched(end: dict[str, Any], *middle: dict[str, Any], seconds: float = 10.0, **more: Any) -> Run:
+def watched(end: dict[str, Any], *middle: dict[str, Any], seconds: float = 10.0, **more: Any) -> BenchRun:
     """A run whose server was looked at in equal steps: at the start, at `middle`, and at the end."""
     told = [{}, *middle, end]
     samples = [make_sample(seconds * index / (len(told) - 1), **one) for index, one in enumerate(told)]
     return make_run([make_request(0, 0.0, 0.1, [0.1] * 9)], samples=tuple(samples), **more)
 
 
-def facts(run: Run) -> Facts:
+def facts(run: BenchRun) -> ServerFacts:
     found = read_facts(run, summarize(run))
     assert found is not None
     return found
 
 
-def verdict(run: Run) -> Verdict:
+def verdict(run: BenchRun) -> RunVerdict:
     found = judge_run(run, summarize(run))
     assert len(found.advice) == 2
     assert found.reason and not found.reason.endswith(".")
@@ -64,13 +64,13 @@ def test_the_time_in_the_queue_is_a_share_of_the_time_to_first_token() -> None:
 
 def test_compute_bound() -> None:
     found = verdict(watched(COMPUTING))
-    assert found.limit is Limit.COMPUTE
+    assert found.limit is RunLimit.COMPUTE
     assert "56%" in found.reason  # 5 of 9 seconds.
 
 
 def test_bandwidth_bound_asks_for_more_sequences() -> None:
     found = verdict(watched(READING))
-    assert found.limit is Limit.BANDWIDTH
+    assert found.limit is RunLimit.BANDWIDTH
     assert [advice.setting for advice in found.advice] == ["--request-rate", "--dtype"]
     full = verdict(watched({**READING, "batch_occupancy": 0.95}))
     assert full.advice[0].setting == "--max-num-seqs"
@@ -108,7 +108,7 @@ def test_speculation_is_proposed_where_reading_leaves_time_for_it() -> None:
     slow = {"decode_bytes": 0.9 * PEAK_BANDWIDTH, "num_steps": 100, "num_computed_tokens": 200}
     assert verdict(watched(slow, server=off)).advice[0].setting == "--speculative-config"
     many = verdict(watched({**slow, "num_computed_tokens": 9000}, server=off))
-    assert many.limit is Limit.OVERHEAD and many.advice[0].setting == "--request-rate"
+    assert many.limit is RunLimit.OVERHEAD and many.advice[0].setting == "--request-rate"
 
 
 def test_a_full_cache_can_hold_more_in_fewer_bits() -> None:
@@ -136,31 +136,31 @@ def test_a_gpu_at_its_arithmetic_peak_can_compute_in_fewer_bits() -> None:
 )
 def test_capacity_bound_comes_before_all_else(end: dict[str, Any], middle: dict[str, Any]) -> None:
     found = verdict(watched({**COMPUTING, **end}, middle))
-    assert found.limit is Limit.CAPACITY
+    assert found.limit is RunLimit.CAPACITY
     assert found.advice[0].setting == "--gpu-memory-utilization"
 
 
 def test_a_full_cache_that_nobody_waits_for_is_no_limit() -> None:
-    assert verdict(watched({**COMPUTING, "kv_cache_usage": 0.99})).limit is Limit.COMPUTE
+    assert verdict(watched({**COMPUTING, "kv_cache_usage": 0.99})).limit is RunLimit.COMPUTE
 
 
 def test_host_bound_between_steps() -> None:
     found = verdict(watched({"busy_seconds": 3.0}))
-    assert found.limit is Limit.HOST
+    assert found.limit is RunLimit.HOST
     assert "70%" in found.reason
     assert found.advice[0].setting == "--threads"
 
 
 def test_overhead_bound_within_steps() -> None:
     found = verdict(watched({"decode_bytes": 0.9 * PEAK_BANDWIDTH}))
-    assert found.limit is Limit.OVERHEAD
+    assert found.limit is RunLimit.OVERHEAD
     assert "10%" in found.reason  # 0.9 of 9 seconds.
     assert found.advice[0].setting == "--request-rate"
 
 
 def test_queue_bound_where_every_row_is_taken() -> None:
     found = verdict(watched({**READING, "num_waiting": 5, "batch_occupancy": 1.0}, {"num_waiting": 5}))
-    assert found.limit is Limit.QUEUE
+    assert found.limit is RunLimit.QUEUE
     assert "every row" in found.reason
     assert found.advice[0].setting == "--max-num-seqs"
 
@@ -169,12 +169,12 @@ def test_waiting_that_is_a_small_part_of_the_first_token_is_no_queue() -> None:
     quick = make_request(0, 0.0, 0.5, [0.1], server=ServerTimes(queue=0.1, ttft=0.5, tpot=0.1))
     slow = make_request(0, 0.0, 0.5, [0.1], server=ServerTimes(queue=0.4, ttft=0.5, tpot=0.1))
     run = watched({**READING, "num_waiting": 1})
-    assert verdict(replace(run, requests=(quick,))).limit is Limit.BANDWIDTH
-    assert verdict(replace(run, requests=(slow,))).limit is Limit.QUEUE
+    assert verdict(replace(run, requests=(quick,))).limit is RunLimit.BANDWIDTH
+    assert verdict(replace(run, requests=(slow,))).limit is RunLimit.QUEUE
 
 
 def test_a_queue_in_front_of_a_machine_at_its_peak_is_its_own_fault() -> None:
-    assert verdict(watched({**COMPUTING, "num_waiting": 5})).limit is Limit.COMPUTE
+    assert verdict(watched({**COMPUTING, "num_waiting": 5})).limit is RunLimit.COMPUTE
 
 
 @pytest.mark.parametrize(
@@ -197,16 +197,16 @@ def test_a_load_is_changed_by_what_it_was_made_with(
 def test_load_bound() -> None:
     idle = {"num_running": 0, "busy_seconds": 1.0}
     found = verdict(watched(idle, idle, idle, {"busy_seconds": 1.0}))
-    assert found.limit is Limit.LOAD
+    assert found.limit is RunLimit.LOAD
     assert "75%" in found.reason
 
 
 def test_unknown_without_a_peak_or_without_samples() -> None:
     found = verdict(watched({"peak_flops": None}))
-    assert found.limit is Limit.UNKNOWN
+    assert found.limit is RunLimit.UNKNOWN
     assert [advice.setting for advice in found.advice] == ["--peak-flops", "--peak-bandwidth"]
     silent = verdict(random_run(num_requests=5, samples=()))
-    assert silent.limit is Limit.UNKNOWN
+    assert silent.limit is RunLimit.UNKNOWN
     assert silent.evidence == ()
 
 

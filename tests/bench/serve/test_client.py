@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from archerfish.bench.serve.client import CHAT, COMPLETIONS, BenchClient, RequestOptions
-from archerfish.bench.serve.connections import HttpClient, Origin
-from archerfish.bench.serve.datasets.sample import Message, Sample
+from archerfish.bench.serve.connections import HttpClient, ServerAddress
+from archerfish.bench.serve.datasets.sample import Sample, SampleMessage
 from archerfish.bench.serve.load import PlannedLoad, send_load
 from archerfish.bench.serve.records import RequestRecord, ServerTimes
 from archerfish.errors import ConfigError
@@ -28,7 +28,7 @@ SAMPLE = Sample(prompt="Hi", num_prompt_tokens=1, num_output_tokens=4, must_writ
 
 def _client(server: ScriptedServer, **options: Any) -> BenchClient:
     given = {"model": "m", "endpoint": COMPLETIONS, "ignore_eos": True, **options}
-    return BenchClient(Origin("127.0.0.1", server.port, False, ""), {}, RequestOptions(**given), server.clock)
+    return BenchClient(ServerAddress("127.0.0.1", server.port, False, ""), {}, RequestOptions(**given), server.clock)
 
 
 def _ask(*pieces: Piece, sample: Sample = SAMPLE, count: int = 1, **more: Any) -> tuple[RequestRecord, ScriptedServer]:
@@ -149,7 +149,7 @@ def test_a_server_that_says_nothing_is_not_waited_for_longer_than_told() -> None
 
         server = await asyncio.start_server(silent, "127.0.0.1", 0)
         async with server:
-            origin = Origin("127.0.0.1", server.sockets[0].getsockname()[1], False, "")
+            origin = ServerAddress("127.0.0.1", server.sockets[0].getsockname()[1], False, "")
             client = BenchClient(origin, {}, RequestOptions(model="m", endpoint=COMPLETIONS, timeout=0.01))
             record = await client.ask(0, SAMPLE, client.body(SAMPLE), None)
             client.close()
@@ -159,33 +159,33 @@ def test_a_server_that_says_nothing_is_not_waited_for_longer_than_told() -> None
 
 
 def test_nobody_there() -> None:
-    client = BenchClient(Origin.parse("http://127.0.0.1:1"), {}, RequestOptions(model="m", endpoint=COMPLETIONS))
+    client = BenchClient(ServerAddress.parse("http://127.0.0.1:1"), {}, RequestOptions(model="m", endpoint=COMPLETIONS))
     record = asyncio.run(client.ask(0, SAMPLE, client.body(SAMPLE), 0.0))
     assert record.error is not None and "cannot be reached" in record.error
 
 
 def test_chats_go_only_where_chats_are_answered() -> None:
     chat = Sample(
-        prompt=(Message("user", "Hi"),),
+        prompt=(SampleMessage("user", "Hi"),),
         num_prompt_tokens=None,
         num_output_tokens=4,
         must_write_all=False,
         num_shared_tokens=None,
     )
-    client = BenchClient(Origin.parse("http://x:1"), {}, RequestOptions(model="m", endpoint=COMPLETIONS))
+    client = BenchClient(ServerAddress.parse("http://x:1"), {}, RequestOptions(model="m", endpoint=COMPLETIONS))
     with pytest.raises(ConfigError, match="--endpoint /v1/chat/completions"):
         client.body(chat)
 
 
 def test_addresses() -> None:
-    assert Origin.parse("127.0.0.1:8000") == Origin("127.0.0.1", 8000, False, "")
-    assert Origin.parse("https://host/base/") == Origin("host", 443, True, "/base")
-    assert Origin.parse("http://[::1]:9").url == "http://[::1]:9"
+    assert ServerAddress.parse("127.0.0.1:8000") == ServerAddress("127.0.0.1", 8000, False, "")
+    assert ServerAddress.parse("https://host/base/") == ServerAddress("host", 443, True, "/base")
+    assert ServerAddress.parse("http://[::1]:9").url == "http://[::1]:9"
     for url in ("ftp://x", "http://", "http://x:abc", "http://x?y=1"):
         with pytest.raises(ConfigError, match="--url"):
-            Origin.parse(url)
+            ServerAddress.parse(url)
     with pytest.raises(ConfigError, match="line break"):
-        HttpClient(Origin.parse("http://x"), {"A": "b\r\nc: d"})
+        HttpClient(ServerAddress.parse("http://x"), {"A": "b\r\nc: d"})
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
@@ -209,7 +209,7 @@ def test_no_more_at_once_than_allowed(is_closed: bool) -> None:
 
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         async with server:
-            origin = Origin("127.0.0.1", server.sockets[0].getsockname()[1], False, "")
+            origin = ServerAddress("127.0.0.1", server.sockets[0].getsockname()[1], False, "")
             client = BenchClient(origin, {}, RequestOptions(model="m", endpoint=COMPLETIONS))
             load = PlannedLoad(samples=[SAMPLE] * 12, times=[0.0] * 12, is_closed=is_closed, max_concurrency=3)
             heard: list[RequestRecord] = []

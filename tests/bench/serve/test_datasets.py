@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from archerfish.bench.serve.datasets import DATASETS, DatasetOptions, Message, Sample, Words, make_samples
+from archerfish.bench.serve.datasets import DATASETS, DatasetOptions, Sample, SampleMessage, Words, make_samples
 from archerfish.box import models_in_box
 from archerfish.errors import ConfigError
 from archerfish.tokenizer import Tokenizer
@@ -149,7 +149,7 @@ def test_prompts_of_many_shapes(tmp_path: Path) -> None:
     path.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
     samples = _make(NO_TOKENIZER, 6, dataset_name="custom", dataset_path=str(path))
     prompts = [sample.prompt for sample in samples]
-    assert prompts == ["a b c", "who", "first", (Message("user", "hi"),), "a b c", "who"]
+    assert prompts == ["a b c", "who", "first", (SampleMessage("user", "hi"),), "a b c", "who"]
     assert [sample.num_output_tokens for sample in samples[:2]] == [7, 256]
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from archerfish.bench.serve import measure
 from archerfish.bench.serve.client import BenchClient
-from archerfish.bench.serve.connections import Origin
+from archerfish.bench.serve.connections import ServerAddress
 from archerfish.bench.serve.records import load_run
 from archerfish.bench.serve.watch import read_metrics, read_settings, sample
 from archerfish.errors import ConfigError
@@ -153,7 +153,7 @@ def test_a_server_that_loads_its_model_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(measure, "_BETWEEN_SCRAPES", 0.0)
-    origin, server = Origin.parse("http://localhost:8000"), LoadingServer(503, 503, 200)
+    origin, server = ServerAddress.parse("http://localhost:8000"), LoadingServer(503, 503, 200)
     with caplog.at_level("INFO"):
         asyncio.run(measure._wait_until_loaded(cast(BenchClient, server), origin, "/health/ready"))
     assert server.paths == ["/health/ready"] * 3

@@ -3,16 +3,16 @@
 from dataclasses import replace
 from typing import Any
 
-from archerfish.bench.serve.records import Run
+from archerfish.bench.serve.records import BenchRun
 from archerfish.bench.serve.validity import find
 from tests.bench.runs import HEALTHY, WORKLOAD, failed_request, make_request, make_run, random_run
 
 
-def _fatal(run: Run) -> list[str]:
+def _fatal(run: BenchRun) -> list[str]:
     return [finding.name for finding in find(run) if finding.is_fatal]
 
 
-def _notes(run: Run) -> list[str]:
+def _notes(run: BenchRun) -> list[str]:
     return [finding.name for finding in find(run) if not finding.is_fatal]
 
 

@@ -13,9 +13,9 @@ from archerfish.bench.report.page import render
 from archerfish.bench.report.sweep_page import sweep_page
 from archerfish.bench.serve import measure as serving
 from archerfish.bench.serve.options import LoadOptions
-from archerfish.bench.serve.records import Finding, Run, load_run
+from archerfish.bench.serve.records import BenchRun, Finding, load_run
 from archerfish.bench.sweep.options import SweepOptions
-from archerfish.bench.sweep.search import Found, Outcome, Point, SearchPlan, Trial, search
+from archerfish.bench.sweep.search import Found, LoadPoint, LoadTrial, Outcome, SearchPlan, search
 from archerfish.bench.sweep.sweep import Sweep, SweepPlan, sweep, uncounted_reasons, verdict_text
 from archerfish.errors import ConfigError
 from archerfish.metrics.objectives import Objectives
@@ -28,13 +28,13 @@ OVERSATURATED = Finding(name="over-saturated", is_fatal=True, what="TTFT grew", 
 # The search.
 
 
-def server(limit: float, *, noise: float = 0.0, seed: int = 0) -> Callable[[float], Trial[None]]:
+def server(limit: float, *, noise: float = 0.0, seed: int = 0) -> Callable[[float], LoadTrial[None]]:
     """Holds loads up to its limit; near it, by chance. Its throughput grows with the load up to twice the limit."""
     rng = np.random.default_rng(seed)
 
-    def measure(load: float) -> Trial[None]:
+    def measure(load: float) -> LoadTrial[None]:
         held = load * (1 + noise * rng.standard_normal()) <= limit
-        return Trial(outcome="held" if held else "missed", throughput=min(load, 2 * limit), detail=None)
+        return LoadTrial(outcome="held" if held else "missed", throughput=min(load, 2 * limit), detail=None)
 
     return measure
 
@@ -56,7 +56,7 @@ def test_the_limit_is_found_from_below_and_from_above(limit: float) -> None:
 def test_whole_loads_are_found_exactly(limit: int) -> None:
     visited = []
 
-    def measure(load: float) -> Trial[None]:
+    def measure(load: float) -> LoadTrial[None]:
         visited.append(load)
         return server(limit)(load)
 
@@ -84,8 +84,8 @@ def test_named_loads_are_all_measured_and_then_narrowed() -> None:
 
 
 def test_a_search_ends_where_more_load_brings_nothing() -> None:
-    def endless(load: float) -> Trial[None]:
-        return Trial(outcome="held", throughput=min(load, 6.0), detail=None)
+    def endless(load: float) -> LoadTrial[None]:
+        return LoadTrial(outcome="held", throughput=min(load, 6.0), detail=None)
 
     found = search(endless, SearchPlan(num_repeats=1))
     assert found.ending == "saturated"
@@ -108,9 +108,9 @@ def test_nothing_holds() -> None:
 
 
 def test_what_cannot_be_measured_bounds_the_search_and_decides_nothing() -> None:
-    def measure(load: float) -> Trial[None]:
+    def measure(load: float) -> LoadTrial[None]:
         outcome: Outcome = "held" if load <= 5 else "not counted"
-        return Trial(outcome=outcome, throughput=load, detail=None)
+        return LoadTrial(outcome=outcome, throughput=load, detail=None)
 
     found = search(measure, SearchPlan(num_repeats=2))
     assert found.ending == "not counted"
@@ -118,19 +118,19 @@ def test_what_cannot_be_measured_bounds_the_search_and_decides_nothing() -> None
 
 
 def test_a_trial_that_does_not_count_is_outvoted_by_one_that_does() -> None:
-    uncounted = Trial(outcome="not counted", throughput=0.0, detail=None)
-    held = Trial(outcome="held", throughput=4.0, detail=None)
-    missed = Trial(outcome="missed", throughput=8.0, detail=None)
-    assert Point(1.0, (uncounted, held)).outcome == "held"
-    assert Point(1.0, (held, missed)).outcome == "missed"
-    assert Point(1.0, (uncounted,)).outcome == "not counted"
-    assert Point(1.0, (uncounted, held, missed)).throughput == 6.0
+    uncounted = LoadTrial(outcome="not counted", throughput=0.0, detail=None)
+    held = LoadTrial(outcome="held", throughput=4.0, detail=None)
+    missed = LoadTrial(outcome="missed", throughput=8.0, detail=None)
+    assert LoadPoint(1.0, (uncounted, held)).outcome == "held"
+    assert LoadPoint(1.0, (held, missed)).outcome == "missed"
+    assert LoadPoint(1.0, (uncounted,)).outcome == "not counted"
+    assert LoadPoint(1.0, (uncounted, held, missed)).throughput == 6.0
 
 
 # The sweep.
 
 
-def modelled(load: float, number: int, *, capacity: float = 10.0) -> Run:
+def modelled(load: float, number: int, *, capacity: float = 10.0) -> BenchRun:
     """A queue of one: waiting time grows as 1 / (1 - load / capacity); answers have 20 tokens."""
     rng = np.random.default_rng(number)
     busy = min(load / capacity, 0.99)
@@ -183,10 +183,10 @@ def test_every_trial_has_a_seed_of_its_own(swept: Sweep) -> None:
 
 
 def test_a_server_that_gave_way_missed_and_a_client_that_did_is_not_counted() -> None:
-    def gives_way(_: float, number: int) -> Run:
+    def gives_way(_: float, number: int) -> BenchRun:
         return replace(modelled(1.0, number), findings=(OVERSATURATED,))
 
-    def client_gives_way(_: float, number: int) -> Run:
+    def client_gives_way(_: float, number: int) -> BenchRun:
         return replace(modelled(1.0, number), findings=(OVERSATURATED, SATURATED))
 
     plan = replace(PLAN, search=SearchPlan(loads=(1.0,), num_repeats=1))
@@ -252,7 +252,7 @@ def test_the_command_measures_with_seeds_and_lengths_of_its_own(
 ) -> None:
     asked = []
 
-    def measure(_: str, options: LoadOptions, prepared: None, *, is_own: bool) -> Run:
+    def measure(_: str, options: LoadOptions, prepared: None, *, is_own: bool) -> BenchRun:
         asked.append(options)
         assert prepared is None and not is_own
         assert options.rate is not None
@@ -289,7 +289,7 @@ def test_the_command_measures_with_seeds_and_lengths_of_its_own(
 
 
 def test_a_sweep_that_counts_nothing_is_an_invalid_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    def measure(*_: object, **__: object) -> Run:
+    def measure(*_: object, **__: object) -> BenchRun:
         return replace(modelled(1.0, 0), findings=(SATURATED,))
 
     monkeypatch.setattr(serving, "prepare_load", lambda *_, **__: None)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from archerfish.compress.drafters.eagle import EagleDrafter, eagle_spec, line_mask
-from archerfish.compress.drafters.target import Reading
+from archerfish.compress.drafters.target import TargetReading
 from archerfish.models.attention import plain_attention
 from archerfish.models.decoder import Decoder
 from archerfish.models.eagle import Eagle
@@ -56,7 +56,7 @@ def test_all_places_at_once_are_each_line_by_itself(drafter: EagleDrafter) -> No
     head = drafter.module
     tokens = torch.randint(head.spec.target_vocab_size, (2, LENGTH))
     taps = torch.randn(2, LENGTH, len(drafter.taps) * head.spec.target_hidden_size)
-    found = list(drafter.states(Reading(tokens, torch.zeros(2, LENGTH, 1), taps), DEPTHS))
+    found = list(drafter.states(TargetReading(tokens, torch.zeros(2, LENGTH, 1), taps), DEPTHS))
     assert [one.shape[1] for one in found] == [LENGTH - 1 - depth for depth in range(DEPTHS)]
     for row in range(2):
         for start in range(LENGTH - 1):
@@ -66,7 +66,7 @@ def test_all_places_at_once_are_each_line_by_itself(drafter: EagleDrafter) -> No
 
 def test_gradients_reach_the_first_depth_through_the_last(drafter: EagleDrafter) -> None:
     taps = torch.randn(1, LENGTH, len(drafter.taps) * drafter.module.spec.target_hidden_size, requires_grad=True)
-    reading = Reading(torch.zeros(1, LENGTH, dtype=torch.int64), torch.zeros(1, LENGTH, 1), taps)
+    reading = TargetReading(torch.zeros(1, LENGTH, dtype=torch.int64), torch.zeros(1, LENGTH, 1), taps)
     *_, last = drafter.states(reading, DEPTHS)
     last[0, 2].sum().backward()
     assert taps.grad is not None

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from archerfish.compress.drafters import drafter as judging
-from archerfish.compress.drafters.batches import Batch
-from archerfish.compress.drafters.draft_model import DraftModel
+from archerfish.compress.drafters.batches import TrainingBatch
+from archerfish.compress.drafters.draft_model import DraftModelTraining
 from archerfish.compress.drafters.measure import measure
-from archerfish.compress.drafters.target import Target, read_rows
+from archerfish.compress.drafters.target import DraftingTarget, read_rows
 from archerfish.models.decoder import Decoder
 from archerfish.models.families import Fields, find_family
 from archerfish.ops import KernelTarget, choose_ops
@@ -27,12 +27,12 @@ def _model(seed: int) -> Decoder:
     return model
 
 
-def _batch() -> Batch:
+def _batch() -> TrainingBatch:
     tokens = torch.randint(VOCAB_SIZE, (2, LENGTH), generator=torch.Generator().manual_seed(5))
     own = torch.zeros(2, LENGTH, dtype=torch.bool)
     own[0, 2:] = True
     own[1, 1:5] = True
-    return Batch(tokens, own)
+    return TrainingBatch(tokens, own)
 
 
 @pytest.mark.parametrize("logits_at_once", [1 << 27, 3 * VOCAB_SIZE], ids=["whole", "in pieces"])
@@ -41,7 +41,7 @@ def test_figures_are_those_of_the_definitions(monkeypatch: pytest.MonkeyPatch, l
     wanted, guessing, batch = _model(0), _model(0), _batch()
     for parameter, noise in zip(guessing.parameters(), _model(1).parameters(), strict=True):
         parameter.data += noise.data / 8
-    found = measure(DraftModel(guessing, {}, Path()), Target(wanted, ()), [batch], DEPTHS)
+    found = measure(DraftModelTraining(guessing, {}, Path()), DraftingTarget(wanted, ()), [batch], DEPTHS)
     with torch.no_grad():
         p, q = (model.logits(read_rows(model, batch.tokens)).softmax(-1) for model in (wanted, guessing))
     accepted = torch.minimum(p, q).sum(-1)
@@ -64,19 +64,19 @@ def test_figures_are_those_of_the_definitions(monkeypatch: pytest.MonkeyPatch, l
 
 def test_a_model_guesses_itself() -> None:
     model = _model(2)
-    found = measure(DraftModel(model, {}, Path()), Target(model, ()), [_batch()], DEPTHS)
+    found = measure(DraftModelTraining(model, {}, Path()), DraftingTarget(model, ()), [_batch()], DEPTHS)
     for depth, score in enumerate(found.depths, 1):
         assert score.agreement == 1 and score.acceptance == pytest.approx(1)
         assert score.greedy_tokens == 1 + depth and score.sampled_tokens == pytest.approx(1 + depth)
 
 
 def test_pieces_have_the_gradients_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, target = _model(3), Target(_model(4), ())
+    model, target = _model(3), DraftingTarget(_model(4), ())
     gradients = []
     for logits_at_once in (1 << 27, 3 * VOCAB_SIZE):
         monkeypatch.setattr(judging, "_MOST_LOGITS", logits_at_once)
         model.zero_grad()
-        for found in judging.judged(DraftModel(model, {}, Path()), target, _batch(), 1):
+        for found in judging.judged(DraftModelTraining(model, {}, Path()), target, _batch(), 1):
             (found.acceptance.sum() + found.divergence.sum()).backward()
         gradients.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
     whole, pieces = gradients

@@ -16,7 +16,7 @@ from archerfish.compress.drafters.eagle import EagleDrafter
 from archerfish.compress.drafters.measure import measure
 from archerfish.compress.drafters.medusa import MedusaDrafter
 from archerfish.compress.drafters.samples import write_samples
-from archerfish.compress.drafters.target import Target
+from archerfish.compress.drafters.target import DraftingTarget
 from archerfish.compress.drafters.train import train_drafter
 from archerfish.config.settings import EngineConfig
 from archerfish.engine.models import load_decoder
@@ -165,7 +165,7 @@ def test_heads_are_written_as_they_were_trained(
         drafter = MedusaDrafter(Medusa(spec, target.head, ops), "walker")
     load_head(drafter.module, tmp_path)
     samples = write_samples(walker, options(tmp_path, **method), "cpu")
-    again = measure(drafter, Target(target, drafter.taps), Batches(samples, 8, 0, "cpu").held_out(), 3)
+    again = measure(drafter, DraftingTarget(target, drafter.taps), Batches(samples, 8, 0, "cpu").held_out(), 3)
     assert again == trained.score
 
 

@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 from archerfish.bench.serve.datasets.files import box_prompts, jsonl_prompts, sharegpt
 from archerfish.bench.serve.datasets.options import DatasetOptions
-from archerfish.bench.serve.datasets.sample import Message, Sample
+from archerfish.bench.serve.datasets.sample import Sample, SampleMessage
 from archerfish.bench.serve.datasets.synthetic import prefix_repetition, random_samples
 from archerfish.bench.serve.datasets.traces import azure, mooncake
 from archerfish.bench.serve.datasets.words import Words
 
-__all__ = ["DATASETS", "DatasetOptions", "Message", "Sample", "Words", "make_samples"]
+__all__ = ["DATASETS", "DatasetOptions", "Sample", "SampleMessage", "Words", "make_samples"]
 
 
 class _Kind(NamedTuple):

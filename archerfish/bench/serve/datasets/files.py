@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from archerfish.bench.serve.datasets.options import DatasetOptions
-from archerfish.bench.serve.datasets.sample import Message, Sample
+from archerfish.bench.serve.datasets.sample import Sample, SampleMessage
 from archerfish.bench.serve.datasets.words import Words
 from archerfish.errors import ConfigError
 
@@ -80,7 +80,7 @@ def sharegpt(options: DatasetOptions, words: Words, num_samples: int, seed: int)
     return _repeated(found, num_samples, path)
 
 
-def _sample(prompt: str | tuple[Message, ...], num_output_tokens: int, words: Words) -> Sample:
+def _sample(prompt: str | tuple[SampleMessage, ...], num_output_tokens: int, words: Words) -> Sample:
     return Sample(
         prompt=prompt,
         num_prompt_tokens=words.count(prompt) if isinstance(prompt, str) else None,
@@ -90,7 +90,7 @@ def _sample(prompt: str | tuple[Message, ...], num_output_tokens: int, words: Wo
     )
 
 
-def _prompt(value: dict[str, Any], where: str) -> str | tuple[Message, ...]:
+def _prompt(value: dict[str, Any], where: str) -> str | tuple[SampleMessage, ...]:
     if isinstance(value.get("messages"), list):
         return _up_to_the_question(_turns(value["messages"], where), where)
     for name in _PROMPT_FIELDS:
@@ -102,7 +102,7 @@ def _prompt(value: dict[str, Any], where: str) -> str | tuple[Message, ...]:
     raise ConfigError(f"{where}: there is no text in prompt, question, text, turns or messages; it has {list(value)}")
 
 
-def _up_to_the_question(messages: list[Message], where: str) -> tuple[Message, ...]:
+def _up_to_the_question(messages: list[SampleMessage], where: str) -> tuple[SampleMessage, ...]:
     """What a model would be asked: all up to the user's last word, but no answer after it."""
     for end in range(len(messages), 0, -1):
         if messages[end - 1].role == "user":
@@ -110,7 +110,7 @@ def _up_to_the_question(messages: list[Message], where: str) -> tuple[Message, .
     raise ConfigError(f"{where}: none of its messages is a user's")
 
 
-def _turns(value: Any, where: str) -> list[Message]:
+def _turns(value: Any, where: str) -> list[SampleMessage]:
     if isinstance(value, dict):
         value = value.get("conversations", value.get("messages"))
     if not isinstance(value, list):
@@ -121,7 +121,7 @@ def _turns(value: Any, where: str) -> list[Message]:
         content = turn.get("value", turn.get("content")) if isinstance(turn, dict) else None
         if not isinstance(role, str) or not isinstance(content, str):
             raise ConfigError(f"{where}: a turn has no role (from) or no text (value, content)")
-        turns.append(Message(_ROLES.get(role, role), content))
+        turns.append(SampleMessage(_ROLES.get(role, role), content))
     return turns
 
 

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Message(NamedTuple):
+class SampleMessage(NamedTuple):
     role: str
     content: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    prompt: str | tuple[Message, ...]
+    prompt: str | tuple[SampleMessage, ...]
     """A text, or the messages of a chat."""
     num_prompt_tokens: int | None
     """None where no tokenizer is known. The server may add tokens of its own."""
