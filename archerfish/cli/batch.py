@@ -118,11 +118,11 @@ def _read_tasks(source: Path, model: str) -> dict[str, _Task]:
         with source.open("rb") as stream:
             verdict = validate(stream, None, limits=_LIMITS)
             if verdict.errors:
-                told = (
+                errors = (
                     error.message if error.line is None else f"line {error.line}: {error.message}"
                     for error in verdict.errors
                 )
-                raise RequestError(f"{source} cannot be answered: {'; '.join(told)}")
+                raise RequestError(f"{source} cannot be answered: {'; '.join(errors)}")
             stream.seek(0)
             return {line.custom_id: _Task(line.number, _record_id(line, model)) for line in read_lines(stream)}
     except OSError as error:

@@ -71,12 +71,12 @@ class ChatHistory:
         limit = self._model.max_model_len
         for_answer = max(1, min(self.params.max_tokens or limit, limit // _ANSWER_SHARE))
         for dropped in range(self.num_turns + 1):
-            kept = self._turns[_TURN * dropped :]
-            prompt = self._model.token_ids([*self._instructions(), *kept, question])
+            turns = self._turns[_TURN * dropped :]
+            prompt = self._model.token_ids([*self._instructions(), *turns, question])
             if len(prompt) + for_answer <= limit:
                 break
         self._model.check_length(prompt)
-        self._turns = kept
+        self._turns = turns
         return dropped
 
     def answer(self, text: str) -> "Generator[StreamOutput]":

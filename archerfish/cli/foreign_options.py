@@ -16,19 +16,19 @@ def without_foreign_options(options: Sequence[click.Option], arguments: Sequence
 
     Options of the command itself always come first, so no name is taken from them.
     """
-    foreign, spellings, kept = _parted(options, arguments)
+    foreign, spellings, own_arguments = _parted(options, arguments)
 
     def write(name: str, value: object) -> str:
         # A flag says its value by itself.
         return spellings[name] if isinstance(value, bool) else f"{spellings[name]} {shown_value(value)}"
 
-    given = {_setting(argument.partition("=")[0]) for argument in kept if argument.startswith("-")}
+    given = {_setting(argument.partition("=")[0]) for argument in own_arguments if argument.startswith("-")}
     translated = translate(foreign, SettingSource(own_settings(options), flag_name, write), given)
     for notice in translated.notices:
         click.echo(notice, err=True)
     for name, value in translated.settings.items():
-        kept = [flag_name(name), value, *kept]
-    return kept
+        own_arguments = [flag_name(name), value, *own_arguments]
+    return own_arguments
 
 
 def own_settings(options: Sequence[click.Option]) -> set[str]:
@@ -45,29 +45,29 @@ class _Parted(NamedTuple):
     """Values of options of other engines, by name."""
     spellings: dict[str, str]
     """How each was written."""
-    kept: list[str]
+    own_arguments: list[str]
     """All other arguments."""
 
 
 def _parted(options: Sequence[click.Option], arguments: Sequence[str]) -> _Parted:
     own = {spelling: option for option in options for spelling in (*option.opts, *option.secondary_opts)}
     parted = _Parted({}, {}, [])
-    foreign, spellings, kept = parted
+    foreign, spellings, own_arguments = parted
     rest = deque(arguments)
     while rest:
         argument = rest.popleft()
         spelling, has_value, value = argument.partition("=")
         name = _foreign_name(spelling)
         if argument == "--":
-            kept += [argument, *rest]
+            own_arguments += [argument, *rest]
             break
         if spelling in own:
-            kept.append(argument)
+            own_arguments.append(argument)
             # What follows is its value, whatever it looks like.
             if not has_value and not own[spelling].is_flag:
-                kept += [rest.popleft() for _ in range(min(own[spelling].nargs, len(rest)))]
+                own_arguments += [rest.popleft() for _ in range(min(own[spelling].nargs, len(rest)))]
         elif name is None:
-            kept.append(argument)
+            own_arguments.append(argument)
         else:
             spellings[name] = spelling
             if not has_value:

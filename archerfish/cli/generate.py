@@ -10,8 +10,8 @@ import click
 from archerfish.cli.answers import write_all, write_json, write_stream
 from archerfish.cli.engine_options import engine_options, open_model
 from archerfish.cli.field_options import NUMBERS_NOTE, SectionedCommand
-from archerfish.cli.form_options import form_options
 from archerfish.cli.prompts import gather_prompts
+from archerfish.cli.response_format_options import response_format_options
 from archerfish.cli.sampling_options import sampling_options, sampling_params
 from archerfish.config.settings import EngineConfig
 from archerfish.errors import ConfigError
@@ -31,14 +31,14 @@ from archerfish.request import Structured
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each prompt, times in seconds.")
 @engine_options
 @sampling_options()
-@form_options
+@response_format_options
 def command(
     texts: tuple[str, ...],
     file: Path | None,
     token_ids: tuple[str, ...],
     as_json: bool,
     sampling: Mapping[str, Any],
-    form: Structured | None,
+    response_format: Structured | None,
     config: EngineConfig,
 ) -> None:
     """Continue prompts: from arguments, standard input or a file.
@@ -51,7 +51,8 @@ def command(
     prompts = gather_prompts(texts, file, token_ids)
     with open_model(config) as llm:
         params = replace(
-            sampling_params(llm.assembly.recommended, sampling, llm.assembly.processor.max_model_len), structured=form
+            sampling_params(llm.assembly.recommended, sampling, llm.assembly.processor.max_model_len),
+            structured=response_format,
         )
         has_text = llm.assembly.processor.tokenizer is not None
         if as_json:

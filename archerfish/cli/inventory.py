@@ -15,7 +15,7 @@ _MODEL = "models--"
 class FoundModel:
     name: str
     """What to give to --model."""
-    place: Literal["box", "cache"]
+    location: Literal["box", "cache"]
     directory: str
     num_bytes: int
     """On disk, all revisions together."""
@@ -46,14 +46,16 @@ def take_inventory() -> Inventory:
 
 def _boxed(name: str, directory: Path) -> FoundModel:
     size = _size(directory)
-    return FoundModel(name=name, place="box", directory=str(directory), num_bytes=size, description=describe(directory))
+    return FoundModel(
+        name=name, location="box", directory=str(directory), num_bytes=size, description=describe(directory)
+    )
 
 
 def _cached(repository: Path) -> FoundModel:
     """Looked at here and not by huggingface_hub, which passes over a model if a single file of it is lost."""
     model = FoundModel(
         name=repository.name.removeprefix(_MODEL).replace("--", "/"),
-        place="cache",
+        location="cache",
         directory=str(repository),
         num_bytes=0,
         description=Description(problem="nothing of it has been downloaded"),

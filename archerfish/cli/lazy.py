@@ -52,7 +52,7 @@ class LazyGroup(click.Group):
 def lazy_group(name: str, package: str, entries: Mapping[str, Entry], summary: str) -> LazyGroup:
     """A command that is a group of others, and says which when it is called without one."""
 
-    def tell(context: click.Context) -> None:
+    def list_commands(context: click.Context) -> None:
         if context.invoked_subcommand is None:
             click.echo(context.get_help())
 
@@ -60,7 +60,7 @@ def lazy_group(name: str, package: str, entries: Mapping[str, Entry], summary: s
         name,
         package=package,
         entries=entries,
-        callback=click.pass_context(tell),
+        callback=click.pass_context(list_commands),
         help=summary,
         invoke_without_command=True,
         epilog="Each has its own --help.",

@@ -67,7 +67,7 @@ def _cells(model: "FoundModel") -> tuple[str, ...]:
     known = model.description
     return (
         model.name,
-        model.place,
+        model.location,
         known.family or "-",
         "-" if known.num_parameters is None else _count(known.num_parameters),
         known.dtype or "-",

@@ -63,8 +63,8 @@ def check_settings(settings: Mapping[str, Any]) -> EngineConfig:
     translated = translate(foreign, SettingSource(own))
     for notice in translated.notices:
         logger.info(notice)
-    kept = {name: value for name, value in settings.items() if name not in foreign}
-    return EngineConfig(**read_flags(EngineConfig, kept, spell=lambda name: name))
+    own_settings = {name: value for name, value in settings.items() if name not in foreign}
+    return EngineConfig(**read_flags(EngineConfig, own_settings, spell=lambda name: name))
 
 
 def read_flags(record: type, flags: Mapping[str, Any], spell: Callable[[str], str] = flag_name) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def make_request(index: int, sent: float, ttft: float, gaps: list[float], **more
         "token_times": times,
         "first_visible": times[0],
         "ended": times[-1],
-        "num_prompt_tokens_asked": 100,
+        "num_prompt_tokens_requested": 100,
         "num_prompt_tokens": 100,
         "num_cached_tokens": 0,
         "num_output_tokens": len(times),
@@ -91,7 +91,7 @@ def random_run(
         server = ServerTimes(queue=slowness * queue, ttft=ttft - 0.001, tpot=tpot)
         requests.append(
             make_request(
-                index, sent, ttft, gaps, num_prompt_tokens=length, num_prompt_tokens_asked=length, server=server
+                index, sent, ttft, gaps, num_prompt_tokens=length, num_prompt_tokens_requested=length, server=server
             )
         )
     workload = replace(WORKLOAD, num_requests=num_requests, request_rate=rate)

@@ -71,14 +71,14 @@ def test_the_box_comes_first_then_the_hub_cache_by_name(box: Path, cache: Path, 
     add(cache, "somebody/tiny", files)
     snapshot = add(cache, "anybody/tiny", files)
     found = listed()
-    names = [(model["name"], model["place"]) for model in found["models"]]
+    names = [(model["name"], model["location"]) for model in found["models"]]
     cached = [("anybody/tiny", "cache"), ("somebody/tiny", "cache")]
     assert names == [("perch", "box"), ("minnow", "box"), *cached]
     num_bytes = sum(len(content) for content in files.values())
     facts = {"family": "llama", "num_parameters": 37792, "dtype": "float32", "context_length": 256, "problem": None}
     assert found["models"][2] == {
         "name": "anybody/tiny",
-        "place": "cache",
+        "location": "cache",
         "directory": str(snapshot),
         "num_bytes": num_bytes,
         **facts,

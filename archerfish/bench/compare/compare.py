@@ -87,14 +87,14 @@ def compare(
     if found and not force:
         raise ConfigError(_refusal(sides, found))
     method: Method = "repeats" if all(len(side.runs) > 1 for side in sides) else "bootstrap"
-    asked = [measure for measure in MEASURES if objectives is not None or not measure.needs_objectives]
+    measures = [measure for measure in MEASURES if objectives is not None or not measure.needs_objectives]
     return Comparison(
         labels=tuple(side.label for side in sides),
         num_runs=tuple(len(side.runs) for side in sides),
         method=method,
         differences=found,
         has_same_seeds=len({tuple(sorted(run.workload.seed for run in side.runs)) for side in sides}) == 1,
-        rows=tuple(_Judge(method, objectives, seed).rows(sides, asked)),
+        rows=tuple(_Judge(method, objectives, seed).rows(sides, measures)),
     )
 
 

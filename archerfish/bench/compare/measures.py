@@ -99,8 +99,8 @@ class Resampler:
     def __init__(self, run: BenchRun, objectives: Objectives | None) -> None:
         found = flow(run, objectives, _NUM_SLICES)
         timings = [request.timing for request in run.succeeded]
-        asked = objectives or Objectives()
-        good = [asked.met_by(request.timing, request.outcome) for request in run.requests]
+        bounds = objectives or Objectives()
+        good = [bounds.met_by(request.timing, request.outcome) for request in run.requests]
         self._units: dict[Family, Values] = {
             "requests": found.ended_requests,
             "output": found.output_tokens,

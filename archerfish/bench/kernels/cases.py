@@ -48,7 +48,7 @@ class KernelCase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class CaseParams:
     """For what steps cases are made."""
 
     arch: Arch
@@ -64,48 +64,48 @@ class Asked:
     """Also with matrices in every format they may be quantized to."""
 
 
-def kernel_cases(asked: Asked) -> Iterator[KernelCase]:
+def kernel_cases(params: CaseParams) -> Iterator[KernelCase]:
     """Every case once, however many layers have it. An operation that the model does not use has none.
 
     What differs in nothing but its format stands side by side.
     """
     alike: dict[tuple[str, str], list[KernelCase]] = {}
-    for case in _all_cases(asked):
+    for case in _all_cases(params):
         alike.setdefault((case.operation, case.shape), []).append(case)
     return chain.from_iterable(alike.values())
 
 
-def _all_cases(asked: Asked) -> Iterator[KernelCase]:
-    full = FullMatrices(asked.dtype, asked.device)
-    for num_tokens in asked.batch_sizes:
-        maker = _Maker(asked, num_tokens, full)
+def _all_cases(params: CaseParams) -> Iterator[KernelCase]:
+    full = FullMatrices(params.dtype, params.device)
+    for num_tokens in params.batch_sizes:
+        maker = _Maker(params, num_tokens, full)
         yield from maker.linears()
         yield maker.embed()
         yield from maker.sums()
         yield maker.norm()
         yield from maker.rotations()
         yield from maker.feed_forwards()
-        for spec in _distinct(layer.attention for layer in asked.arch.layers):
-            yield maker.attend(spec, num_tokens, 1, f"{num_tokens} x 1 token, context {asked.context}")
+        for spec in _distinct(layer.attention for layer in params.arch.layers):
+            yield maker.attend(spec, num_tokens, 1, f"{num_tokens} x 1 token, context {params.context}")
         yield maker.write_kv()
         yield maker.copy_blocks()
         yield maker.move_kv()
         yield maker.draw()
-        if asked.quantized:
-            yield from _quantized_cases(asked, num_tokens)
-    whole = _Maker(asked, asked.context, full)
-    for spec in _distinct(layer.attention for layer in asked.arch.layers):
-        yield whole.attend(spec, 1, asked.context, f"prompt of {asked.context} tokens")
+        if params.quantized:
+            yield from _quantized_cases(params, num_tokens)
+    whole = _Maker(params, params.context, full)
+    for spec in _distinct(layer.attention for layer in params.arch.layers):
+        yield whole.attend(spec, 1, params.context, f"prompt of {params.context} tokens")
 
 
-def _quantized_cases(asked: Asked, num_tokens: int) -> Iterator[KernelCase]:
+def _quantized_cases(params: CaseParams, num_tokens: int) -> Iterator[KernelCase]:
     """What has matrices, in each of their formats. Routers are never quantized."""
     for weights in FORMATS:
-        maker = _Maker(asked, num_tokens, QuantizedMatrices(weights))
+        maker = _Maker(params, num_tokens, QuantizedMatrices(weights))
         yield from maker.linears(lambda name: name not in (_HEAD, _ROUTER))
         yield from maker.experts()
     for weights in VOCABULARY_FORMATS:
-        maker = _Maker(asked, num_tokens, QuantizedMatrices(weights))
+        maker = _Maker(params, num_tokens, QuantizedMatrices(weights))
         yield from maker.linears(lambda name: name == _HEAD)
         yield maker.embed()
 
@@ -118,23 +118,23 @@ def _distinct(specs: Iterator[AttentionSpec]) -> list[AttentionSpec]:
 class _Maker:
     """Cases of steps with so many tokens."""
 
-    def __init__(self, asked: Asked, num_tokens: int, matrices: Matrices) -> None:
-        self._arch = asked.arch
-        self._asked = asked
+    def __init__(self, params: CaseParams, num_tokens: int, matrices: Matrices) -> None:
+        self._arch = params.arch
+        self._params = params
         self._num_tokens = num_tokens
         self._matrices = matrices
-        self._attention = asked.arch.layers[0].attention
+        self._attention = params.arch.layers[0].attention
 
     # -- inputs ---------------------------------------------------------------------------------------------------
 
     def _noise(self, *shape: int) -> Tensor:
-        return noise(shape, self._asked.dtype, self._asked.device)
+        return noise(shape, self._params.dtype, self._params.device)
 
     def _below(self, limit: int, *shape: int) -> Tensor:
-        return torch.randint(limit, shape, device=self._asked.device)
+        return torch.randint(limit, shape, device=self._params.device)
 
     def _bytes(self, *counts: int) -> float:
-        return float(sum(counts)) * self._asked.dtype.itemsize
+        return float(sum(counts)) * self._params.dtype.itemsize
 
     # -- everything but attention ---------------------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ class _Maker:
         half = len(ropes[0].rope.rotation(2).frequencies)
 
         def make() -> tuple[Any, ...]:
-            angles = torch.rand(tokens, half, device=self._asked.device)
+            angles = torch.rand(tokens, half, device=self._params.device)
             return self._noise(tokens, heads, dim), torch.cat((angles.cos(), angles.sin()), dim=-1)
 
         yield KernelCase(
@@ -269,8 +269,8 @@ class _Maker:
         read = (self._matrices.num_bytes(num_chosen, *shape) for shape in ((2 * spec.size, width), (width, spec.size)))
 
         def make() -> tuple[Any, ...]:
-            chosen = torch.arange(tokens * count, device=self._asked.device).view(tokens, count) % spec.num_experts
-            weights = torch.full((tokens, count), 1 / count, device=self._asked.device)
+            chosen = torch.arange(tokens * count, device=self._params.device).view(tokens, count) % spec.num_experts
+            weights = torch.full((tokens, count), 1 / count, device=self._params.device)
             up = self._matrices.make(spec.num_experts, 2 * spec.size, width)
             down = self._matrices.make(spec.num_experts, width, spec.size)
             return self._noise(tokens, width), up, down, chosen, weights, spec.activation
@@ -288,10 +288,10 @@ class _Maker:
 
     def attend(self, spec: AttentionSpec, num_chunks: int, length: int, shape: str) -> KernelCase:
         """Chunks of `length` tokens at the end of a context each."""
-        start, tokens = self._asked.context - length, num_chunks * length
+        start, tokens = self._params.context - length, num_chunks * length
         window = "" if spec.window is None else f", window {spec.window}"
         seen, read = (count(start, length, spec.window) for count in (keys_seen, keys_read))
-        blocks = -(-self._asked.context // self._asked.block_size)
+        blocks = -(-self._params.context // self._params.block_size)
 
         def make() -> tuple[Any, ...]:
             q, chunks = self._noise(tokens, spec.num_heads, spec.head_dim), self._chunks(num_chunks, length, blocks)
@@ -307,11 +307,11 @@ class _Maker:
 
     def write_kv(self) -> KernelCase:
         tokens, spec = self._num_tokens, self._attention
-        blocks = -(-tokens // self._asked.block_size)
+        blocks = -(-tokens // self._params.block_size)
 
         def make() -> tuple[Any, ...]:
             k, v = (self._noise(tokens, spec.num_kv_heads, spec.head_dim) for _ in range(2))
-            slots = torch.randperm(blocks * self._asked.block_size, device=self._asked.device)[:tokens]
+            slots = torch.randperm(blocks * self._params.block_size, device=self._params.device)[:tokens]
             return k, v, self._cache(blocks), slots
 
         return KernelCase(
@@ -322,10 +322,10 @@ class _Maker:
         )
 
     def copy_blocks(self) -> KernelCase:
-        count, block_size = self._num_tokens, self._asked.block_size
+        count, block_size = self._num_tokens, self._params.block_size
 
         def make() -> tuple[Any, ...]:
-            order = torch.randperm(2 * count, device=self._asked.device)
+            order = torch.randperm(2 * count, device=self._params.device)
             return self._cache(2 * count), order[:count], order[count:]
 
         return KernelCase(
@@ -336,10 +336,10 @@ class _Maker:
         )
 
     def move_kv(self) -> KernelCase:
-        count, blocks = self._num_tokens, -(-2 * self._num_tokens // self._asked.block_size)
+        count, blocks = self._num_tokens, -(-2 * self._num_tokens // self._params.block_size)
 
         def make() -> tuple[Any, ...]:
-            order = torch.randperm(blocks * self._asked.block_size, device=self._asked.device)
+            order = torch.randperm(blocks * self._params.block_size, device=self._params.device)
             return self._cache(blocks), order[:count], order[count : 2 * count]
 
         return KernelCase(
@@ -353,17 +353,17 @@ class _Maker:
         rows, width = self._num_tokens, self._arch.vocab_size
 
         def make() -> tuple[Any, ...]:
-            asked = np.zeros(rows, DRAW_ROW)
-            asked["seed"], asked["temperature"], asked["top_p"] = np.arange(rows), 0.7, 0.9
-            return self._noise(rows, width).float(), asked
+            params = np.zeros(rows, DRAW_ROW)
+            params["seed"], params["temperature"], params["top_p"] = np.arange(rows), 0.7, 0.9
+            return self._noise(rows, width).float(), params
 
         return KernelCase(
             operation="draw", shape=f"{rows} of {width:,} tokens, top_p 0.9", make=make, num_bytes=4 * rows * width
         )
 
     def _cache(self, num_blocks: int) -> LayerCache:
-        shape = (num_blocks, self._asked.block_size, self._attention.num_kv_heads, self._attention.head_dim)
-        dtype = torch_dtype(self._asked.kv_format.name)
+        shape = (num_blocks, self._params.block_size, self._attention.num_kv_heads, self._attention.head_dim)
+        dtype = torch_dtype(self._params.kv_format.name)
         if dtype != torch.int8:
             return LayerCache(*(self._noise(*shape).to(dtype) for _ in range(2)))
         numbers = ((self._noise(*shape) * 40).to(dtype) for _ in range(2))  # Hardly any of them beyond 127.
@@ -372,17 +372,17 @@ class _Maker:
     @property
     def _kv_note(self) -> str:
         """Where keys and values are not stored as the model has its numbers."""
-        stored = self._asked.kv_format
+        stored = self._params.kv_format
         return "" if stored.name == stored.of_model else f", stored as {stored}"
 
     def _kv_bytes(self, num_tokens: int) -> float:
         """Keys and values of so many tokens, as they are stored."""
-        bytes_per_value = self._asked.kv_format.bytes_per_value(self._attention.head_dim)
+        bytes_per_value = self._params.kv_format.bytes_per_value(self._attention.head_dim)
         return 2 * num_tokens * self._attention.kv_width * bytes_per_value
 
     def _chunks(self, num_chunks: int, length: int, blocks: int) -> Chunks:
         """Every chunk has blocks of its own, in no order."""
-        device, end = self._asked.device, self._asked.context
+        device, end = self._params.device, self._params.context
         lengths, ends = np.full(num_chunks, length, np.int64), np.full(num_chunks, end, np.int64)
 
         def on_device(values: Any) -> Tensor:

@@ -125,8 +125,8 @@ def _add_histogram(figure: "Figure", values: Sequence[float], *, row: int, col: 
 def _first_tokens(requests: Sequence[RequestRecord], objectives: Objectives | None) -> Chart:
     figure = new_figure(x="input tokens", y="time to first token, ms", height=400)
     shown = requests[thinned(len(requests))]
-    asked = objectives or Objectives()
-    good = [asked.met_by(request.timing, request.outcome) for request in shown]
+    bounds = objectives or Objectives()
+    good = [bounds.met_by(request.timing, request.outcome) for request in shown]
     named = (("good", GOOD, "circle", True), ("missed its objectives", BAD, "x", False))
     for name, colour, symbol, wanted in named:
         chosen = [request for request, is_good in zip(shown, good, strict=True) if is_good is wanted]

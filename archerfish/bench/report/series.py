@@ -70,8 +70,8 @@ def flow(run: BenchRun, objectives: Objectives | None, most_slices: int = _NUM_S
     edges = np.linspace(0.0, max(run.duration, 1e-9), num_slices + 1)
     width = edges[1]
     ended = [request for request in run.succeeded if request.token_times]
-    asked = objectives or Objectives()
-    good = [request for request in ended if asked.met_by(request.timing, request.outcome)]
+    bounds = objectives or Objectives()
+    good = [request for request in ended if bounds.met_by(request.timing, request.outcome)]
 
     def per_second(times: Iterable[float], weights: Sequence[float] | None = None) -> Values:
         # A last token may come a rounding error after the end of the run.

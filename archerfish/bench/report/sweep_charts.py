@@ -32,9 +32,9 @@ def sweep_charts(sweep: Sweep) -> list[Chart]:
     charts = [_requests(sweep), _tokens(sweep)]
     if sweep.objectives is not None:
         charts.append(_share(sweep))
-    asked = sweep.objectives or Objectives()
-    charts.append(_latency(sweep, "ttft", "Time to first token", asked.ttft_ms))
-    charts.append(_latency(sweep, "tpot", "Time per output token", asked.tpot_ms))
+    bounds = sweep.objectives or Objectives()
+    charts.append(_latency(sweep, "ttft", "Time to first token", bounds.ttft_ms))
+    charts.append(_latency(sweep, "tpot", "Time per output token", bounds.tpot_ms))
     return charts
 
 

@@ -16,13 +16,13 @@ COLUMNS = (
 
 
 def sweep_page(sweep: Sweep) -> ReportPage:
-    asked = "the server keeps up"
+    condition = "the server keeps up"
     if sweep.objectives is not None:
-        asked = f"{sweep.goodput_share:.0%} of the requests meet {objectives_text(sweep.objectives)}"
+        condition = f"{sweep.goodput_share:.0%} of the requests meet {objectives_text(sweep.objectives)}"
     uncounted = uncounted_reasons(sweep.points)
     return ReportPage(
         title=f"Load sweep of {sweep.label}",
-        subtitle=f"By {sweep.axis}; a load is held when {asked}.",
+        subtitle=f"By {sweep.axis}; a load is held when {condition}.",
         alarm="" if any(point.counted for point in sweep.points) else "INVALID: no measurement could be counted.",
         notices=tuple(Notice(name="not counted", text=text, is_alarm=False) for text in uncounted),
         conclusion=Conclusion(headline=_headline(sweep), sentence=verdict_text(sweep)),
@@ -89,5 +89,5 @@ def point_cells(point: PointRecord) -> tuple[str, ...]:
     )
 
 
-def _text(number: float | None, form: str) -> str:
-    return "-" if number is None else f"{number:,{form}}"
+def _text(number: float | None, number_format: str) -> str:
+    return "-" if number is None else f"{number:,{number_format}}"

@@ -58,7 +58,7 @@ def judge_run(run: BenchRun, summary: Summary) -> RunVerdict:
         )
     limit, reason = _find(facts)
     usual = _advice(limit, facts, run.workload)
-    advice = _first_two(_format_advice(limit, Remedies.of(run)), usual, keeps_first=limit is RunLimit.CAPACITY)
+    advice = _first_two(_format_advice(limit, Remedies.of(run)), usual, lossless_first=limit is RunLimit.CAPACITY)
     return RunVerdict(limit=limit, reason=reason, evidence=_evidence(facts), advice=advice)
 
 
@@ -169,9 +169,9 @@ def _format_advice(limit: RunLimit, remedies: Remedies | None) -> list[Advice]:
     return remedies.against_overhead() if limit is RunLimit.OVERHEAD else []
 
 
-def _first_two(formats: list[Advice], usual: tuple[Advice, Advice], *, keeps_first: bool) -> tuple[Advice, Advice]:
+def _first_two(formats: list[Advice], usual: tuple[Advice, Advice], *, lossless_first: bool) -> tuple[Advice, Advice]:
     """Choose two, formats first; where a lossless setting may do as well, it keeps the first line."""
-    ranked = [usual[0], *formats, usual[1]] if keeps_first else [*formats, *usual]
+    ranked = [usual[0], *formats, usual[1]] if lossless_first else [*formats, *usual]
     return ranked[0], ranked[1]
 
 

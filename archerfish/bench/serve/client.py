@@ -82,7 +82,7 @@ class BenchClient:
         laid_over = {**body, **(options.extra_body or {})}
         return msgspec.json.encode({name: value for name, value in laid_over.items() if value is not None})
 
-    async def ask(self, index: int, sample: Sample, body: bytes, planned: float | None) -> RequestRecord:
+    async def send(self, index: int, sample: Sample, body: bytes, planned: float | None) -> RequestRecord:
         """One answer, to its end or to what stopped it. Without a plan it was to be sent just now."""
         answer, failure = StreamedAnswer(), bytearray()
         is_stream: bool | None = None
@@ -137,9 +137,9 @@ class BenchClient:
             token_times=times,
             first_visible=None if answer.first_visible is None else self.since_start(answer.first_visible),
             ended=self.now(),
-            num_prompt_tokens_asked=sample.num_prompt_tokens,
-            num_output_tokens_asked=sample.num_output_tokens,
-            num_shared_tokens_asked=sample.num_shared_tokens,
+            num_prompt_tokens_requested=sample.num_prompt_tokens,
+            num_output_tokens_requested=sample.num_output_tokens,
+            num_shared_tokens_requested=sample.num_shared_tokens,
             must_write_all=sample.must_write_all,
             num_prompt_tokens=answer.num_prompt_tokens,
             num_cached_tokens=answer.num_cached_tokens,

@@ -139,9 +139,9 @@ class StreamedAnswer:
         if event.usage is not None:
             self._read_usage(event.usage)
         if event.metrics is not None:
-            told = event.metrics
+            reported = event.metrics
             self.server = ServerTimes(
-                queue=_seconds(told.queue_ms), ttft=_seconds(told.ttft_ms), tpot=_seconds(told.tpot_ms)
+                queue=_seconds(reported.queue_ms), ttft=_seconds(reported.ttft_ms), tpot=_seconds(reported.tpot_ms)
             )
         for choice in event.choices:
             self._read_choice(choice, event.usage, now)
@@ -186,13 +186,13 @@ def _settled(arrivals: list[Arrival], total: int) -> tuple[float, ...]:
     if total <= count:
         # First and last stay where they were.
         step = (count - 1) / (total - 1) if total > 1 else 0.0
-        return tuple(arrivals[round(place * step)].time for place in range(total))
+        return tuple(arrivals[round(index * step)].time for index in range(total))
     all_weight = sum(one.weight for one in arrivals) or 1
     more = [(total - count) * one.weight / all_weight for one in arrivals]
     tokens = [1 + int(share) for share in more]
-    by_remainder = sorted(range(count), key=lambda place: int(more[place]) - more[place])
-    for place in by_remainder[: total - sum(tokens)]:
-        tokens[place] += 1
+    by_remainder = sorted(range(count), key=lambda index: int(more[index]) - more[index])
+    for index in by_remainder[: total - sum(tokens)]:
+        tokens[index] += 1
     return tuple(one.time for one, number in zip(arrivals, tokens, strict=True) for _ in range(number))
 
 

@@ -24,15 +24,15 @@ async def send_load(
 ) -> list[RequestRecord]:
     """All records, in the order of the plan. The client's time starts here."""
     bodies = [client.body(sample) for sample in load.samples]
-    room = None if load.max_concurrency is None else asyncio.Semaphore(load.max_concurrency)
-    waits_for_room = load.is_closed and room is not None
+    slots = None if load.max_concurrency is None else asyncio.Semaphore(load.max_concurrency)
+    waits_for_slot = load.is_closed and slots is not None
 
-    async def ask(index: int, planned: float | None) -> RequestRecord:
+    async def send(index: int, planned: float | None) -> RequestRecord:
         try:
-            record = await client.ask(index, load.samples[index], bodies[index], planned)
+            record = await client.send(index, load.samples[index], bodies[index], planned)
         finally:
-            if room is not None:
-                room.release()
+            if slots is not None:
+                slots.release()
         on_end(record)
         return record
 
@@ -43,7 +43,7 @@ async def send_load(
             wait = planned - client.now()
             if wait > 0:
                 await asyncio.sleep(wait)
-            if room is not None:
-                await room.acquire()
-            tasks.append(group.create_task(ask(index, None if waits_for_room else float(planned))))
+            if slots is not None:
+                await slots.acquire()
+            tasks.append(group.create_task(send(index, None if waits_for_slot else float(planned))))
     return [task.result() for task in tasks]

@@ -217,7 +217,7 @@ async def _first_model(client: BenchClient, origin: ServerAddress) -> str:
 async def _warm_up(client: BenchClient, count: int) -> None:
     body = client.body(_WARM_UP)
     for _ in range(count):
-        record = await client.ask(0, _WARM_UP, body, None)
+        record = await client.send(0, _WARM_UP, body, None)
         if record.error is not None:
             raise ConfigError(f"the server does not answer a first small request: {record.error}")
 

@@ -59,8 +59,8 @@ class _Output:
 
     def why_it_ended(self) -> ConfigError:
         self._reader.join()
-        told = " ".join(" ".join(self._lines).split()).removeprefix("error: ")
-        return ConfigError(f"the server did not start: {told or f'it ended with {self._process.wait()}'}")
+        output = " ".join(" ".join(self._lines).split()).removeprefix("error: ")
+        return ConfigError(f"the server did not start: {output or f'it ended with {self._process.wait()}'}")
 
     def close(self) -> None:
         self._reader.join()

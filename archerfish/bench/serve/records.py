@@ -15,7 +15,7 @@ from archerfish.metrics.speculation import SpeculationTotals
 from archerfish.metrics.timing import RequestTiming
 from archerfish.request import FinishReason
 
-FORMAT: Literal[1] = 1
+FORMAT: Literal[2] = 2
 """Raised whenever files of before can no longer be read as they are."""
 
 
@@ -44,10 +44,10 @@ class RequestRecord:
     """When the first text came that is no hidden reasoning."""
     ended: float
     """When the stream was over or had failed."""
-    num_prompt_tokens_asked: int | None = None
+    num_prompt_tokens_requested: int | None = None
     """As long as the prompt was made; None where nobody counted."""
-    num_output_tokens_asked: int | None = None
-    num_shared_tokens_asked: int | None = None
+    num_output_tokens_requested: int | None = None
+    num_shared_tokens_requested: int | None = None
     """First tokens of the prompt that others were made to begin with, too; None where prompts are as they are."""
     must_write_all: bool = False
     """Whether the answer was to be exactly as long as asked for, and not at most."""
@@ -71,7 +71,7 @@ class RequestRecord:
     @property
     def num_input_tokens(self) -> int:
         """The server's count, or else ours; 0 where there is neither."""
-        counts = (self.num_prompt_tokens, self.num_prompt_tokens_asked)
+        counts = (self.num_prompt_tokens, self.num_prompt_tokens_requested)
         return next((count for count in counts if count is not None), 0)
 
     @property
@@ -214,7 +214,7 @@ class Finding:
 class BenchRun:
     """A load test."""
 
-    format: Literal[1] = FORMAT
+    format: Literal[2] = FORMAT
     kind: Literal["archerfish-bench-serve"] = "archerfish-bench-serve"
     version: str
     """Of the package that measured."""

@@ -133,7 +133,7 @@ def summarize(
 
 def _latencies(records: Sequence[RequestRecord], percents: Sequence[float]) -> Latencies:
     timings = [record.timing for record in records]
-    told = [record.server for record in records if record.server is not None]
+    reported = [record.server for record in records if record.server is not None]
 
     def of(values: Iterable[float | None]) -> Distribution | None:
         return distribution([value for value in values if value is not None], percents)
@@ -146,9 +146,9 @@ def _latencies(records: Sequence[RequestRecord], percents: Sequence[float]) -> L
         tpot=of(timing.tpot for timing in timings),
         itl=of(gap for record in records for gap in record.gaps),
         e2el=of(timing.total for timing in timings),
-        server_queue=of(one.queue for one in told),
-        server_ttft=of(one.ttft for one in told),
-        server_tpot=of(one.tpot for one in told),
+        server_queue=of(one.queue for one in reported),
+        server_ttft=of(one.ttft for one in reported),
+        server_tpot=of(one.tpot for one in reported),
     )
 
 

@@ -85,13 +85,13 @@ def _failures(run: BenchRun) -> Iterator[Finding]:
 
 def _lengths(run: BenchRun) -> Iterator[Finding]:
     records = [record for record in run.succeeded if record.must_write_all]
-    asked = sum(record.num_output_tokens_asked or 0 for record in records)
+    requested = sum(record.num_output_tokens_requested or 0 for record in records)
     got = sum(record.num_output_tokens for record in records)
-    if asked and abs(got - asked) > _OTHER_LENGTH * asked:
+    if requested and abs(got - requested) > _OTHER_LENGTH * requested:
         fix = "shorten the requests to what the model's context holds"
         if not run.workload.ignore_eos:
             fix = "give --ignore-eos, if the server understands it"
-        yield _fatal("other-lengths", f"{asked:,} output tokens were asked for, but {got:,} came", fix)
+        yield _fatal("other-lengths", f"{requested:,} output tokens were asked for, but {got:,} came", fix)
     uncounted = sum(not record.counted_by_server for record in run.succeeded)
     if uncounted:
         yield _warning(
@@ -105,7 +105,7 @@ def _prefix_hits(run: BenchRun) -> Iterator[Finding]:
     records = [
         record
         for record in run.succeeded
-        if record.num_shared_tokens_asked is not None and record.num_cached_tokens is not None
+        if record.num_shared_tokens_requested is not None and record.num_cached_tokens is not None
     ]
     num_in = sum(record.num_input_tokens for record in records)
     num_unexpected = sum(_unexpected_hits(record) for record in records)
@@ -120,8 +120,8 @@ def _prefix_hits(run: BenchRun) -> Iterator[Finding]:
 
 def _unexpected_hits(record: RequestRecord) -> int:
     """Beyond what was made to be shared, and the tokens that a server or a chat template puts around every prompt."""
-    around = max(0, record.num_input_tokens - (record.num_prompt_tokens_asked or record.num_input_tokens))
-    return max(0, (record.num_cached_tokens or 0) - (record.num_shared_tokens_asked or 0) - around)
+    around = max(0, record.num_input_tokens - (record.num_prompt_tokens_requested or record.num_input_tokens))
+    return max(0, (record.num_cached_tokens or 0) - (record.num_shared_tokens_requested or 0) - around)
 
 
 def _trend(run: BenchRun) -> Iterator[Finding]:

@@ -92,8 +92,8 @@ def sample(readings: Readings, time: float) -> ServerSample:
     )
 
 
-def _accepted_at(place: int) -> str:
-    return f"{_ACCEPTED_PER_POSITION}:{place}"
+def _accepted_at(position: int) -> str:
+    return f"{_ACCEPTED_PER_POSITION}:{position}"
 
 
 class ServerWatch:

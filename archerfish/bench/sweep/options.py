@@ -8,7 +8,7 @@ from archerfish.errors import ConfigError
 from archerfish.metrics.objectives import Objectives
 
 _AUTO = "auto"
-_REQUESTS_PER_PLACE = 4
+_REQUESTS_PER_CLIENT = 4
 """At a concurrency, so many requests for each that is open: fewer would be only a beginning and an end."""
 
 
@@ -74,7 +74,7 @@ held."""
 
     def num_requests(self, load: float) -> int:
         """Of a measurement at a load."""
-        enough = load * (self.seconds if self.axis == "request rate" else _REQUESTS_PER_PLACE)
+        enough = load * (self.seconds if self.axis == "request rate" else _REQUESTS_PER_CLIENT)
         return max(self.num_prompts, round(enough))
 
     def plan(self, objectives: Objectives | None, dollars_per_hour: float | None) -> SweepPlan:

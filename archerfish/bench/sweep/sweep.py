@@ -15,7 +15,7 @@ from archerfish.metrics.objectives import Objectives
 FORMAT: Final = 1
 """Raised whenever files of before can no longer be read as they are."""
 
-SERVER_GAVE_WAY = frozenset(("over-saturated", "throttled", "errors", "held-back"))
+SERVER_STALLED = frozenset(("over-saturated", "throttled", "errors", "held-back"))
 """Findings that make a run no measurement of latency, but an answer to whether the load was held. All others that are
 fatal are the client's or the load's own fault, and such a run says nothing."""
 
@@ -117,8 +117,8 @@ def _judge(run: BenchRun, plan: SweepPlan) -> LoadTrial[TrialRecord]:
     fatal = [finding.name for finding in run.findings if finding.is_fatal]
     outcome: Outcome = "held"
     reasons: list[str] = []
-    if any(name not in SERVER_GAVE_WAY for name in fatal):
-        outcome, reasons = "not counted", [name for name in fatal if name not in SERVER_GAVE_WAY]
+    if any(name not in SERVER_STALLED for name in fatal):
+        outcome, reasons = "not counted", [name for name in fatal if name not in SERVER_STALLED]
     elif fatal:
         outcome, reasons = "missed", fatal
     elif summary.goodput is not None and summary.goodput.share < plan.goodput_share:

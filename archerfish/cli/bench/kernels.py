@@ -69,7 +69,7 @@ def command(
     """
     given = take_given(settings, "config_")
     config = load_config(EngineConfig, {**given, "load_format": "dummy"}, None, os.environ)
-    from archerfish.bench.kernels.cases import Asked, kernel_cases
+    from archerfish.bench.kernels.cases import CaseParams, kernel_cases
     from archerfish.bench.kernels.measure import KernelTimer, measure_kernels
     from archerfish.bench.kernels.roofs import measure_roofs
     from archerfish.bench.offline.conditions import Conditions
@@ -90,7 +90,7 @@ def command(
     )
     implementations = all_implementations(target)
     roofs = measure_roofs(conditions.peak, implementations, target)
-    asked = Asked(
+    params = CaseParams(
         arch=arch,
         batch_sizes=batch_sizes,
         context=context,
@@ -102,7 +102,7 @@ def command(
     )
     cases = [
         case
-        for case in kernel_cases(asked)
+        for case in kernel_cases(params)
         if (not operations or case.operation in operations) and (not formats or (case.format or "none") in formats)
     ]
     with ProgressBar("kernels", len(cases)) as bar:

@@ -62,7 +62,7 @@ def command(
     server is started once for all loads. A measurement that is invalid by the client's or the load's own fault is not
     counted.
     """
-    told = _Output(**output)
+    writer = _Output(**output)
     plan = chosen.plan(parse_objectives(goodput), dollars_per_hour)
     from archerfish.bench.serve.measure import measure_load, open_server, prepare_load
 
@@ -74,13 +74,13 @@ def command(
         def measure(offered: float, number: int) -> BenchRun:
             options = _at(load, chosen, offered, number)
             run = measure_load(address, options, prepare_load(options, dataset, is_own=is_own), is_own=is_own)
-            told.save(run, number)
+            writer.save(run, number)
             what = f"{load_text(offered, chosen.axis)} with seed {options.seed}"
             click.echo(f"measured {what}: {_first_words(run)}", err=True)
             return run
 
         found = sweep(measure, plan)
-    told.write(found)
+    writer.write(found)
 
 
 def _at(load: LoadOptions, chosen: SweepOptions, offered: float, number: int) -> LoadOptions:

@@ -15,7 +15,7 @@ class TrainingBatch(NamedTuple):
     own: Tensor
     """[rows, length] bool, on the host: the next token is one of the text, and not the first that the model drew."""
 
-    def places(self, depth: int) -> Tensor:
+    def positions(self, depth: int) -> Tensor:
         """Which of the guesses of some depth are worth a look, of all [rows, starts] one after the other."""
         found = self.own[:, depth + 1 :].flatten().nonzero().flatten()
         return found.to(self.tokens.device, non_blocking=True)
@@ -34,7 +34,7 @@ class Batches:
     def of_step(self, step: int) -> TrainingBatch:
         """Every sample comes once before any comes again, each time in another order."""
         first = step * self._num_rows
-        rows = [self._row(first + place) for place in range(self._num_rows)]
+        rows = [self._row(first + position) for position in range(self._num_rows)]
         return self._batch(torch.tensor(rows))
 
     @property
@@ -47,17 +47,17 @@ class Batches:
         return (self._batch(some) for some in torch.split(rows, self._num_rows))
 
     def _row(self, number: int) -> int:
-        turn, place = divmod(number, self._samples.num_training)
+        turn, position = divmod(number, self._samples.num_training)
         if self._order is None or self._order[0] != turn:
             # Drawn on the host, whose numbers are the same everywhere.
             generator = torch.Generator().manual_seed(self._seed + turn)
             self._order = turn, torch.randperm(self._samples.num_training, generator=generator)
-        return int(self._order[1][place])
+        return int(self._order[1][position])
 
     def _batch(self, rows: Tensor) -> TrainingBatch:
         lengths, given = self._samples.lengths[rows], self._samples.given[rows]
         longest = int(lengths.max())
-        places = torch.arange(longest)
+        positions = torch.arange(longest)
         # Of what would follow a text's last token nobody guesses anything: there the model has ended it.
-        own = (places >= given[:, None]) & (places < lengths[:, None] - 1)
+        own = (positions >= given[:, None]) & (positions < lengths[:, None] - 1)
         return TrainingBatch(self._tokens[rows.to(self._tokens.device), :longest].long(), own)

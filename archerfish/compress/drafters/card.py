@@ -1,4 +1,4 @@
-"""README.md of what was trained, from what was measured. Knows no tensor."""
+"""Writes the README.md of a trained drafter from its options and measurements."""
 
 import textwrap
 from dataclasses import dataclass
@@ -7,31 +7,31 @@ from archerfish.compress.drafters.measure import Score
 from archerfish.compress.drafters.options import DrafterOptions
 
 _KINDS = {
-    "medusa": "Medusa heads: each guesses one place further ahead from the model's last state",
-    "eagle": "An EAGLE-3 head: one layer that goes on by itself from states of the model",
-    "draft_model": "A draft model: a smaller Llama of the same vocabulary that runs ahead",
+    "medusa": "Medusa heads: each predicts one position further ahead from the model's last hidden state",
+    "eagle": "An EAGLE-3 head: one autoregressive layer over the model's hidden states",
+    "draft_model": "A draft model: a smaller Llama with the same vocabulary",
 }
 _COLUMNS = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterFacts:
-    """What the card tells beside the options."""
+    """What the card says besides the options."""
 
     target: str
     num_parameters: int
-    """That were trained."""
+    """Number of trained parameters."""
     num_training: int
     num_held_out: int
     num_tokens: int
-    """Of all samples."""
+    """Tokens of all samples."""
     num_steps: int
     score: Score
 
 
 def write_card(options: DrafterOptions, facts: DrafterFacts) -> str:
     parts = [
-        f"# Guesses for {facts.target}",
+        f"# Drafter for {facts.target}",
         _filled(
             f"{_KINDS[options.method]}. {facts.num_parameters:,} parameters were trained with `archerfish train-draft`."
         ),
@@ -44,7 +44,7 @@ def write_card(options: DrafterOptions, facts: DrafterFacts) -> str:
 
 def _data(options: DrafterOptions, facts: DrafterFacts) -> str:
     source = (
-        "after beginnings that it drew itself at temperature 1"
+        "after openings that it drew itself at temperature 1"
         if options.prompts is None
         else f"in answer to the prompts in {options.prompts}"
     )
@@ -56,29 +56,32 @@ def _data(options: DrafterOptions, facts: DrafterFacts) -> str:
 
 
 def _training(options: DrafterOptions, facts: DrafterFacts) -> str:
-    guessable = "" if options.vocabulary is None else f" It can guess the {options.vocabulary:,} most frequent tokens."
+    restriction = "" if options.vocabulary is None else f" It drafts the {options.vocabulary:,} most frequent tokens."
     return (
         f"{facts.num_steps:,} steps of {options.batch} texts, AdamW, learning rate up to {options.learning_rate:g}. "
-        f"The loss is the share of guesses that would be refused, 1 - sum of min(p, q), with a share of "
-        f"{options.divergence:g} of the Kullback-Leibler divergence, and more of it in the first quarter.{guessable}"
+        f"The loss is the share of draft tokens that would be rejected, 1 - sum of min(p, q), plus "
+        f"{options.divergence:g} of the Kullback-Leibler divergence, more of it in the first quarter.{restriction}"
     )
 
 
 def _how_measured(facts: DrafterFacts) -> str:
     return (
-        f"On the held-out texts, {facts.score.num_guesses:,} places. Agreement: how often the likeliest guess is the "
-        "model's likeliest token. Acceptance: the mean of the sum of min(p, q) at temperature 1. Both for guesses "
-        "behind right ones. Tokens a step: expected if so many guesses are checked one after the other, those that "
-        "stand and the one that the model draws behind them, greedy and at temperature 1."
+        f"On the held-out texts, {facts.score.num_predictions:,} positions. Agreement: how often the likeliest draft "
+        "token is the model's likeliest token. Acceptance: the mean of the sum of min(p, q) at temperature 1. Both are "
+        "for draft tokens that follow accepted ones. Tokens per step: the expected number of accepted draft tokens and "
+        "the token that the model draws after them, if a chain of this length is verified."
     )
 
 
 def _table(score: Score) -> str:
-    lines = ["| guess | agreement | acceptance | tokens a step, greedy | at temperature 1 |", "|---|---|---|---|---|"]
+    lines = [
+        "| draft token | agreement | acceptance | tokens per step, greedy | at temperature 1 |",
+        "|---|---|---|---|---|",
+    ]
     lines += [
-        f"| {number} | {one.agreement:.1%} | {one.acceptance:.1%} "
-        f"| {one.greedy_tokens:.2f} | {one.sampled_tokens:.2f} |"
-        for number, one in enumerate(score.depths, 1)
+        f"| {number} | {depth.agreement:.1%} | {depth.acceptance:.1%} "
+        f"| {depth.greedy_tokens:.2f} | {depth.sampled_tokens:.2f} |"
+        for number, depth in enumerate(score.depths, 1)
     ]
     return "\n".join(lines)
 

@@ -50,10 +50,10 @@ class DraftModelTraining:
     def save(self, directory: Path, about: Mapping[str, Any]) -> None:
         parameters = dict(self.module.named_parameters())
         tensors = {}
-        for place in find_family(self._config).placements(self.module.arch):
-            tensor = parameters[place.target].detach()
-            tensor = tensor if place.rows is None else tensor[place.rows]
-            tensors[place.source] = tensor.to("cpu", torch.bfloat16).contiguous().clone()
+        for placement in find_family(self._config).placements(self.module.arch):
+            tensor = parameters[placement.target].detach()
+            tensor = tensor if placement.rows is None else tensor[placement.rows]
+            tensors[placement.source] = tensor.to("cpu", torch.bfloat16).contiguous().clone()
         notes = {"format": "pt", "archerfish": json.dumps(about)}
         save_file(tensors, directory / "model.safetensors", metadata=notes)
         named = {name: value for name, value in self._config.items() if name != "dtype"}
@@ -91,8 +91,8 @@ def _check_start(decoder: Decoder, made: Mapping[str, Any], blueprint: Blueprint
         raise ConfigError(
             f"--start {start} has {found} tokens, and the model to guess {wanted}: give one of the same vocabulary"
         )
-    places = find_family(made).placements(decoder.arch)
-    if any(place.transform is not None or place.expert is not None for place in places):
+    placements = find_family(made).placements(decoder.arch)
+    if any(placement.transform is not None or placement.expert is not None for placement in placements):
         raise ConfigError(f"--start {start} is a {decoder.arch.family}, which cannot be written again: give a Llama")
 
 

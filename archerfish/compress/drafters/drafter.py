@@ -54,13 +54,13 @@ def judged(drafter: Drafter, target: DraftingTarget, batch: TrainingBatch, num_d
     reading = target.read(batch.tokens)
     with half_precision(batch.tokens.device):
         return [
-            _judged(drafter, target, depth, states, reading.states[:, depth + 1 :], batch.places(depth))
+            _judged(drafter, target, depth, states, reading.states[:, depth + 1 :], batch.positions(depth))
             for depth, states in enumerate(drafter.states(reading, num_depths))
         ]
 
 
 def _judged(
-    drafter: Drafter, target: DraftingTarget, depth: int, states: Tensor, target_states: Tensor, places: Tensor
+    drafter: Drafter, target: DraftingTarget, depth: int, states: Tensor, target_states: Tensor, positions: Tensor
 ) -> Judgement:
     assert target_states.shape[:2] == states.shape[:2]
 
@@ -68,7 +68,7 @@ def _judged(
         return judge(target.logits(wanted), drafter.logits(depth, own), drafter.target_ids)
 
     at_once = max(1, _MOST_LOGITS // target.decoder.arch.vocab_size)
-    every = (one.flatten(0, 1)[places] for one in (states, target_states))
+    every = (one.flatten(0, 1)[positions] for one in (states, target_states))
     pieces = list(zip(*(torch.split(one, at_once) for one in every), strict=True))
     if len(pieces) == 1:
         found = [piece(*pieces[0])]

@@ -101,9 +101,9 @@ class LineAttention:
 
 def line_mask(length: int, depth: int, device: torch.device) -> Tensor:
     """[T, (depth + 1) * T] which keys of depth 0, 1, ... each place sees at a depth."""
-    places = torch.arange(length, device=device)
-    starts = places[:, None] - depth
-    return torch.cat([places <= starts, *(places == starts + own for own in range(1, depth + 1))], dim=1)
+    positions = torch.arange(length, device=device)
+    starts = positions[:, None] - depth
+    return torch.cat([positions <= starts, *(positions == starts + own for own in range(1, depth + 1))], dim=1)
 
 
 def eagle_drafter(

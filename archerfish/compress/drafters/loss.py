@@ -17,15 +17,15 @@ class Judgement(NamedTuple):
     """[rows] Kullback-Leibler, over the tokens that can be guessed."""
 
 
-def judge(wanted: Tensor, guessed: Tensor, target_ids: Tensor | None) -> Judgement:
+def judge(wanted: Tensor, predicted: Tensor, target_ids: Tensor | None) -> Judgement:
     """Of the target's logits [rows, vocabulary] and a drafter's [rows, its own vocabulary], both in float32.
 
     `target_ids` are the target's ids of the drafter's tokens; None where they are the same. What a drafter cannot
     guess has q = 0, so it adds nothing to the sum of minima.
     """
     log_p = wanted.log_softmax(-1)
-    log_q = guessed.log_softmax(-1)
-    best, likeliest = wanted.argmax(-1), guessed.argmax(-1)
+    log_q = predicted.log_softmax(-1)
+    best, likeliest = wanted.argmax(-1), predicted.argmax(-1)
     if target_ids is not None:
         log_p, likeliest = log_p[:, target_ids], target_ids[likeliest]
     p = log_p.exp()

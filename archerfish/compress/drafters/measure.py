@@ -29,7 +29,7 @@ class DepthScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    num_guesses: int
+    num_predictions: int
     """First guesses, one after each token."""
     depths: tuple[DepthScore, ...]
 
@@ -50,7 +50,7 @@ def measure(drafter: Drafter, target: DraftingTarget, batches: Iterable[Training
         scores.append(
             DepthScore(agreement=tally.mean(0), acceptance=tally.mean(1), greedy_tokens=greedy, sampled_tokens=sampled)
         )
-    return Score(num_guesses=tallies[0].counts[0], depths=tuple(scores))
+    return Score(num_predictions=tallies[0].counts[0], depths=tuple(scores))
 
 
 class _Grid(NamedTuple):
@@ -68,10 +68,10 @@ class _Grid(NamedTuple):
 
 def _laid(found: Judgement, batch: TrainingBatch, depth: int) -> _Grid:
     shape = batch.own[:, depth + 1 :].shape
-    places, device = batch.places(depth), batch.tokens.device
+    positions, device = batch.positions(depth), batch.tokens.device
 
     def grid(values: Tensor) -> Tensor:
-        return torch.zeros(shape.numel(), device=device).index_copy(0, places, values).view(shape)
+        return torch.zeros(shape.numel(), device=device).index_copy(0, positions, values).view(shape)
 
     return _Grid(grid(found.agreement), grid(found.acceptance), grid(torch.ones_like(found.agreement)))
 
@@ -84,10 +84,10 @@ class _Tally:
 
     def add(self, found: Judgement, standing: _Grid) -> None:
         num_chains = round(float(standing.is_counted.sum(dtype=torch.float64)))
-        num_guesses = len(found.agreement)
+        num_predictions = len(found.agreement)
         added = (
-            (found.agreement, num_guesses),
-            (found.acceptance, num_guesses),
+            (found.agreement, num_predictions),
+            (found.acceptance, num_predictions),
             (standing.agreement, num_chains),
             (standing.acceptance, num_chains),
         )

@@ -10,7 +10,7 @@ from archerfish.errors import ConfigError
 Prompt = str | list[Mapping[str, Any]]
 """A text to go on with, or the messages of a conversation to answer."""
 
-_FORM = 'write {"prompt": "text"} or {"messages": [{"role": "user", "content": "text"}]}'
+_LINE_FORMAT = 'write {"prompt": "text"} or {"messages": [{"role": "user", "content": "text"}]}'
 
 
 def read_prompts(path: Path) -> list[Prompt]:
@@ -37,11 +37,11 @@ def _parse(line: str, where: str) -> Prompt:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} is not valid JSON: {error}") from error
     if not isinstance(record, dict) or len(record) != 1 or not set(record) <= {"prompt", "messages"}:
-        raise ConfigError(f"{where} must have a prompt or messages, and nothing else; {_FORM}")
+        raise ConfigError(f"{where} must have a prompt or messages, and nothing else; {_LINE_FORMAT}")
     prompt = record.get("prompt")
     if isinstance(prompt, str) and prompt:
         return prompt
     messages = record.get("messages")
     if isinstance(messages, list) and messages and all(isinstance(message, dict) for message in messages):
         return messages
-    raise ConfigError(f"{where} has an empty prompt or one of the wrong kind; {_FORM}")
+    raise ConfigError(f"{where} has an empty prompt or one of the wrong kind; {_LINE_FORMAT}")

@@ -49,8 +49,8 @@ class Samples:
 
     def frequent(self, count: int, vocab_size: int) -> Tensor:
         """The ids most frequent in what is learned from, in ascending order; of equals the smaller ones."""
-        places = torch.arange(self.tokens.shape[1])
-        written = (places < self.lengths[:, None]) & (places >= self.given[:, None])
+        positions = torch.arange(self.tokens.shape[1])
+        written = (positions < self.lengths[:, None]) & (positions >= self.given[:, None])
         counted = torch.bincount(
             self.tokens[: self.num_training][written[: self.num_training]].long(), minlength=vocab_size
         )

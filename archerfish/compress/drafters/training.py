@@ -19,7 +19,7 @@ from archerfish.engine.interrupts import uninterrupted
 Clock = Callable[[], float]
 
 SECONDS_BETWEEN_SAVES = 60.0
-_TOLD_EVERY = 10
+_REPORT_SECONDS = 10
 """Steps: to tell of one, the host waits for the device."""
 _UNTIMED, _TIMED = 10, 30
 """Steps: the first ones pay for what is made once."""
@@ -33,7 +33,7 @@ _BETAS = (0.9, 0.95)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class TrainingReport:
     """Of one step."""
 
     loss: Tensor
@@ -100,15 +100,15 @@ class Training:
                 # A Ctrl-C in the middle of a step would leave some weights before it and some behind.
                 with uninterrupted():
                     self._is_whole = False
-                    told = self._learn()
+                    report = self._learn()
                     self._is_whole = True
-                if self._step % _TOLD_EVERY == 0:
-                    bar.update(self._step, f"loss {told.loss.item():.4f}, acceptance {told.acceptance.item():.1%}")
+                if self._step % _REPORT_SECONDS == 0:
+                    bar.update(self._step, f"loss {report.loss.item():.4f}, acceptance {report.acceptance.item():.1%}")
                 if self._clock() - self._last_saved >= SECONDS_BETWEEN_SAVES:
                     self._last_saved = self._clock()
                     state.save(self._progress())
 
-    def _learn(self) -> Told:
+    def _learn(self) -> TrainingReport:
         """One step."""
         batch = self._batches.of_step(self._step)
         share = self._divergence_share()
@@ -116,10 +116,10 @@ class Training:
         weights = [_DEPTH_DECAY**depth for depth in range(depths)]
         losses, acceptance = [], torch.zeros(())
         for depth, found in enumerate(judged(self._drafter, self._target, batch, depths)):
-            num_guesses = max(1, len(found.acceptance))
-            losses.append(loss_of(found, share).sum() / num_guesses * (weights[depth] / sum(weights)))
+            num_predictions = max(1, len(found.acceptance))
+            losses.append(loss_of(found, share).sum() / num_predictions * (weights[depth] / sum(weights)))
             if depth == 0:
-                acceptance = found.acceptance.detach().sum() / num_guesses
+                acceptance = found.acceptance.detach().sum() / num_predictions
         loss = torch.stack(losses).sum()
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(self._parameters.values(), _MOST_NORM)
@@ -128,7 +128,7 @@ class Training:
         self._optimizer.step()
         self._optimizer.zero_grad()
         self._step += 1
-        return Told(loss.detach(), acceptance)
+        return TrainingReport(loss.detach(), acceptance)
 
     @property
     def _done(self) -> float:

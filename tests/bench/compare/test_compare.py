@@ -150,7 +150,7 @@ def test_other_loads_are_refused_by_name_unless_forced() -> None:
 
 def test_lengths_tell_loads_apart_that_have_the_same_name() -> None:
     def asked(length: int) -> BenchRun:
-        return make_run([make_request(0, 0.0, 0.1, [0.1], num_output_tokens_asked=length)])
+        return make_run([make_request(0, 0.0, 0.1, [0.1], num_output_tokens_requested=length)])
 
     assert differences([asked(100), asked(104)]) == ()
     assert differences([quick_run(seed) for seed in range(6)]) == ()  # Their means differ by a tenth, by chance.

@@ -9,7 +9,7 @@ import torch
 
 from archerfish.arch.arch import Arch, ExpertsSpec, LayerSpec, MlpSpec, NormSpec
 from archerfish.arch.rope import RopeSpec
-from archerfish.bench.kernels.cases import Asked, KernelCase, kernel_cases
+from archerfish.bench.kernels.cases import CaseParams, KernelCase, kernel_cases
 from archerfish.bench.kernels.matrices import FORMATS, QuantizedMatrices, format_name
 from archerfish.bench.kernels.measure import KernelBenchReport, KernelTimer, measure_kernels
 from archerfish.bench.kernels.roofs import Roofs, measure_roofs
@@ -58,7 +58,7 @@ class FixedStopwatch(KernelTimer):
 
 
 def cases(of: Arch, *batch_sizes: int, quantized: bool = False, kv: str = "float32") -> list[KernelCase]:
-    asked = Asked(
+    asked = CaseParams(
         arch=of,
         batch_sizes=batch_sizes,
         context=40,

@@ -35,16 +35,16 @@ def _ask(*pieces: Piece, sample: Sample = SAMPLE, count: int = 1, **more: Any) -
     """The last of so many answers to the same script."""
     options = {name: more.pop(name) for name in ("endpoint", "timeout", "extra_body", "temperature") if name in more}
 
-    async def ask() -> tuple[RequestRecord, ScriptedServer]:
+    async def send() -> tuple[RequestRecord, ScriptedServer]:
         async with scripted_server(pieces=pieces, **more) as server:
             client = _client(server, **options)
             for _ in range(count):
                 client.start()
-                record = await client.ask(0, sample, client.body(sample), None)
+                record = await client.send(0, sample, client.body(sample), None)
             client.close()
             return record, server
 
-    return asyncio.run(ask())
+    return asyncio.run(send())
 
 
 def test_times_are_those_of_the_script() -> None:
@@ -143,7 +143,7 @@ def test_what_went_wrong_is_said(pieces: list[str], more: dict[str, Any], says: 
 
 
 def test_a_server_that_says_nothing_is_not_waited_for_longer_than_told() -> None:
-    async def ask() -> RequestRecord:
+    async def send() -> RequestRecord:
         async def silent(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
             await reader.read()
 
@@ -151,16 +151,16 @@ def test_a_server_that_says_nothing_is_not_waited_for_longer_than_told() -> None
         async with server:
             origin = ServerAddress("127.0.0.1", server.sockets[0].getsockname()[1], False, "")
             client = BenchClient(origin, {}, RequestOptions(model="m", endpoint=COMPLETIONS, timeout=0.01))
-            record = await client.ask(0, SAMPLE, client.body(SAMPLE), None)
+            record = await client.send(0, SAMPLE, client.body(SAMPLE), None)
             client.close()
             return record
 
-    assert asyncio.run(ask()).error == "no end within 0.01 seconds"
+    assert asyncio.run(send()).error == "no end within 0.01 seconds"
 
 
 def test_nobody_there() -> None:
     client = BenchClient(ServerAddress.parse("http://127.0.0.1:1"), {}, RequestOptions(model="m", endpoint=COMPLETIONS))
-    record = asyncio.run(client.ask(0, SAMPLE, client.body(SAMPLE), 0.0))
+    record = asyncio.run(client.send(0, SAMPLE, client.body(SAMPLE), 0.0))
     assert record.error is not None and "cannot be reached" in record.error
 
 

@@ -65,9 +65,9 @@ def test_our_server_is_measured(backend: str, service: RunningService, model: Pa
     for record in run.requests:
         assert record.succeeded and record.counted_by_server and record.finish_reason == "length"
         assert record.num_output_tokens == len(record.token_times) == 5
-        assert record.num_prompt_tokens is not None and record.num_prompt_tokens_asked is not None
+        assert record.num_prompt_tokens is not None and record.num_prompt_tokens_requested is not None
         if backend == "openai":
-            assert record.num_prompt_tokens == record.num_prompt_tokens_asked
+            assert record.num_prompt_tokens == record.num_prompt_tokens_requested
         assert record.server is not None and record.server.ttft is not None
         ttft = record.timing.ttft
         assert ttft is not None and 0 < record.server.ttft < ttft

@@ -16,7 +16,7 @@ def test_what_is_saved_is_what_is_read(tmp_path: Path) -> None:
     save_run(run, tmp_path / "run.json")
     assert load_run(tmp_path / "run.json") == run
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
-    assert json.loads((tmp_path / "run.json").read_text())["format"] == 1
+    assert json.loads((tmp_path / "run.json").read_text())["format"] == 2
 
 
 def test_tokens_that_come_together_are_one_arrival() -> None:
@@ -43,7 +43,7 @@ def test_a_finding_that_is_fatal_makes_a_run_invalid() -> None:
     assert not make_run([], findings=(FEW, SATURATED)).is_valid
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 2}', "\x00"])
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 1}', "\x00"])
 def test_other_files_are_refused(content: str, tmp_path: Path) -> None:
     path = tmp_path / "other.json"
     path.write_text(content)

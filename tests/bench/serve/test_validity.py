@@ -51,15 +51,15 @@ def test_being_told_to_come_back_later() -> None:
 
 
 def test_answers_of_another_length() -> None:
-    short = make_run(_even(must_write_all=True, num_output_tokens_asked=20))
+    short = make_run(_even(must_write_all=True, num_output_tokens_requested=20))
     assert (
         _fatal(short) == ["other-lengths"]
         and "2,000 output tokens were asked for, but 1,000 came" in find(short)[0].what
     )
     unbound = replace(short, workload=replace(WORKLOAD, ignore_eos=False))
     assert "--ignore-eos" in find(unbound)[0].fix
-    assert _fatal(make_run(_even(must_write_all=True, num_output_tokens_asked=10))) == []
-    assert _fatal(make_run(_even(must_write_all=False, num_output_tokens_asked=20))) == []
+    assert _fatal(make_run(_even(must_write_all=True, num_output_tokens_requested=10))) == []
+    assert _fatal(make_run(_even(must_write_all=False, num_output_tokens_requested=20))) == []
 
 
 def test_counts_that_are_guesses() -> None:
@@ -67,11 +67,11 @@ def test_counts_that_are_guesses() -> None:
 
 
 def test_prefixes_that_nobody_shared() -> None:
-    assert _fatal(make_run(_even(num_shared_tokens_asked=0, num_cached_tokens=16))) == ["prefix-hits"]
-    assert _fatal(make_run(_even(num_shared_tokens_asked=16, num_cached_tokens=16))) == []
-    assert _fatal(make_run(_even(num_shared_tokens_asked=None, num_cached_tokens=64))) == []
+    assert _fatal(make_run(_even(num_shared_tokens_requested=0, num_cached_tokens=16))) == ["prefix-hits"]
+    assert _fatal(make_run(_even(num_shared_tokens_requested=16, num_cached_tokens=16))) == []
+    assert _fatal(make_run(_even(num_shared_tokens_requested=None, num_cached_tokens=64))) == []
     # A chat template stands before every prompt.
-    around = _even(num_shared_tokens_asked=0, num_cached_tokens=16, num_prompt_tokens=120)
+    around = _even(num_shared_tokens_requested=0, num_cached_tokens=16, num_prompt_tokens=120)
     assert _fatal(make_run(around)) == []
 
 

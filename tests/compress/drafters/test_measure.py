@@ -46,7 +46,7 @@ def test_figures_are_those_of_the_definitions(monkeypatch: pytest.MonkeyPatch, l
         p, q = (model.logits(read_rows(model, batch.tokens)).softmax(-1) for model in (wanted, guessing))
     accepted = torch.minimum(p, q).sum(-1)
     agreed = (p.argmax(-1) == q.argmax(-1)).float()
-    assert found.num_guesses == 6 + 4
+    assert found.num_predictions == 6 + 4
     greedy = sampled = 1.0
     for depth, score in enumerate(found.depths):
         # A guess of this depth is of the token behind place start + 1 + depth.

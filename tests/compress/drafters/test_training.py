@@ -139,10 +139,10 @@ def test_the_card_states_what_was_measured(walker: EngineConfig, tmp_path: Path)
     trained = train_drafter(walker, options(tmp_path, **DRAFT_MODEL, steps=5))
     assert trained is not None
     card = " ".join((tmp_path / "README.md").read_text().split())
-    assert f"Guesses for {walker.model}" in card
+    assert f"Drafter for {walker.model}" in card
     assert "32 texts of up to 24 tokens, 768 tokens in all" in card and "2 of them were held out" in card
     assert "5 steps of 8 texts" in card
-    assert f"{trained.score.num_guesses:,} places" in card
+    assert f"{trained.score.num_predictions:,} positions" in card
     for number, score in enumerate(trained.score.depths, 1):
         row = f"| {number} | {score.agreement:.1%} | {score.acceptance:.1%} "
         assert row + f"| {score.greedy_tokens:.2f} | {score.sampled_tokens:.2f} |" in card

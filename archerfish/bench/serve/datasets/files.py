@@ -42,7 +42,7 @@ BOX_PROMPTS = (
 def box_prompts(options: DatasetOptions, words: Words, num_samples: int, seed: int) -> list[Sample]:
     """Beginnings and questions that the models in the box can answer."""
     order = np.random.default_rng(seed).permutation(num_samples) % len(BOX_PROMPTS)
-    return [_sample(BOX_PROMPTS[place], options.output_len or _DEFAULT_OUTPUT, words) for place in order.tolist()]
+    return [_sample(BOX_PROMPTS[index], options.output_len or _DEFAULT_OUTPUT, words) for index in order.tolist()]
 
 
 def jsonl_prompts(options: DatasetOptions, words: Words, num_samples: int, seed: int) -> list[Sample]:
@@ -66,8 +66,8 @@ def sharegpt(options: DatasetOptions, words: Words, num_samples: int, seed: int)
     if not isinstance(conversations, list):
         raise ConfigError(f"{path} must hold a JSON list of conversations")
     found: list[Sample] = []
-    for place in np.random.default_rng(seed).permutation(len(conversations)).tolist():
-        turns = _turns(conversations[place], f"{path}, conversation {place}")
+    for index in np.random.default_rng(seed).permutation(len(conversations)).tolist():
+        turns = _turns(conversations[index], f"{path}, conversation {index}")
         if len(turns) < 2 or (turns[0].role, turns[1].role) != ("user", "assistant"):
             continue
         question, answer = turns[0].content, turns[1].content
@@ -129,7 +129,7 @@ def _repeated(found: list[Sample], num_samples: int, path: Path) -> list[Sample]
     """From the beginning again where there are not enough, so that a small file can make a long load."""
     if not found:
         raise ConfigError(f"{path} has no prompt that can be sent")
-    return [found[place % len(found)] for place in range(num_samples)]
+    return [found[index % len(found)] for index in range(num_samples)]
 
 
 def needed_path(options: DatasetOptions) -> Path:

@@ -21,9 +21,9 @@ def prefix_repetition(options: DatasetOptions, words: Words, num_samples: int, s
     rng = np.random.default_rng(seed)
     num_prefixes = min(options.prefix_repetition_num_prefixes, num_samples)
     prefixes = [words.make(rng, options.prefix_repetition_prefix_len) for _ in range(num_prefixes)]
-    places = rng.permutation(np.arange(num_samples) % num_prefixes).tolist()
+    indices = rng.permutation(np.arange(num_samples) % num_prefixes).tolist()
     num_out = options.prefix_repetition_output_len
-    return [_join(prefixes[place], words.make(rng, options.prefix_repetition_suffix_len), num_out) for place in places]
+    return [_join(prefixes[index], words.make(rng, options.prefix_repetition_suffix_len), num_out) for index in indices]
 
 
 def _lengths(rng: np.random.Generator, mean: int, ratio: float, count: int) -> list[int]:

@@ -98,8 +98,8 @@ class _Blocks:
             self._made[one] = self._words.make(np.random.default_rng((self._seed, one)), self.size)
         return self._made[one]
 
-    def _tail(self, hashes: tuple[int, ...], place: int, length: int) -> MadeText:
-        last = hashes[place] if place < len(hashes) else len(hashes)
+    def _tail(self, hashes: tuple[int, ...], index: int, length: int) -> MadeText:
+        last = hashes[index] if index < len(hashes) else len(hashes)
         return self._words.make(np.random.default_rng((self._seed, last, length)), length)
 
 

@@ -61,8 +61,8 @@ class Words:
                 dearest = left
                 fitting = [word for word in fitting if self._costs[word] <= left]
                 continue
-            places = rng.integers(len(fitting), size=left // dearest).tolist()
-            chosen += [fitting[place] for place in places]
+            indices = rng.integers(len(fitting), size=left // dearest).tolist()
+            chosen += [fitting[index] for index in indices]
             left = num_tokens - sum([self._costs[word] for word in chosen])
         text = "".join(chosen or self._words[:1])
         return MadeText(text, self.count(text))

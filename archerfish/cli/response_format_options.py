@@ -30,19 +30,19 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 _PREFIX = "form_"
 
 
-def form_options(command: CommandFunction) -> CommandFunction:
+def response_format_options(command: CommandFunction) -> CommandFunction:
     """The command is called with `form`: a Structured, or None if answers are free."""
 
     @wraps(command)
-    def with_form(**parameters: Any) -> None:
+    def with_response_format(**parameters: Any) -> None:
         given = take_given(parameters, _PREFIX)
         if len(given) > 1:
             flags = " and ".join(map(flag_name, given))
             raise ConfigError(f"{flags} are given, but an answer has one form: leave all but one out")
-        command(form=_form(given), **parameters)
+        command(response_format=_response_format(given), **parameters)
 
     # The option that is given to a function last comes first in its help.
-    decorated: CommandFunction = with_form
+    decorated: CommandFunction = with_response_format
     for name, shape in reversed(_OPTIONS.items()):
         option: Callable[[CommandFunction], CommandFunction] = click.option(
             flag_name(name), _PREFIX + name, cls=SectionOption, section=_SECTION, **shape
@@ -51,7 +51,7 @@ def form_options(command: CommandFunction) -> CommandFunction:
     return decorated
 
 
-def _form(given: dict[str, Any]) -> Structured | None:
+def _response_format(given: dict[str, Any]) -> Structured | None:
     if not given:
         return None
     read: dict[str, Any] = {
