@@ -3,7 +3,7 @@
 import numpy as np
 from workbench import show
 
-from archerfish.kvcache.prefix import NO_MATCH
+from archerfish.kvcache.prefix_cache import NO_MATCH
 from archerfish.kvcache.tables import KVTables
 
 NUM_SLOTS = 262_144

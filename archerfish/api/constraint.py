@@ -10,7 +10,7 @@ from archerfish.api.reasoning.thinking import TagIds
 from archerfish.api.tool_use import ToolUse
 from archerfish.errors import InvalidParameter
 from archerfish.request import Structured
-from archerfish.sampling.forms import as_lark
+from archerfish.sampling.grammar_compiler import as_lark
 
 _SPACE = r"/[ \t\r\n]{0,8}/"
 """Between reasoning and what follows it."""

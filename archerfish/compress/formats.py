@@ -15,7 +15,7 @@ from torch import Tensor
 from archerfish.compress.drift import Drift, DriftMeter
 from archerfish.config.settings import EngineConfig
 from archerfish.engine.build import Assembly, build, examine
-from archerfish.engine.self_written import NUM_TEXTS, write_texts
+from archerfish.engine.calibration_samples import NUM_TEXTS, write_texts
 from archerfish.errors import ConfigError, StepFailed
 from archerfish.request import SamplingParams
 

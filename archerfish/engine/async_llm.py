@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from archerfish.config.engine_args import EngineArgs
 from archerfish.console import enable_logging
 from archerfish.engine.async_engine import DEFAULT_BUILDER, AsyncEngine, EngineStatus
-from archerfish.engine.elsewhere import refuse_unsupported, why_missing
 from archerfish.engine.embedding_sizes import EmbeddingSizes
 from archerfish.engine.input_processor import InputProcessor
 from archerfish.engine.outputs import CompletionOutput, OutputStream, RequestOutput, StreamOutput
@@ -28,6 +27,7 @@ from archerfish.engine.pooling import (
 )
 from archerfish.engine.prompts import PromptType, as_prompt, one_of
 from archerfish.engine.request_stream import RequestStream
+from archerfish.engine.unsupported_features import refuse_unsupported, why_missing
 from archerfish.engine.wire import EngineFacts
 from archerfish.errors import (
     ArcherfishError,

@@ -15,6 +15,7 @@ from archerfish.config.compatibility import shown_value
 from archerfish.config.resolve import ResolvedConfig, resolve
 from archerfish.config.settings import EngineConfig
 from archerfish.console import logger
+from archerfish.engine.calibration_samples import calibration_texts
 from archerfish.engine.engine import Engine
 from archerfish.engine.factory.drafters import choose_drafter, with_named_method
 from archerfish.engine.factory.executors import build_executor, profile_stage
@@ -29,7 +30,6 @@ from archerfish.engine.models import (
     facts_of,
     read_checkpoint,
 )
-from archerfish.engine.self_written import calibration_texts
 from archerfish.engine.sizing import measured_size, refusing
 from archerfish.errors import InvalidParameter, ModelError
 from archerfish.execution.executor import Executor
@@ -42,8 +42,8 @@ from archerfish.metrics.state import EngineInfo
 from archerfish.ops import torch_dtype
 from archerfish.quant import KvFormat
 from archerfish.request import SamplingParams
-from archerfish.sampling.compiled import CompiledForms
-from archerfish.sampling.grammar import Grammars
+from archerfish.sampling.grammar_cache import GrammarCache
+from archerfish.sampling.row_grammars import RowGrammars
 from archerfish.scheduling.policy import batching_policy
 from archerfish.scheduling.scheduler import Limits, Scheduler
 from archerfish.tokenizer import Tokenizer
@@ -74,8 +74,8 @@ class Assembly:
     """What a text begins with."""
     embedding_sizes: tuple[int, ...] | None
     """What embeddings can be cut to, as config.json says of models trained for it; None is any size."""
-    forms: CompiledForms | None
-    """Of answers, for whoever compiles them ahead; None without a tokenizer."""
+    grammars: GrammarCache | None
+    """Compiled grammars of answers; None without a tokenizer."""
 
     @property
     def info(self) -> EngineInfo:
@@ -129,7 +129,7 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
     trim_heap()
     kv_dtype = torch_dtype(resolved.kv_cache_dtype)
 
-    def executor_of(num_blocks: int, grammars: Grammars | None = None) -> Executor:
+    def executor_of(num_blocks: int, grammars: RowGrammars | None = None) -> Executor:
         storage = KVStorage(layout, num_blocks, resolved.block_size, kv_dtype, resolved.device, kernels.ops)
         factory = None
         if drafter is not None and make_drafter is not None:
@@ -139,9 +139,9 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
     if kernels.triton is not None and resolved.device == "cuda":
         num_bytes = _allocated(resolved.device) - before
         cache_size = measured_size(memory, resolved, profile_stage(executor_of), num_bytes, recommended)
-    forms = None if tokenizer is None else CompiledForms(tokenizer, checkpoint.arch.vocab_size, eos_token_ids)
+    grammars = None if tokenizer is None else GrammarCache(tokenizer, checkpoint.arch.vocab_size, eos_token_ids)
     with refusing(memory, resolved):
-        executor = executor_of(cache_size.num_blocks, None if forms is None else Grammars(forms))
+        executor = executor_of(cache_size.num_blocks, None if grammars is None else RowGrammars(grammars))
     scheduler = _scheduler(resolved, layout, cache_size, eos_token_ids, executor.max_draft_tokens)
     methods = (*resolved.speculation_methods, *(() if drafter is None else (drafter.method,)))
     logger.info("%s, %s", cache_size, KvFormat(resolved.kv_cache_dtype, resolved.dtype))
@@ -169,7 +169,7 @@ def build(config: EngineConfig, on_progress: OnProgress = lambda _: None) -> Ass
         recommended=recommended,
         embedding_sizes=_embedding_sizes(checkpoint),
         start_token_id=_start_token_id(checkpoint, eos_token_ids),
-        forms=forms,
+        grammars=grammars,
     )
 
 

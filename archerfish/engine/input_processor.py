@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from archerfish.config.speculation import NON_SPECULATIVE_METHODS
 from archerfish.errors import InvalidParameter, PromptTooLong, TokenizerError
 from archerfish.request import LARGEST_PRIORITY, SLO, Best, Request, RequestClass, SamplingParams, Structured
-from archerfish.sampling.trial import Trial
+from archerfish.sampling.grammar_sandbox import GrammarSandbox
 from archerfish.tokenizer import Tokenizer
 
 _DEFAULT_MAX_TOKENS = SamplingParams().max_tokens or 0
@@ -111,7 +111,7 @@ class InputProcessor:
         self._clock = clock
         self._speculation_methods = speculation_methods
         """Those that the engine has."""
-        self._trial = Trial(tokenizer, vocab_size)
+        self._sandbox = GrammarSandbox(tokenizer, vocab_size)
 
     def request(
         self,
@@ -168,11 +168,11 @@ class InputProcessor:
         if structured is not None:
             if self.tokenizer is None:
                 raise InvalidParameter("structured", "...", "it needs a tokenizer, and none was loaded")
-            self._trial.check(structured)
+            self._sandbox.check(structured)
 
     def has_checked(self, structured: Structured | None) -> bool:
         """Whether `check_grammar` returns at once."""
-        return structured is None or self._trial.knows(structured)
+        return structured is None or self._sandbox.has_verdict(structured)
 
     def _checked(self, params: SamplingParams) -> SamplingParams:
         """Return a copy of parameters that this model and engine can serve: later changes by the caller do no harm."""

@@ -10,7 +10,6 @@ from archerfish.config.engine_args import EngineArgs
 from archerfish.config.load import check_settings
 from archerfish.console import enable_logging, progress_bar
 from archerfish.engine.beam_search import BeamSearch, BeamSearchOutput
-from archerfish.engine.elsewhere import refuse_unsupported, why_missing
 from archerfish.engine.embedding_sizes import EmbeddingSizes
 from archerfish.engine.input_processor import Message, Prompt
 from archerfish.engine.outputs import RequestOutput, StreamOutput
@@ -37,6 +36,7 @@ from archerfish.engine.prompts import (
     one_of,
 )
 from archerfish.engine.request_runner import Progress, RequestRunner
+from archerfish.engine.unsupported_features import refuse_unsupported, why_missing
 from archerfish.errors import InvalidParameter, TokenizerError, UnsupportedModel
 from archerfish.gc_freeze import import_frozen_from_gc
 from archerfish.machine.gpu import wake_gpu

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from archerfish.console import enable_logging
-from archerfish.engine.preparation import Preparation
+from archerfish.engine.grammar_queue import GrammarCompileQueue
 from archerfish.engine.wire import (
     Blocks,
     Cancel,
@@ -47,7 +47,7 @@ from archerfish.request import Request
 if TYPE_CHECKING:
     from archerfish.engine.build import Assembly
     from archerfish.engine.engine import Engine
-    from archerfish.sampling.compiled import CompiledForms
+    from archerfish.sampling.grammar_cache import GrammarCache
 
 _PR_SET_PDEATHSIG = 1
 _LOADING_STEP = 0.05
@@ -65,11 +65,11 @@ class Channel:
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.set_hwm(0)
         self._socket.connect(address)
-        self._bell, self._rope = os.pipe()
-        os.set_blocking(self._rope, False)
+        self._wakeup_read, self._wakeup_write = os.pipe()
+        os.set_blocking(self._wakeup_write, False)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._bell, zmq.POLLIN)
+        self._poller.register(self._wakeup_read, zmq.POLLIN)
 
     def send(self, message: FromEngine) -> None:
         self._socket.send(encode(message), copy=True)
@@ -77,14 +77,14 @@ class Channel:
     def receive(self, timeout_ms: int) -> ToEngine | None:
         """The next message, or None if none comes in time or somebody rings."""
         ready = dict(self._poller.poll(timeout_ms))
-        if self._bell in ready:
-            os.read(self._bell, 4096)
+        if self._wakeup_read in ready:
+            os.read(self._wakeup_read, 4096)
         return read_to_engine(self._socket.recv()) if self._socket in ready else None
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """There is news of another kind. From any thread."""
         with suppress(BlockingIOError):  # It is ringing already.
-            os.write(self._rope, b"!")
+            os.write(self._wakeup_write, b"!")
 
     def close(self) -> None:
         self._socket.close(linger=2000)
@@ -98,7 +98,7 @@ class EngineLoop:
         self,
         engine: "Engine",
         channel: Channel,
-        forms: "CompiledForms | None",
+        grammars: "GrammarCache | None",
         idle_work: Iterator[FromEngine | None],
         heartbeat_ms: int,
     ) -> None:
@@ -108,7 +108,7 @@ class EngineLoop:
         """
         self._engine = engine
         self._channel = channel
-        self._preparation = Preparation(forms, channel.ring)
+        self._grammar_queue = GrammarCompileQueue(grammars, channel.wake)
         self._idle_work = idle_work
         self._heartbeat_ms = heartbeat_ms
         self._running = True
@@ -133,7 +133,7 @@ class EngineLoop:
             timeout, heard = 0, True
             if self._engine.has_work and time.monotonic() > end:
                 break
-        for request in self._preparation.ready():
+        for request in self._grammar_queue.ready():
             self._add(request)
             heard = True
         if timeout and not heard:
@@ -146,11 +146,11 @@ class EngineLoop:
     def _take(self, message: ToEngine) -> None:
         match message:
             case Submit(request):
-                if not self._preparation.begin(request):
+                if not self._grammar_queue.begin(request):
                     self._add(request)
             case Cancel(request_id, index, reason):
-                self._preparation.forget(request_id)
-                self._preparation.ended(self._engine.cancel(request_id, index, reason))
+                self._grammar_queue.forget(request_id)
+                self._grammar_queue.ended(self._engine.cancel(request_id, index, reason))
                 if not self._engine.has_work:
                     # No step will follow to tell that the blocks are free.
                     self._channel.send(Stepped([], read_state(self._engine)))
@@ -165,7 +165,7 @@ class EngineLoop:
         try:
             self._engine.add(request)
         except RequestError as error:
-            self._preparation.release(request.request_id)
+            self._grammar_queue.release(request.request_id)
             self._channel.send(Refused(request.request_id, str(error)))
 
     def _step(self) -> None:
@@ -174,7 +174,7 @@ class EngineLoop:
         if self._engine.stopped is not None:
             # These ends are the engine's own: the parent, which hears why, ends what is open as failed with the engine.
             events = [event for event in events if event.error != self._engine.stopped]
-        self._preparation.ended(events)
+        self._grammar_queue.ended(events)
         self._channel.send(Stepped(events, read_state(self._engine)))
         if self._engine.counts.num_steps == steps_before and self._engine.stopped is None:
             self._wait_until_something_can_start()
@@ -212,7 +212,7 @@ def _serve(start: Start, channel: Channel) -> int:
     channel.send(Ready(_facts(start, assembly)))
     engine = assembly.engine
     idle_work = _idle_work(assembly, measures_peak=start.measures_peak)
-    EngineLoop(engine, channel, assembly.forms, idle_work, start.heartbeat_ms).run()
+    EngineLoop(engine, channel, assembly.grammars, idle_work, start.heartbeat_ms).run()
     if engine.stopped is not None:
         channel.send(Ending(engine.stopped, can_be_fixed=False))
         return 1
@@ -263,9 +263,9 @@ def _facts(start: Start, assembly: "Assembly") -> EngineFacts:
 
 def _idle_work(assembly: "Assembly", *, measures_peak: bool) -> Iterator[FromEngine | None]:
     """In pieces of a fraction of a second each: a request that comes meanwhile waits no longer."""
-    if assembly.forms is not None:
+    if assembly.grammars is not None:
         # It holds the interpreter, so that even in a thread every step would wait for it.
-        assembly.forms.load_vocabulary()
+        assembly.grammars.load_vocabulary()
         yield None
     if not measures_peak:
         return

@@ -14,7 +14,7 @@ from archerfish.execution.executor import FinishedStep
 from archerfish.execution.host_steps import PlainStep, SpeculativeStep
 from archerfish.execution.step.inputs import StepBatch
 from archerfish.execution.step_state import StepState
-from archerfish.sampling.sampler import why_nothing
+from archerfish.sampling.sampler import why_no_token
 from archerfish.scheduling.plan import Plan, StepResult
 from archerfish.speculation.controller import SpeculationController
 
@@ -107,7 +107,7 @@ class _DeviceStep:
             tokens[index] = [token]
         peaks = np.ascontiguousarray(bits).view(np.float32)
         failures = {
-            int(sampled_chunks[sample]): why_nothing(float(peaks[sample]))
+            int(sampled_chunks[sample]): why_no_token(float(peaks[sample]))
             for sample in np.flatnonzero(~np.isfinite(peaks))
         }
         result = StepResult(tokens, failures=failures)

@@ -55,4 +55,4 @@ class StepState:
         """Return what a step's tokens are sampled by; None if the host must process logits or more is requested."""
         if not len(batch.sampled_chunks) or self.prompt_outputs.concern(plan):
             return None
-        return self.sampler.asked_alone(batch.rows[batch.sampled_chunks], batch.ends[batch.sampled_chunks])
+        return self.sampler.plain_draws(batch.rows[batch.sampled_chunks], batch.ends[batch.sampled_chunks])

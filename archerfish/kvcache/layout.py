@@ -7,8 +7,8 @@ from typing import NamedTuple
 from archerfish.arch.arch import Arch
 
 
-class Place(NamedTuple):
-    """Where a layer's keys and values live."""
+class LayerSlot(NamedTuple):
+    """Where a layer's keys and values are stored."""
 
     group: int
     slot: int
@@ -16,19 +16,19 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Groups of layers with one reach each. Every group has as many layers as a block has slots, or fewer."""
+    """Groups of layers that attend equally far. Every group has as many layers as a block has slots, or fewer."""
 
     windows: tuple[int | None, ...]
-    """One for each group."""
+    """The attention window of each group; None where there is none."""
     num_slots: int
-    """Layers that one block holds keys and values for."""
-    places: tuple[Place, ...]
-    """One for each layer; layers that share keys and values share the place."""
+    """Number of layers that one block holds keys and values for."""
+    layer_slots: tuple[LayerSlot, ...]
+    """The slot of each layer; layers that share keys and values share the slot."""
     num_kv_heads: int
     head_dim: int
 
     def block_bytes(self, block_size: int, bytes_per_value: float) -> int:
-        """A value's bytes may be a fraction: that is its share of a scale, and comes to whole ones over a head."""
+        """Return the bytes of a block. Those of a value may be fractional: its share of a scale is part of them."""
         return round(2 * self.num_slots * block_size * self.num_kv_heads * self.head_dim * bytes_per_value)
 
 
@@ -41,21 +41,19 @@ def kv_layout(arch: Arch) -> KVLayout:
     assert len(shapes) == 1, "all layers store keys and values of one shape"
     num_slots = min(len(layers) for layers in by_window.values())
     windows: list[int | None] = []
-    places: dict[int, Place] = {}
+    slots: dict[int, LayerSlot] = {}
     for window, layers in by_window.items():
         for first in range(0, len(layers), num_slots):
             for slot, index in enumerate(layers[first : first + num_slots]):
-                places[index] = Place(len(windows), slot)
+                slots[index] = LayerSlot(len(windows), slot)
             windows.append(window)
     num_kv_heads, head_dim = shapes.pop()
-    every = [
-        places[index if (s := layer.attention.kv_source) is None else s] for index, layer in enumerate(arch.layers)
-    ]
+    every = [slots[index if (s := layer.attention.kv_source) is None else s] for index, layer in enumerate(arch.layers)]
     return KVLayout(tuple(windows), num_slots, tuple(every), num_kv_heads, head_dim)
 
 
 def _reaches(arch: Arch) -> dict[int, int | None]:
-    """For each layer that makes keys and values, the farthest window among the layers that read them."""
+    """Return, for each layer that computes keys and values, the largest window among the layers that read them."""
     reaches: dict[int, int | None] = {}
     for index, layer in enumerate(arch.layers):
         window, source = layer.attention.window, layer.attention.kv_source

@@ -1,4 +1,4 @@
-"""Which blocks are free, cached or in use, by reference count. Knows nothing of tokens, sequences or tensors."""
+"""Which blocks are free, cached or in use, by reference count."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -10,9 +10,9 @@ BlockId = NewType("BlockId", int)
 class BlockPool:
     """A fixed number of blocks. Every operation on a block takes constant time.
 
-    A block is in use while anyone holds a reference. When the last one goes, a published block stays cached and can be
-    taken up again, until its room is needed: the one released longest ago goes first. Sequences release their last
-    block first, so a block always goes before the blocks its meaning depends on.
+    A block is in use while it has references. When the last one is released, a published block stays cached and can be
+    retained again, until it is needed for something else: the one released longest ago is evicted first. Sequences
+    release their last block first, so a block is always evicted before the blocks its meaning depends on.
     """
 
     def __init__(self, num_blocks: int, on_evict: Callable[[BlockId], None]) -> None:
@@ -25,7 +25,7 @@ class BlockPool:
 
     @property
     def num_available(self) -> int:
-        """Blocks that could be reserved now: free, or cached and in nobody's use."""
+        """Number of blocks that could be reserved now: free or cached ones."""
         return len(self._free) + len(self._cached)
 
     @property
@@ -41,20 +41,20 @@ class BlockPool:
         return self.num_blocks - self.num_available
 
     def reserve(self, count: int) -> list[BlockId] | None:
-        """Blocks for the caller alone, or None (and nothing changed) if there are too few."""
+        """Reserve blocks for the caller alone. None (and nothing changed) if there are too few."""
         if count > self.num_available:
             return None
         return [self._take() for _ in range(count)]
 
     def retain(self, block: BlockId) -> None:
-        """One more holder of a block that is in use or cached."""
+        """Add a reference to a block that is in use or cached."""
         if self._references[block] == 0:
-            assert self._published[block], "only a published block can be taken up again"
+            assert self._published[block], "only a published block can be retained again"
             del self._cached[block]
         self._references[block] += 1
 
     def release(self, block: BlockId) -> None:
-        """One holder less."""
+        """Drop a reference."""
         assert self._references[block] > 0, "released more often than reserved"
         self._references[block] -= 1
         if self._references[block] == 0:
@@ -64,30 +64,31 @@ class BlockPool:
                 self._free.append(block)
 
     def publish(self, block: BlockId) -> None:
-        """Keep the block cached after its last holder releases it; on_evict tells when it goes."""
+        """Have the block stay cached after its last reference is dropped; on_evict is called when it is evicted."""
         assert self._references[block] > 0, "only a holder can publish"
         self._published[block] = True
 
     def drop_cached(self) -> None:
-        """Forget every block that nobody uses."""
+        """Evict every cached block."""
         while self._cached:
             self._free.append(self._evict())
 
     def check(self) -> None:
-        """Free, cached and in use add up, and no block is two of them."""
+        """Check that free, cached and used blocks add up, and that no block is two of them."""
         in_use = {block for block in range(self.num_blocks) if self._references[block] > 0}
         free, cached = set(self._free), set(self._cached)
         assert len(free) == len(self._free), "a block is free twice"
         assert len(free) + len(cached) + len(in_use) == self.num_blocks, "blocks are lost or counted twice"
-        assert not (free & cached or free & in_use or cached & in_use), "a block is in two places"
+        assert not (free & cached or free & in_use or cached & in_use), "a block is in two states"
         assert all(self._published[block] for block in cached), "a cached block is not published"
         assert not any(self._published[block] for block in free), "a free block is published"
 
     def references(self, block: BlockId) -> int:
+        """Return the number of references to a block."""
         return self._references[block]
 
     def states(self) -> bytes:
-        """One byte for each block: 0 free, 1 cached, 2 in use."""
+        """Return one byte for each block: 0 free, 1 cached, 2 in use."""
         states = bytearray(b"\2") * self.num_blocks
         for block in self._free:
             states[block] = 0

@@ -1,4 +1,4 @@
-"""The tensors of the KV cache. Knows blocks and layers, not sequences."""
+"""The tensors of the KV cache."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from archerfish.ops.signatures import AttendFunction, Chunks, LayerCache, Ops
 class KVStorage:
     """Keys and values of every block, [slots, blocks, block_size, kv heads, head size] each.
 
-    Of int8 ones also a scale for each head and token, [slots, blocks, block_size, kv heads] float32.
+    int8 keys and values also have a scale for each head and token, [slots, blocks, block_size, kv heads] float32.
     """
 
     def __init__(
@@ -35,17 +35,17 @@ class KVStorage:
             self.key_scales, self.value_scales = (_zeros(shape[:-1], torch.float32, device) for _ in range(2))
 
     def write(self, layer: int, k: Tensor, v: Tensor, chunks: Chunks) -> None:
-        place = self.layout.places[layer]
-        self._ops.write_kv(k, v, self._of_slot(place.slot), chunks.slots[place.group])
+        layer_slot = self.layout.layer_slots[layer]
+        self._ops.write_kv(k, v, self._of_slot(layer_slot.slot), chunks.slots[layer_slot.group])
 
     def attend(
         self, layer: int, q: Tensor, chunks: Chunks, scale: float, window: int | None, softcap: float | None
     ) -> Tensor:
-        place = self.layout.places[layer]
-        return self._ops.attend(q, self._of_slot(place.slot), chunks, place.group, scale, window, softcap)
+        layer_slot = self.layout.layer_slots[layer]
+        return self._ops.attend(q, self._of_slot(layer_slot.slot), chunks, layer_slot.group, scale, window, softcap)
 
     def attending(self, arch: Arch, chunks: Chunks) -> AttendFunction:
-        """What a pass over these chunks is given: keys and values are stored, then looked at."""
+        """Return the attention of a pass over these chunks: it stores keys and values, then attends to them."""
 
         def attend(layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
             if k is not None and v is not None:
@@ -65,9 +65,9 @@ class KVStorage:
             self._ops.copy_blocks(self._of_slot(slot), sources, targets)
 
     def move(self, tables: Sequence[IntTable], rows: Ints, sources: Ints, targets: Ints) -> None:
-        """Bring keys and values of single tokens from positions to others of their rows [n], in all layers.
+        """Move the keys and values of single tokens to other positions of their rows [n], in all layers.
 
-        All of them as they were before. Tables [rows, blocks] are those of each group.
+        All are read before any is written. There is a table [rows, blocks] for each group.
         """
         if not len(rows):
             return
@@ -76,16 +76,16 @@ class KVStorage:
         self._ops.move_kv(self._of_all_slots(), from_slots, to_slots)
 
     def _slots(self, tables: Sequence[IntTable], rows: Ints, positions: Ints) -> Ints:
-        """Of positions, for every group and layer of it, in the cache of all slots."""
+        """Return the slots of positions for every group and layer of it, in the cache of all slots."""
         blocks = np.concatenate([table[rows, positions // self.block_size] for table in tables]).astype(np.int64)
-        of_slot = blocks * self.block_size + np.tile(positions % self.block_size, len(tables))
+        in_slot = blocks * self.block_size + np.tile(positions % self.block_size, len(tables))
         num_slots, num_blocks = self.keys.shape[:2]
         firsts = np.arange(num_slots) * (num_blocks * self.block_size)
-        found: Ints = (firsts[:, None] + of_slot).reshape(-1)
-        return found
+        slots: Ints = (firsts[:, None] + in_slot).reshape(-1)
+        return slots
 
     def _of_all_slots(self) -> LayerCache:
-        """One after the other, as if all were blocks of one layer."""
+        """Return the caches of all slots, one after the other, as if all were blocks of one layer."""
         return LayerCache(*(tensor.flatten(0, 1) for tensor in self._tensors()))
 
     def _tensors(self) -> list[Tensor]:
@@ -97,7 +97,7 @@ class KVStorage:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
-    """Main memory through numpy, whose zeroed pages take no room until they are written; torch would write them all."""
+    """Return zeros. On a CPU through numpy, whose pages take no memory before they are written; torch writes all."""
     if device == "cpu":
         return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
     return torch.zeros(shape, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""Each sequence's blocks: growing, sharing, publishing, sliding, releasing. Ids only; storage.py holds the tensors.
+"""The block tables of sequences: growing, sharing, publishing, sliding, releasing. Ids only; storage.py has tensors.
 
 Layers whose attention reaches equally far form a group; each group has its own table, and all tables of a sequence grow
 together, one block of every group at a time.
@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from archerfish.kvcache.pool import BlockId, BlockPool
-from archerfish.kvcache.prefix import BlockName, PrefixMatch, PrefixTree, child_name, root_name
+from archerfish.kvcache.prefix_cache import BlockHash, PrefixCache, PrefixMatch, hash_block, hash_salt
 
 Blocks = tuple[tuple[BlockId, ...], ...]
-"""New blocks, one tuple for each group."""
+"""New blocks, a tuple for each group."""
 
 
 class BlockCopy(NamedTuple):
@@ -24,6 +24,8 @@ class BlockCopy(NamedTuple):
 
 
 class Fork(NamedTuple):
+    """A table that shares blocks with another, and the blocks that must be copied before it is used."""
+
     table: "BlockTable"
     copies: list[BlockCopy]
 
@@ -33,47 +35,47 @@ class BlockTable:
     """The blocks of one sequence."""
 
     groups: list[list[BlockId | None]]
-    """For each group, the block of every block-sized stretch of positions; None where a window has passed it."""
+    """For each group, the blocks in the order of their positions; None where a window has passed one."""
     capacity: int = 0
     """Tokens the blocks can hold."""
     num_published: int = 0
-    """Leading blocks that are in the prefix tree, or were found there."""
-    first_kept: list[int] = field(default_factory=list)
-    """For each group, the first place that is not None."""
+    """Leading blocks that are in the prefix cache, or were found there."""
+    first_retained: list[int] = field(default_factory=list)
+    """For each group, the index of the first block that is not None."""
 
 
 def blocks_held(num_tokens: int, windows: tuple[int | None, ...], block_size: int, step_tokens: int) -> int:
-    """Most blocks a sequence of this length ever holds at once, if it grows by at most step_tokens a step."""
+    """Return the most blocks a sequence of this length ever holds, if it grows by at most step_tokens a step."""
     return sum(_held(num_tokens, window, block_size, step_tokens) for window in windows)
 
 
 def _held(num_tokens: int, window: int | None, block_size: int, step_tokens: int) -> int:
-    """The same for one group."""
-    kept = num_tokens if window is None else min(num_tokens, window - 1 + step_tokens)
+    """Return the most blocks that a sequence holds in one group."""
+    num_retained = num_tokens if window is None else min(num_tokens, window - 1 + step_tokens)
     # A window rarely starts on a block's first token, so it can touch one block more.
-    return min(-(-num_tokens // block_size), -(-kept // block_size) + (window is not None))
+    return min(-(-num_tokens // block_size), -(-num_retained // block_size) + (window is not None))
 
 
-class BlockNames:
-    """Names of a sequence's full blocks, made as the sequence grows."""
+class BlockHashes:
+    """The hashes of a sequence's full blocks, computed as the sequence grows."""
 
     def __init__(self, salt: str, block_size: int) -> None:
-        self._root = root_name(salt)
+        self._root = hash_salt(salt)
         self._block_size = block_size
-        self._names: list[BlockName] = []
+        self._hashes: list[BlockHash] = []
 
-    def upto(self, tokens: Sequence[int], num_blocks: int) -> list[BlockName]:
-        """Names of the first num_blocks blocks, which must be full; tokens must only ever grow at the end."""
-        names, size = self._names, self._block_size
-        while len(names) < num_blocks:
-            block = tokens[len(names) * size : (len(names) + 1) * size]
-            assert len(block) == size, "a block whose tokens are not all known has no name"
-            names.append(child_name(names[-1] if names else self._root, block))
-        return names[:num_blocks]
+    def prefix(self, tokens: Sequence[int], num_blocks: int) -> list[BlockHash]:
+        """Return the hashes of the first num_blocks blocks, which must be full. Tokens may only grow at the end."""
+        hashes, size = self._hashes, self._block_size
+        while len(hashes) < num_blocks:
+            block = tokens[len(hashes) * size : (len(hashes) + 1) * size]
+            assert len(block) == size, "a block whose tokens are not all known has no hash"
+            hashes.append(hash_block(hashes[-1] if hashes else self._root, block))
+        return hashes[:num_blocks]
 
 
 class KVTables:
-    """Hands blocks to sequences. The only owner of the pool and the prefix tree."""
+    """Assigns blocks to sequences. The only owner of the pool and the prefix cache."""
 
     def __init__(
         self,
@@ -89,50 +91,50 @@ class KVTables:
         self.step_tokens = step_tokens
         """Most tokens a sequence grows by in one step."""
         self.prefix_caching = prefix_caching
-        self.tree = PrefixTree(windows, block_size)
-        self.pool = BlockPool(num_blocks, on_evict=self.tree.forget)
+        self.prefix_cache = PrefixCache(windows, block_size)
+        self.pool = BlockPool(num_blocks, on_evict=self.prefix_cache.forget)
         self.slides = any(window is not None for window in windows)
-        """Whether blocks are given back while a sequence runs."""
+        """Whether blocks are released while a sequence runs."""
 
     @property
     def usage(self) -> float:
         """Share of the blocks in use."""
         return self.pool.num_in_use / self.pool.num_blocks
 
-    def match(self, names: Sequence[BlockName]) -> PrefixMatch:
-        """Longest cached prefix. Changes nothing."""
-        return self.tree.match(names)
+    def match(self, hashes: Sequence[BlockHash]) -> PrefixMatch:
+        """Return the longest cached prefix. Changes nothing."""
+        return self.prefix_cache.match(hashes)
 
-    def can_hold(self, match: PrefixMatch, num_tokens: int, leaving: Sequence[BlockTable] = ()) -> bool:
-        """Whether the pool has what a sequence of num_tokens that starts from a match will need at any time.
+    def can_hold(self, match: PrefixMatch, num_tokens: int, preempted: Sequence[BlockTable] = ()) -> bool:
+        """Return whether the pool has all that a sequence of num_tokens that starts from a match will ever need.
 
-        `leaving` are tables whose blocks would be given back before.
+        The blocks of `preempted` tables would be released before.
         """
-        given_back = Counter(block for table in leaving for blocks in table.groups for block in blocks)
-        del given_back[None]
+        released = Counter(block for table in preempted for blocks in table.groups for block in blocks)
+        del released[None]
 
         def is_idle(block: BlockId | None) -> bool:
-            """Nobody else holds it, so that taking it up takes it from the pool."""
-            return block is not None and self.pool.references(block) == given_back[block]
+            """Return whether no other sequence holds the block, so that retaining it takes it from the pool."""
+            return block is not None and self.pool.references(block) == released[block]
 
-        available = self.pool.num_available + sum(is_idle(block) for block in given_back)
+        available = self.pool.num_available + sum(is_idle(block) for block in released)
         new = -(-num_tokens // self.block_size) - match.num_blocks
         needed = 0
         for group, window in enumerate(self.windows):
             idle = sum(is_idle(block) for block in match.blocks[group]) if match.blocks else 0
-            # What others hold too costs nothing, but does not come back either when a window passes it.
+            # What others hold too costs nothing, but is not freed either when a window passes it.
             needed += min(new + idle, _held(num_tokens, window, self.block_size, self.step_tokens))
         return needed <= available
 
     def open(self, match: PrefixMatch) -> BlockTable:
-        """A table that shares the matched blocks."""
-        table = BlockTable([[] for _ in self.windows], first_kept=[0] * len(self.windows))
+        """Return a table that shares the matched blocks."""
+        table = BlockTable([[] for _ in self.windows], first_retained=[0] * len(self.windows))
         for group, blocks in enumerate(match.blocks):
             for block in blocks:
                 if block is not None:
                     self.pool.retain(block)
             table.groups[group] = list(blocks)
-            table.first_kept[group] = sum(block is None for block in blocks)
+            table.first_retained[group] = sum(block is None for block in blocks)
         table.capacity = match.num_blocks * self.block_size
         table.num_published = match.num_blocks
         return table
@@ -145,7 +147,7 @@ class KVTables:
         """
         num_shared, partial = divmod(num_tokens, self.block_size)
         first = [self._first_needed(window, num_tokens) for window in self.windows]
-        if any(kept > needed for kept, needed in zip(parent.first_kept, first, strict=True)):
+        if any(retained > needed for retained, needed in zip(parent.first_retained, first, strict=True)):
             return None
         targets = self.pool.reserve(len(self.windows) if partial else 0)
         if targets is None:
@@ -155,7 +157,7 @@ class KVTables:
         )
         copies = []
         for group, blocks in enumerate(parent.groups):
-            shared = [block if place >= first[group] else None for place, block in enumerate(blocks[:num_shared])]
+            shared = [block if index >= first[group] else None for index, block in enumerate(blocks[:num_shared])]
             for block in shared:
                 if block is not None:
                     self.pool.retain(block)
@@ -173,12 +175,12 @@ class KVTables:
         for copy in copies:
             self.pool.release(copy.source)
 
-    def room(self, table: BlockTable) -> int:
-        """Tokens the sequence could hold if it took every block that is left."""
+    def max_capacity(self, table: BlockTable) -> int:
+        """Return how many tokens the sequence could hold if it took every block that is left."""
         return table.capacity + self.pool.num_available // len(self.windows) * self.block_size
 
     def reserve(self, table: BlockTable, num_tokens: int) -> Blocks | None:
-        """Make room for num_tokens in all; the new blocks, or None (and nothing changed) if there are too few."""
+        """Reserve blocks for num_tokens in all and return the new ones; None, changing nothing, if too few are left."""
         columns = -(-num_tokens // self.block_size) - table.capacity // self.block_size
         if columns <= 0:
             return ()
@@ -191,18 +193,18 @@ class KVTables:
         table.capacity += columns * self.block_size
         return new
 
-    def advance(self, table: BlockTable, computed: int, names: BlockNames, tokens: Sequence[int]) -> None:
-        """After a step: publish blocks that became full, let go of blocks that windows have passed."""
+    def advance(self, table: BlockTable, computed: int, hashes: BlockHashes, tokens: Sequence[int]) -> None:
+        """After a step, publish blocks that became full and release blocks that windows have passed."""
         if self.prefix_caching and computed // self.block_size > table.num_published:
-            self._publish(table, names.upto(tokens, computed // self.block_size))
+            self._publish(table, hashes.prefix(tokens, computed // self.block_size))
         if self.slides:
             self._slide(table, computed)
 
     def release(self, table: BlockTable) -> None:
-        """Give everything back, last block first: a block must be evicted before those it builds on."""
-        for place in reversed(range(table.capacity // self.block_size)):
+        """Release all blocks, the last one first: a block must be evicted before those it builds on."""
+        for index in reversed(range(table.capacity // self.block_size)):
             for blocks in table.groups:
-                block = blocks[place]
+                block = blocks[index]
                 if block is not None:
                     self.pool.release(block)
         table.groups = [[] for _ in self.windows]
@@ -211,7 +213,7 @@ class KVTables:
     def check(self, tables: Sequence[BlockTable], copies: Iterable[BlockCopy] = ()) -> None:
         """Check the reference counts against what the sequences, and the copies of steps in flight, hold."""
         self.pool.check()
-        self.tree.check()
+        self.prefix_cache.check()
         holders = Counter(copy.source for copy in copies)
         for table in tables:
             for blocks in table.groups:
@@ -223,24 +225,24 @@ class KVTables:
             held = holders[BlockId(number)]
             assert self.pool.references(BlockId(number)) == held, f"block {number} has {held} holders"
 
-    def _publish(self, table: BlockTable, names: list[BlockName]) -> None:
-        for place in range(table.num_published, len(names)):
+    def _publish(self, table: BlockTable, hashes: list[BlockHash]) -> None:
+        for index in range(table.num_published, len(hashes)):
             for group, blocks in enumerate(table.groups):
-                block = blocks[place]
-                if block is not None and self.tree.publish(group, names[place], block):
+                block = blocks[index]
+                if block is not None and self.prefix_cache.publish(group, hashes[index], block):
                     self.pool.publish(block)
-        table.num_published = len(names)
+        table.num_published = len(hashes)
 
     def _slide(self, table: BlockTable, computed: int) -> None:
         for group, window in enumerate(self.windows):
             first = self._first_needed(window, computed)
-            for place in range(table.first_kept[group], first):
-                block = table.groups[group][place]
+            for index in range(table.first_retained[group], first):
+                block = table.groups[group][index]
                 assert block is not None
                 self.pool.release(block)
-                table.groups[group][place] = None
-            table.first_kept[group] = max(table.first_kept[group], first)
+                table.groups[group][index] = None
+            table.first_retained[group] = max(table.first_retained[group], first)
 
     def _first_needed(self, window: int | None, position: int) -> int:
-        """The first block that a query at this position, or a later one, can still see."""
+        """Return the first block that a query at this position, or a later one, can still see."""
         return 0 if window is None else max(0, position - window + 1) // self.block_size

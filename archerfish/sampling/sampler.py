@@ -14,40 +14,40 @@ from archerfish.ops.signatures import DRAW_ROW, Drawn, DrawOp, DrawRows
 from archerfish.request import SamplingParams, TokenLogprob, TokenLogprobs
 from archerfish.sampling.bad_words import BadWords
 from archerfish.sampling.edits import LogitEdits
-from archerfish.sampling.grammar import Grammars, Guessed
 from archerfish.sampling.penalties import penalize
+from archerfish.sampling.row_grammars import DraftContext, RowGrammars
 
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 ROWS_AT_ONCE = 32
-"""Rows that are drawn together: more would gain little, and each takes many copies of its logits."""
+"""Rows that are drawn together: more would save little time, and each takes many copies of its logits."""
 
 
-_NOTHING_GUESSED: Guessed = {}
+_NO_DRAFTS: DraftContext = {}
 
 
-class Draw(NamedTuple):
+class DrawnTokens(NamedTuple):
     tokens: list[int]
     logprobs: dict[int, TokenLogprobs]
-    """By place in the step, for rows that asked."""
+    """Log-probabilities by index in the step, for rows that requested them."""
     failures: dict[int, str]
-    """By place in the step, rows from which nothing can be drawn."""
+    """Why nothing can be drawn from a row, by index in the step."""
 
 
 class Sampler:
     """Holds each row's parameters; a row is set when a sequence takes it up."""
 
-    def __init__(self, num_rows: int, draw: DrawOp, grammars: Grammars | None = None) -> None:
+    def __init__(self, num_rows: int, draw: DrawOp, grammars: RowGrammars | None = None) -> None:
         """Without grammars, no row may ask for a form."""
         self._draw_op = draw
         self._grammars = grammars
-        self._asked = np.zeros(num_rows, DRAW_ROW)
-        """What each row is drawn by, but for the position."""
+        self._draw_params = np.zeros(num_rows, DRAW_ROW)
+        """The draw's parameters of each row, except for the position."""
         self._penalties = {name: np.zeros(num_rows, np.float32) for name in _PENALTIES}
         self._has_penalties = np.zeros(num_rows, np.bool_)
         self._num_prompt = np.zeros(num_rows, np.int64)
         self._num_logprobs: dict[int, int] = {}
-        """Rows that want log-probabilities, and how many."""
+        """Rows that requested log-probabilities, and how many."""
         self._edits = LogitEdits()
         self._bad_words = BadWords()
 
@@ -60,9 +60,9 @@ class Sampler:
         stop_token_ids: tuple[int, ...],
         written: tuple[int, ...] = (),
     ) -> None:
-        """`written` is the part of the answer that there is already: after a preemption, not nothing."""
+        """Set the parameters of a sequence that takes up a row; after a preemption `written` is what its answer has."""
         temperature = 0.0 if params.is_greedy else params.temperature
-        self._asked[row] = (seed, 0, temperature, params.top_p, params.min_p, params.top_k)
+        self._draw_params[row] = (seed, 0, temperature, params.top_p, params.min_p, params.top_k)
         for name, values in self._penalties.items():
             values[row] = getattr(params, name)
         self._has_penalties[row] = bool(
@@ -79,129 +79,135 @@ class Sampler:
         else:
             assert params.structured is None, "processor refuses this"
 
-    def asked_alone(self, rows: Ints, positions: Ints) -> DrawRows | None:
-        """What the next tokens of rows are drawn by, if that is all: None where something else is wanted of a row."""
+    def plain_draws(self, rows: Ints, positions: Ints) -> DrawRows | None:
+        """Return the draw's parameters, if rows need nothing but a draw; None where a row needs more."""
         if self._num_logprobs and not self._num_logprobs.keys().isdisjoint(rows.tolist()):
             return None
-        return self.asked_of_guesses(rows, positions)
+        return self.plain_draws_of_drafts(rows, positions)
 
-    def asked_of_guesses(self, rows: Ints, positions: Ints) -> DrawRows | None:
-        """The same of tokens whose log-probabilities nobody wants."""
+    def plain_draws_of_drafts(self, rows: Ints, positions: Ints) -> DrawRows | None:
+        """Return the same as `plain_draws`, ignoring log-probabilities, which draft tokens never report."""
         if self._has_penalties[rows].any():
             return None
         if (self._edits or self._grammars or self._bad_words) and any(map(self._is_bound, rows.tolist())):
             return None
-        return self._asked_at(rows, positions)
+        return self._draw_params_at(rows, positions)
 
     def _is_bound(self, row: int) -> bool:
-        return row in self._edits or row in self._bad_words or self.has_form(row)
+        return row in self._edits or row in self._bad_words or self.has_grammar(row)
 
-    def _asked_at(self, rows: Ints, positions: Ints) -> DrawRows:
-        asked: DrawRows = self._asked[rows]
-        asked["position"] = positions
-        return asked
+    def _draw_params_at(self, rows: Ints, positions: Ints) -> DrawRows:
+        params: DrawRows = self._draw_params[rows]
+        params["position"] = positions
+        return params
 
     def draw(
-        self, logits: Tensor, rows: Ints, positions: Ints, history: Tensor, guessed: Guessed = _NOTHING_GUESSED
-    ) -> Draw:
-        """The token at `positions` of each row. history [all rows, longest] holds the tokens before it.
+        self, logits: Tensor, rows: Ints, positions: Ints, history: Tensor, drafted: DraftContext = _NO_DRAFTS
+    ) -> DrawnTokens:
+        """Draw the token at `positions` of each row. history [all rows, longest] holds the tokens before it.
 
-        A row may occur several times: after its last token, and after guesses. Which of the tokens are part of its
-        answer is told by `wrote`.
+        A row may occur several times: after its last token, and after draft tokens. `wrote` reports which of the
+        tokens became part of its answer.
         """
-        whole = Draw([], {}, {})
+        whole = DrawnTokens([], {}, {})
         for first in range(0, len(rows), ROWS_AT_ONCE):
             some = slice(first, first + ROWS_AT_ONCE)
-            of_some = {place - first: tokens for place, tokens in guessed.items() if first <= place < some.stop}
+            of_some = {index - first: tokens for index, tokens in drafted.items() if first <= index < some.stop}
             part = self._draw_some(logits[some], rows[some], positions[some], history, of_some)
             whole.tokens.extend(part.tokens)
-            whole.logprobs.update((first + place, entry) for place, entry in part.logprobs.items())
-            whole.failures.update((first + place, reason) for place, reason in part.failures.items())
+            whole.logprobs.update((first + index, entry) for index, entry in part.logprobs.items())
+            whole.failures.update((first + index, reason) for index, reason in part.failures.items())
         return whole
 
-    def probabilities(self, logits: Tensor, row: int, positions: Ints, history: Tensor, guessed: Guessed) -> Tensor:
-        """What `draw` draws from, [positions, vocabulary] float64, at several positions of one row."""
+    def probabilities(
+        self, logits: Tensor, row: int, positions: Ints, history: Tensor, drafted: DraftContext
+    ) -> Tensor:
+        """Return the distributions [positions, vocabulary] float64 that `draw` draws from at positions of one row."""
         rows = np.full(len(positions), row)
-        return probabilities(self._edited(logits, rows, positions, history, guessed), self._asked_at(rows, positions))
+        return probabilities(
+            self._edited(logits, rows, positions, history, drafted), self._draw_params_at(rows, positions)
+        )
 
     def logprobs(self, logits: Tensor, row: int, tokens: Sequence[int]) -> list[TokenLogprobs] | None:
-        """Of tokens that were chosen by logits [tokens, vocabulary] of a row; None if it did not ask."""
+        """Return the log-probabilities of tokens under logits [tokens, vocabulary]; None if the row requested none."""
         count = self._num_logprobs.get(row)
         if count is None:
             return None
         return token_logprobs(logits, torch.tensor(tokens, device=logits.device), [count] * len(tokens))
 
-    def has_form(self, row: int) -> bool:
-        """Whether a row's answer has a form, so that what may be drawn depends on the guesses before it."""
+    def has_grammar(self, row: int) -> bool:
+        """Return whether a row has a grammar, so that its draws depend on the draft tokens before them."""
         return self._grammars is not None and row in self._grammars
 
     def reads_history(self, row: int) -> bool:
-        """Whether what a row draws depends on its tokens beyond their logits."""
+        """Return whether what a row draws depends on its tokens beyond their logits."""
         return bool(self._has_penalties[row]) or row in self._bad_words
 
     def wrote(self, row: int, tokens: Sequence[int]) -> None:
-        """The row's answer goes on with these tokens."""
+        """Report that these tokens became part of the row's answer."""
         if self._grammars is not None:
             self._grammars.advance(row, tokens)
 
-    def _draw_some(self, logits: Tensor, rows: Ints, positions: Ints, history: Tensor, guessed: Guessed) -> Draw:
-        alone = self.asked_alone(rows, positions)
+    def _draw_some(
+        self, logits: Tensor, rows: Ints, positions: Ints, history: Tensor, drafted: DraftContext
+    ) -> DrawnTokens:
+        alone = self.plain_draws(rows, positions)
         if alone is not None:
             drawn = self._draw_op(logits, alone)
-            return Draw(drawn.tokens.tolist(), {}, _failures(drawn))
-        edited = self._edited(logits, rows, positions, history, guessed)
-        drawn = self._draw_op(edited, self._asked_at(rows, positions))
+            return DrawnTokens(drawn.tokens.tolist(), {}, _failures(drawn))
+        edited = self._edited(logits, rows, positions, history, drafted)
+        drawn = self._draw_op(edited, self._draw_params_at(rows, positions))
         failures = _failures(drawn)
         if self._grammars is not None:
             failures |= self._grammars.failures(rows)
-        return Draw(drawn.tokens.tolist(), self._logprobs(logits, drawn.tokens, rows), failures)
+        return DrawnTokens(drawn.tokens.tolist(), self._logprobs(logits, drawn.tokens, rows), failures)
 
-    def _edited(self, logits: Tensor, rows: Ints, positions: Ints, history: Tensor, guessed: Guessed) -> Tensor:
+    def _edited(self, logits: Tensor, rows: Ints, positions: Ints, history: Tensor, drafted: DraftContext) -> Tensor:
         edited = self._bad_words.apply(self._edits.apply(logits, rows, positions), rows, positions, history)
         if self._grammars is not None:
-            edited = self._grammars.mask(edited, rows, guessed)
+            edited = self._grammars.mask(edited, rows, drafted)
         return self._penalize(edited, rows, positions, history)
 
     def _penalize(self, logits: Tensor, rows: Ints, positions: Ints, history: Tensor) -> Tensor:
-        asking = np.flatnonzero(self._has_penalties[rows])
-        if not len(asking):
+        penalized_rows = np.flatnonzero(self._has_penalties[rows])
+        if not len(penalized_rows):
             return logits
         repetition, presence, frequency = (values[rows] for values in self._penalties.values())
-        places = torch.from_numpy(asking).to(logits.device)
-        longest = int(positions[asking].max())
+        indices = torch.from_numpy(penalized_rows).to(logits.device)
+        longest = int(positions[penalized_rows].max())
 
         def of(values: "np.ndarray[tuple[int], np.dtype[np.generic]]") -> Tensor:
-            return torch.from_numpy(values[asking]).to(logits.device)
+            return torch.from_numpy(values[penalized_rows]).to(logits.device)
 
         penalized = penalize(
-            logits[places],
-            history[torch.from_numpy(rows[asking]).to(history.device), :longest].to(logits.device, torch.int64),
+            logits[indices],
+            history[torch.from_numpy(rows[penalized_rows]).to(history.device), :longest].to(logits.device, torch.int64),
             of(positions),
             of(self._num_prompt[rows]),
             of(repetition),
             of(presence),
             of(frequency),
         )
-        return logits.index_copy(0, places, penalized)
+        return logits.index_copy(0, indices, penalized)
 
     def _logprobs(self, logits: Tensor, chosen: Tensor, rows: Ints) -> dict[int, TokenLogprobs]:
-        wanted = {
-            place: self._num_logprobs[row] for place, row in enumerate(rows.tolist()) if row in self._num_logprobs
+        counts = {
+            index: self._num_logprobs[row] for index, row in enumerate(rows.tolist()) if row in self._num_logprobs
         }
-        if not wanted:
+        if not counts:
             return {}
-        places = torch.tensor(list(wanted), device=logits.device)
-        entries = token_logprobs(logits[places], chosen[places], list(wanted.values()))
-        return dict(zip(wanted, entries, strict=True))
+        indices = torch.tensor(list(counts), device=logits.device)
+        entries = token_logprobs(logits[indices], chosen[indices], list(counts.values()))
+        return dict(zip(counts, entries, strict=True))
 
 
 def _failures(drawn: Drawn) -> dict[int, str]:
-    """By place, why nothing can be drawn there."""
-    return {place: why_nothing(peak) for place, peak in enumerate(drawn.peaks.tolist()) if not math.isfinite(peak)}
+    """Return why nothing can be drawn, by index."""
+    return {index: why_no_token(peak) for index, peak in enumerate(drawn.peaks.tolist()) if not math.isfinite(peak)}
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, num_top: list[int]) -> list[TokenLogprobs]:
-    """How likely each token was under its row's unchanged logits, with that row's likeliest ones."""
+    """Return how likely each token was under its row's unchanged logits, with that row's likeliest tokens."""
     logprobs = torch.log_softmax(logits, dim=-1)
     own = logprobs.gather(1, tokens[:, None])
     ranks = (logprobs > own).sum(-1) + 1
@@ -210,22 +216,22 @@ def token_logprobs(logits: Tensor, tokens: Tensor, num_top: list[int]) -> list[T
 
 
 def _likeliest(logprobs: Tensor, counts: list[int]) -> list[list[TokenLogprob]]:
-    """The likeliest tokens of each row. Of equally likely ones the lower id comes first, whatever other rows ask."""
+    """Return the likeliest tokens of each row. Of equals the lower id comes first, whatever other rows request."""
     widest = max(counts)
     if not widest:
         return [[] for _ in counts]
-    found = []
+    likeliest = []
     for row, count, values in zip(logprobs, counts, logprobs.topk(widest, dim=-1).values, strict=True):
         ids = torch.nonzero(row >= values[count - 1])[:, 0] if count else row.new_zeros(0, dtype=torch.int64)
         candidates = [TokenLogprob(*pair) for pair in zip(ids.tolist(), row[ids].tolist(), strict=True)]
-        found.append(sorted(candidates, key=lambda one: (-one.logprob, one.token_id))[:count])
-    return found
+        likeliest.append(sorted(candidates, key=lambda entry: (-entry.logprob, entry.token_id))[:count])
+    return likeliest
 
 
-def why_nothing(peak: float) -> str:
+def why_no_token(peak: float) -> str:
     if peak == -np.inf:
         return (
-            "no token may be drawn: the form of the answer, allowed_token_ids, logit_bias and min_tokens together "
+            "no token may be drawn: the response format, allowed_token_ids, logit_bias and min_tokens together "
             "forbid every one"
         )
     return f"the model's logits are not finite ({peak}); the weights or the number format may be broken"

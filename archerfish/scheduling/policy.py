@@ -10,7 +10,7 @@ _CLOCK_GRAIN = 1e-6  # Seconds: a wait that is shorter than this is over, whatev
 
 
 class BatchingPolicy(Protocol):
-    def form(self, waiting: Iterable[Sequence], now: float, *, expects_more: bool) -> None:
+    def open_batch(self, waiting: Iterable[Sequence], now: float, *, expects_more: bool) -> None:
         """Before each plan: decide who may join from now on. `waiting` is in order of admission."""
 
     def admits(self, sequence: Sequence) -> bool:
@@ -26,7 +26,7 @@ class BatchingPolicy(Protocol):
 class ContinuousBatching:
     """Join whenever there is room: a short answer never waits for a long one."""
 
-    def form(self, waiting: Iterable[Sequence], now: float, *, expects_more: bool) -> None:
+    def open_batch(self, waiting: Iterable[Sequence], now: float, *, expects_more: bool) -> None:
         """Everyone may join."""
 
     def admits(self, _: Sequence) -> bool:
@@ -53,7 +53,7 @@ class WholeBatches:
     _members: set[str] = field(default_factory=set, init=False, compare=False)
     """Requests of the batch that runs. Their forks, and what had to make way, join it again."""
 
-    def form(self, waiting: Iterable[Sequence], now: float, *, expects_more: bool) -> None:
+    def open_batch(self, waiting: Iterable[Sequence], now: float, *, expects_more: bool) -> None:
         if self._members:
             return
         line = list(waiting)

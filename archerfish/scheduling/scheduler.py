@@ -2,7 +2,7 @@
 
 There is one notion of progress: todo = length - computed. Prefill, chunked prefill, decode, cache hits, forks and
 preemption are that number growing and shrinking; nothing here asks which of them it is. Both sides count what is in
-flight: a chunk is computed as soon as it is planned, and a draw adds a token whose value only the executor knows yet.
+step: a chunk is computed as soon as it is planned, and a draw adds a token whose value only the executor knows yet.
 """
 
 import random
@@ -12,13 +12,13 @@ from typing import NamedTuple
 from archerfish.errors import InvalidParameter, PromptTooLong, RequestError
 from archerfish.kvcache.tables import KVTables
 from archerfish.request import FinishReason, Request, RequestClass, TokenEvent, TokenLogprobs
-from archerfish.scheduling.draft import Draft
-from archerfish.scheduling.flights import Flights
-from archerfish.scheduling.foresight import must_preempt
+from archerfish.scheduling.in_flight_steps import InFlightSteps
 from archerfish.scheduling.plan import Chunk, Plan, StepResult
+from archerfish.scheduling.plan_builder import PlanBuilder
 from archerfish.scheduling.policy import BatchingPolicy
-from archerfish.scheduling.roster import Roster
+from archerfish.scheduling.preemption_check import would_preempt
 from archerfish.scheduling.sequence import Sequence, SequenceFacts, open_sequences
+from archerfish.scheduling.sequence_table import SequenceTable
 
 _RESERVED_SHARE = 16
 """One row and block of so many are kept free of bulk work."""
@@ -71,10 +71,10 @@ class Scheduler:
         self.prefix_counts = PrefixCounts()
         self.expects_more = False
         """Whether more requests may come: batches that wait to be full go on waiting."""
-        self._roster = Roster(limits.max_num_seqs, tables)
+        self._sequences = SequenceTable(limits.max_num_seqs, tables)
         self._requests: dict[str, list[Sequence]] = {}
         """Sequences of each open request that have not ended."""
-        self._flights = Flights()
+        self._in_flight = InFlightSteps()
         self._step = 0
         self._max_draft_tokens = max_draft_tokens
         """Draft tokens that each chunk of the next step may have; None if the executor never speculates."""
@@ -86,20 +86,20 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._roster.waiting)
+        return len(self._sequences.waiting)
 
     @property
     def num_waiting_tokens(self) -> int:
         """Tokens that waiting sequences have to be computed, less what the cache will turn out to hold."""
-        return self._roster.waiting.num_tokens
+        return self._sequences.waiting.num_tokens
 
     @property
     def num_running(self) -> int:
-        return self._roster.num_running
+        return self._sequences.num_running
 
     @property
     def num_preemptions(self) -> int:
-        return self._roster.num_preemptions
+        return self._sequences.num_preemptions
 
     @property
     def has_work(self) -> bool:
@@ -120,7 +120,7 @@ class Scheduler:
         sequences = open_sequences(request, self._num_requests, seed, self._facts)
         self._requests[request.request_id] = sequences
         # The others fork from the first once its prompt is computed.
-        self._roster.waiting.add(sequences[0])
+        self._sequences.waiting.add(sequences[0])
 
     def cancel(
         self, request_id: str, index: int | None = None, reason: FinishReason = FinishReason.ABORT
@@ -145,40 +145,40 @@ class Scheduler:
 
     def can_plan_ahead(self) -> bool:
         """Whether the next step can be planned now, or only when steps in flight have been committed."""
-        if not self._flights:
+        if not self._in_flight:
             return True
-        if self._flights.has_draft_tokens:
+        if self._in_flight.has_draft_tokens:
             return False  # How many of them are accepted is not known yet.
         # Its grammar must have read the token that a step in flight draws before the next can be drawn.
-        if any(len(s.tokens) < s.length < s.length_limit for s in self._roster.drawn_on_host):
+        if any(len(s.tokens) < s.length < s.length_limit for s in self._sequences.drawn_on_host):
             return False
         # Who makes way gives up a row and blocks that steps in flight use; and should one of these end somebody else,
         # nobody need make way at all.
-        return not must_preempt(self._roster, self.limits.max_num_batched_tokens, self._admits)
+        return not would_preempt(self._sequences, self.limits.max_num_batched_tokens, self._admits)
 
     def plan(self, now: float) -> Plan:
         """What the next step computes; no chunks if nothing can run, and then it is no step and need not be run."""
         assert self.can_plan_ahead(), "commit what is in flight first"
-        self.policy.form(self._roster.waiting, now, expects_more=self.expects_more)
-        draft = Draft(self._roster, self.limits.max_num_batched_tokens, now, ahead=bool(self._flights))
+        self.policy.open_batch(self._sequences.waiting, now, expects_more=self.expects_more)
+        builder = PlanBuilder(self._sequences, self.limits.max_num_batched_tokens, now, ahead=bool(self._in_flight))
         for kind in RequestClass:
-            draft.continue_running(kind)
-            self._count_prefixes(draft, draft.admit(kind, self._admits))
+            builder.continue_running(kind)
+            self._count_prefixes(builder, builder.admit(kind, self._admits))
         num_draft_tokens = 0
-        if self._max_draft_tokens and draft.chunks and not self._flights:
+        if self._max_draft_tokens and builder.chunks and not self._in_flight:
             max_drawn = self.limits.max_drawn or self.limits.max_num_seqs
-            num_draft_tokens = draft.reserve_draft_tokens(self._max_draft_tokens, max_drawn)
+            num_draft_tokens = builder.reserve_draft_tokens(self._max_draft_tokens, max_drawn)
             self._most_draft_tokens = max(self._most_draft_tokens, num_draft_tokens)
-        others_wait = self._max_draft_tokens is not None and not self._flights and self._do_others_wait()
+        others_wait = self._max_draft_tokens is not None and not self._in_flight and self._admission_is_waiting()
         self._step += 1
-        if draft.chunks:
-            self._flights.take_off(self._step, draft.chunks, draft.copies)
-        chunks = list(draft.chunks.values())
-        return Plan(self._step, draft.starts, draft.copies, chunks, num_draft_tokens, others_wait)
+        if builder.chunks:
+            self._in_flight.push(self._step, builder.chunks, builder.copies)
+        chunks = list(builder.chunks.values())
+        return Plan(self._step, builder.starts, builder.copies, chunks, num_draft_tokens, others_wait)
 
-    def _do_others_wait(self) -> bool:
+    def _admission_is_waiting(self) -> bool:
         """Whether a waiting sequence starts as soon as a row is free, and not only when all that run have ended."""
-        waiting = self._roster.waiting
+        waiting = self._sequences.waiting
         return len(waiting) > 0 and self._admits(next(iter(waiting)))
 
     def _admits(self, sequence: Sequence) -> bool:
@@ -187,7 +187,7 @@ class Scheduler:
         Where more requests may come, bulk work leaves some rows and blocks free: a single request finds them at once.
         """
         if sequence.is_bulk and self.expects_more:
-            pool, num_rows = self.tables.pool, self._roster.num_rows_for(sequence.request.request_class)
+            pool, num_rows = self.tables.pool, self._sequences.num_rows_for(sequence.request.request_class)
             if num_rows <= self.limits.max_num_seqs // _RESERVED_SHARE:
                 return False
             if self.num_running and pool.num_available <= pool.num_blocks // _RESERVED_SHARE:
@@ -196,12 +196,12 @@ class Scheduler:
 
     def seconds_until_start(self, now: float) -> float | None:
         """After a plan without chunks: when to plan again. None if only an arrival or a cancel can help."""
-        return self.policy.seconds_until_start(self._roster.waiting, now)
+        return self.policy.seconds_until_start(self._sequences.waiting, now)
 
-    def _count_prefixes(self, draft: Draft, admitted: list[Sequence]) -> None:
+    def _count_prefixes(self, builder: PlanBuilder, admitted: list[Sequence]) -> None:
         for sequence in admitted:
             self.prefix_counts.num_queried += len(sequence.tokens)
-            self.prefix_counts.num_hit += draft.chunks[sequence].start
+            self.prefix_counts.num_hit += builder.chunks[sequence].start
 
     # -- commit ---------------------------------------------------------------------------------------------------
 
@@ -211,9 +211,9 @@ class Scheduler:
         if not plan.chunks:
             return []
         self._max_draft_tokens = result.max_draft_tokens
-        sequences = self._flights.land(plan)
+        sequences = self._in_flight.pop(plan)
         # Only now: the step was still reading the blocks of those who ended meanwhile.
-        self._roster.see_off(plan.step)
+        self._sequences.free_retired(plan.step)
         self.tables.release_sources(plan.copies)
         events: list[TokenEvent] = []
         for place, (sequence, chunk, tokens) in enumerate(zip(sequences, plan.chunks, result.tokens, strict=True)):
@@ -244,12 +244,12 @@ class Scheduler:
     def abandon(self) -> None:
         """Forget the steps in flight, whose outcome nobody will know: everything that runs is computed again."""
         self._drop_steps()
-        self._roster.preempt_all()
+        self._sequences.preempt_all()
 
     def _drop_steps(self) -> None:
-        self.tables.release_sources(self._flights.copies)
-        self._flights.clear()
-        self._roster.see_off_all()
+        self.tables.release_sources(self._in_flight.copies)
+        self._in_flight.clear()
+        self._sequences.free_all_retired()
 
     def _grow(self, sequence: Sequence, chunk: Chunk, tokens: list[int]) -> TokenEvent | None:
         """Append what was drawn, as far as the sequence goes, and publish what the chunk computed."""
@@ -263,13 +263,13 @@ class Scheduler:
         sequence.tokens.extend(tokens)
         block_size, before, computed = self.tables.block_size, sequence.stored, chunk.start + chunk.length
         if len(tokens) != 1 and chunk.samples:
-            assert not self._flights, "steps in flight count on exactly one token for each draw"
+            assert not self._in_flight, "steps in flight count on exactly one token for each draw"
             # The last token was never an input: its keys and values are still to come.
             computed = min(computed + chunk.max_draft_tokens, length - 1)
             sequence.length, sequence.computed = length, computed
         sequence.stored = computed
         if self.tables.slides or computed // block_size != before // block_size:
-            self.tables.advance(sequence.table, computed, sequence.names, sequence.tokens)
+            self.tables.advance(sequence.table, computed, sequence.block_hashes, sequence.tokens)
         if not tokens:
             return None
         if sequence.index == 0 and sequence.request.params.n > 1:
@@ -291,7 +291,7 @@ class Scheduler:
         for sequence in parent.siblings:
             if sequence is not parent and sequence.parent is None:
                 sequence.parent = parent
-                self._roster.waiting.add(sequence)
+                self._sequences.waiting.add(sequence)
 
     def _fail(self, sequence: Sequence, error: str) -> list[TokenEvent]:
         """End the whole request: siblings would fail the same way, or wait for a prompt that never comes."""
@@ -310,17 +310,17 @@ class Scheduler:
             self.policy.forget(request_id)
         if sequence.table is None:
             if sequence.index == 0 or sequence.parent is not None:
-                self._roster.waiting.remove(sequence)
-        elif (last_step := self._flights.last_step(sequence)) is not None:
-            self._roster.leave(sequence, last_step)
+                self._sequences.waiting.remove(sequence)
+        elif (last_step := self._in_flight.last_step(sequence)) is not None:
+            self._sequences.retire(sequence, last_step)
         else:
-            self._roster.unseat(sequence)
+            self._sequences.release(sequence)
 
     def check(self) -> None:
         """Every row, block and sequence is accounted for exactly once, and every step in flight is for somebody."""
-        self._roster.check(self._most_draft_tokens, self._flights.copies)
-        running = [sequence for sequences in self._roster.running.values() for sequence in sequences]
-        self._flights.check(running, self._roster.leaving)
+        self._sequences.check(self._most_draft_tokens, self._in_flight.copies)
+        running = [sequence for sequences in self._sequences.running.values() for sequence in sequences]
+        self._in_flight.check(running, self._sequences.retired)
 
 
 class _Ending(NamedTuple):

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import NamedTuple
 
-from archerfish.kvcache.tables import BlockNames, BlockTable
+from archerfish.kvcache.tables import BlockHashes, BlockTable
 from archerfish.request import Request, SamplingParams
 
 _MASK = 2**64 - 1
@@ -26,6 +26,7 @@ class Sequence:
     """Mutable state of a sequence; only the scheduler changes it."""
 
     __slots__ = (
+        "block_hashes",
         "computed",
         "draws_on_host",
         "ended",
@@ -34,7 +35,6 @@ class Sequence:
         "length",
         "length_limit",
         "max_draft_tokens",
-        "names",
         "num_cached_tokens",
         "num_prompt_logprobs",
         "num_prompt_tokens",
@@ -74,7 +74,7 @@ class Sequence:
         self.table: BlockTable | None = None
         """None while waiting."""
         self.row = 0
-        self.names = BlockNames(request.cache_salt, facts.block_size)
+        self.block_hashes = BlockHashes(request.cache_salt, facts.block_size)
         self.siblings: list[Sequence] = [self]
         """The request's sequences that have not ended, this one included; all of them share the list."""
         self.parent: Sequence | None = None

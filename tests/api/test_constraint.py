@@ -12,7 +12,7 @@ from archerfish.api.reasoning import FORMATS
 from archerfish.box import models_in_box
 from archerfish.engine.input_processor import InputProcessor
 from archerfish.request import Structured
-from archerfish.sampling.forms import as_lark, compile_form, load_vocabulary
+from archerfish.sampling.grammar_compiler import as_lark, compile_grammar, load_vocabulary
 from archerfish.tokenizer import Tokenizer
 from tests.api.thinking import DEEPSEEK, thinking_model
 
@@ -55,7 +55,7 @@ def takes(model: ServedModel, structured: Structured | None, text: str) -> bool:
     assert structured is not None
     tokenizer = model.processor.tokenizer
     assert tokenizer is not None
-    matcher = compile_form(structured, load_vocabulary(tokenizer.to_json(), tokenizer.vocab_size, [1]))
+    matcher = compile_grammar(structured, load_vocabulary(tokenizer.to_json(), tokenizer.vocab_size, [1]))
     for token in tokenizer.encode(text, add_special_tokens=False):
         matcher.consume_token(token)
         if matcher.is_error():

@@ -3,7 +3,7 @@
 from archerfish.api.errors import error_reply
 from archerfish.errors import InvalidParameter
 from archerfish.request import Structured
-from archerfish.sampling.trial import check_structured
+from archerfish.sampling.grammar_sandbox import check_structured
 
 
 def test_a_mistake_in_a_pattern_is_said_in_one_line_with_its_position() -> None:

@@ -13,7 +13,7 @@ from archerfish import LLM, SamplingParams
 from archerfish.engine.outputs import CompletionOutput
 from archerfish.errors import InvalidParameter
 from archerfish.request import Structured
-from archerfish.sampling.trial import Trial
+from archerfish.sampling.grammar_sandbox import GrammarSandbox
 from tests.checkpoints import CONFIG, write_tokenizer
 
 SCHEMAS: list[dict[str, Any]] = [
@@ -135,7 +135,7 @@ def test_probabilities_are_the_models_own(perch: LLM) -> None:
 @pytest.fixture
 def untried(monkeypatch: pytest.MonkeyPatch) -> None:
     """No form is tried: a trial foresees those that break soon, and not those that break late."""
-    monkeypatch.setattr(Trial, "check", lambda _self, _form: None)
+    monkeypatch.setattr(GrammarSandbox, "check", lambda _self, _form: None)
 
 
 @pytest.mark.usefixtures("untried")
@@ -148,7 +148,7 @@ def test_a_form_that_cannot_be_followed_to_its_end_fails_and_is_never_taken_for_
     ]
     *broken, other = answers(perch, *map(form, forms), SamplingParams(max_tokens=4, ignore_eos=True))
     for answer in broken:
-        assert answer.finish_reason == "error" and "cannot be kept to" in str(answer.error)
+        assert answer.finish_reason == "error" and "cannot be followed" in str(answer.error)
     assert other.finish_reason == "length"
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.arch import Arch, AttentionSpec, LayerSpec, MlpSpec, NormSpec
-from archerfish.kvcache.layout import KVLayout, Place, kv_layout
+from archerfish.kvcache.layout import KVLayout, LayerSlot, kv_layout
 
 
 def arch(
@@ -34,7 +34,7 @@ def test_a_uniform_model_is_one_group_with_a_slot_for_each_layer() -> None:
     layout = kv_layout(arch([None] * 5))
     assert layout.windows == (None,)
     assert layout.num_slots == 5
-    assert layout.places == tuple(Place(0, slot) for slot in range(5))
+    assert layout.layer_slots == tuple(LayerSlot(0, slot) for slot in range(5))
 
 
 def test_a_model_of_windows_only_is_one_group_with_that_window() -> None:
@@ -46,7 +46,7 @@ def test_alternating_windows_are_two_groups() -> None:
     layout = kv_layout(arch([64, None, 64, None]))
     assert layout.windows == (64, None)
     assert layout.num_slots == 2
-    assert layout.places == (Place(0, 0), Place(1, 0), Place(0, 1), Place(1, 1))
+    assert layout.layer_slots == (LayerSlot(0, 0), LayerSlot(1, 0), LayerSlot(0, 1), LayerSlot(1, 1))
 
 
 def test_five_windows_to_one_full_layer_are_six_groups() -> None:
@@ -69,7 +69,7 @@ def test_layers_that_do_not_fill_their_last_group_still_have_places() -> None:
 def test_layers_that_share_keys_and_values_share_the_place_and_cost_nothing() -> None:
     layout = kv_layout(arch([None] * 4, sources={2: 0, 3: 1}))
     assert layout.num_slots == 2
-    assert layout.places == (Place(0, 0), Place(0, 1), Place(0, 0), Place(0, 1))
+    assert layout.layer_slots == (LayerSlot(0, 0), LayerSlot(0, 1), LayerSlot(0, 0), LayerSlot(0, 1))
 
 
 def test_a_layer_that_sees_farther_than_its_source_keeps_the_source_for_all_it_sees() -> None:
@@ -78,13 +78,13 @@ def test_a_layer_that_sees_farther_than_its_source_keeps_the_source_for_all_it_s
         layout = kv_layout(arch([8, None], sources={1: 0}))
     except Exception:
         return
-    assert layout.windows[layout.places[1].group] is None
+    assert layout.windows[layout.layer_slots[1].group] is None
 
 
 def test_keys_are_kept_for_the_farthest_of_those_who_read_them() -> None:
     layout = kv_layout(arch([8, 16, 4], sources={1: 0, 2: 0}))
     assert layout.windows == (16,)
-    assert layout.places == (Place(0, 0),) * 3
+    assert layout.layer_slots == (LayerSlot(0, 0),) * 3
 
 
 def test_a_block_weighs_keys_and_values_of_its_slots() -> None:
@@ -121,14 +121,14 @@ def test_every_layer_has_its_own_place_in_a_group_of_its_reach(windows: list[int
 
 def check(layout: KVLayout, model: Arch) -> None:
     owners = [index for index, layer in enumerate(model.layers) if layer.attention.kv_source is None]
-    places = [layout.places[index] for index in owners]
+    places = [layout.layer_slots[index] for index in owners]
     assert len(set(places)) == len(places), "two layers write to one place"
     assert {place.group for place in places} == set(range(len(layout.windows))), "a group without layers"
     for index, layer in enumerate(model.layers):
-        place, source = layout.places[index], layer.attention.kv_source
+        place, source = layout.layer_slots[index], layer.attention.kv_source
         assert 0 <= place.slot < layout.num_slots
         assert layout.windows[place.group] == layer.attention.window
-        assert source is None or place == layout.places[source]
+        assert source is None or place == layout.layer_slots[source]
     # At most one group of each window is not full.
     for window in set(layout.windows):
         groups = [group for group, reach in enumerate(layout.windows) if reach == window]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from archerfish.kvcache.layout import KVLayout, Place
+from archerfish.kvcache.layout import KVLayout, LayerSlot
 from archerfish.kvcache.storage import KVStorage
 from archerfish.kvcache.tables import BlockCopy
 from archerfish.ops import KernelTarget, choose_ops
@@ -14,7 +14,7 @@ OPS = choose_ops(KernelTarget(device="cpu", dtype="float32")).ops
 
 
 def storage(name: str, head_dim: int = 16) -> KVStorage:
-    layout = KVLayout((None,), 3, tuple(Place(0, slot) for slot in range(3)), 5, head_dim)
+    layout = KVLayout((None,), 3, tuple(LayerSlot(0, slot) for slot in range(3)), 5, head_dim)
     return KVStorage(layout, 7, 32, getattr(torch, name), "cpu", OPS)
 
 
@@ -46,7 +46,7 @@ def test_copies_bring_all_of_a_block_in_every_slot(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "int8"])
 def test_moves_bring_tokens_of_rows_to_other_positions_in_every_slot_of_every_group(name: str) -> None:
-    layout = KVLayout((None, 20), 3, tuple(Place(group, slot) for group in range(2) for slot in range(3)), 5, 16)
+    layout = KVLayout((None, 20), 3, tuple(LayerSlot(group, slot) for group in range(2) for slot in range(3)), 5, 16)
     stored = KVStorage(layout, 9, 8, getattr(torch, name), "cpu", OPS)
     for tensor in tensors(stored):
         tensor.copy_(torch.arange(tensor.numel()).remainder(101).view(tensor.shape))

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from archerfish.kvcache.pool import BlockId
-from archerfish.kvcache.prefix import NO_MATCH, PrefixMatch
-from archerfish.kvcache.tables import BlockNames, BlockTable, Fork, KVTables, blocks_held
+from archerfish.kvcache.prefix_cache import NO_MATCH, PrefixMatch
+from archerfish.kvcache.tables import BlockHashes, BlockTable, Fork, KVTables, blocks_held
 from tests.lanes import examples
 
 Windows = tuple[int | None, ...]
@@ -30,7 +30,7 @@ class Grown:
     table: BlockTable
     salt: str
     tokens: list[int]
-    names: BlockNames
+    hashes: BlockHashes
     computed: int = 0
 
 
@@ -47,7 +47,7 @@ def snapshot(tables: KVTables, table: BlockTable) -> tuple[object, ...]:
         references,
         pool.num_available,
         pool.num_cached,
-        len(tables.tree),
+        len(tables.prefix_cache),
         groups,
         table.capacity,
         table.num_published,
@@ -71,8 +71,8 @@ class TablesMachine(RuleBasedStateMachine):
 
     @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=14), salt=st.sampled_from(["", "", "other"]))
     def open(self, tokens: list[int], salt: str) -> None:
-        names = BlockNames(salt, self.block_size)
-        match = self.tables.match(names.upto(tokens, (len(tokens) - 1) // self.block_size))
+        names = BlockHashes(salt, self.block_size)
+        match = self.tables.match(names.prefix(tokens, (len(tokens) - 1) // self.block_size))
         assert self.tables.prefix_caching or match == NO_MATCH
         computed = match.num_blocks * self.block_size
         self.sequences.append(Grown(self.tables.open(match), salt, tokens, names, computed))
@@ -82,7 +82,7 @@ class TablesMachine(RuleBasedStateMachine):
     def grow(self, data: st.DataObject, length: int, fresh: list[int]) -> None:
         sequence = data.draw(st.sampled_from(self.sequences))
         before = snapshot(self.tables, sequence.table)
-        room = self.tables.room(sequence.table)
+        room = self.tables.max_capacity(sequence.table)
         end = sequence.computed + length
         new = self.tables.reserve(sequence.table, end)
         assert (new is not None) == (end <= room), "room says what can be reserved"
@@ -97,7 +97,7 @@ class TablesMachine(RuleBasedStateMachine):
                 slot = Slot(block, position % self.block_size)
                 self.contents[slot] = self.content(sequence, group, position)
         sequence.computed = end
-        self.tables.advance(sequence.table, end, sequence.names, sequence.tokens)
+        self.tables.advance(sequence.table, end, sequence.hashes, sequence.tokens)
         assert 0 <= sequence.table.capacity - end < self.block_size, "waste is less than a block"
         for group, window in enumerate(self.windows):
             held = {place for place, block in enumerate(sequence.table.groups[group]) if block is not None}
@@ -131,7 +131,7 @@ class TablesMachine(RuleBasedStateMachine):
                     self.contents[Slot(copy.target, offset)] = self.contents[Slot(copy.source, offset)]
         self.tables.release_sources(forked.copies)
         tokens = parent.tokens[:num_tokens] + fresh
-        names = BlockNames(parent.salt, self.block_size)
+        names = BlockHashes(parent.salt, self.block_size)
         self.sequences.append(Grown(forked.table, parent.salt, tokens, names, num_tokens))
 
     @precondition(lambda self: self.sequences)
@@ -184,21 +184,21 @@ def tables_of(
 
 def grown(tables: KVTables, tokens: list[int], match: PrefixMatch = NO_MATCH, salt: str = "") -> Grown:
     """A sequence whose tokens are all computed, in one go."""
-    sequence = Grown(tables.open(match), salt, tokens, BlockNames(salt, tables.block_size))
+    sequence = Grown(tables.open(match), salt, tokens, BlockHashes(salt, tables.block_size))
     assert tables.reserve(sequence.table, len(tokens)) is not None
     sequence.computed = len(tokens)
-    tables.advance(sequence.table, sequence.computed, sequence.names, tokens)
+    tables.advance(sequence.table, sequence.computed, sequence.hashes, tokens)
     return sequence
 
 
 def match_of(tables: KVTables, tokens: list[int], salt: str = "") -> PrefixMatch:
-    return tables.match(BlockNames(salt, tables.block_size).upto(tokens, len(tokens) // tables.block_size))
+    return tables.match(BlockHashes(salt, tables.block_size).prefix(tokens, len(tokens) // tables.block_size))
 
 
 def test_only_full_blocks_are_published() -> None:
     tables = tables_of(8)
     sequence = grown(tables, list(range(11)))
-    assert len(tables.tree) == 2
+    assert len(tables.prefix_cache) == 2
     assert match_of(tables, list(range(12))).num_blocks == 2
     tables.release(sequence.table)
     assert (tables.pool.num_cached, tables.pool.num_in_use) == (2, 0)
@@ -207,7 +207,7 @@ def test_only_full_blocks_are_published() -> None:
 def test_without_prefix_caching_nothing_is_published() -> None:
     tables = tables_of(8, caching=False)
     sequence = grown(tables, list(range(12)))
-    assert len(tables.tree) == 0
+    assert len(tables.prefix_cache) == 0
     tables.release(sequence.table)
     assert tables.pool.num_cached == 0
 
@@ -215,7 +215,7 @@ def test_without_prefix_caching_nothing_is_published() -> None:
 def test_a_second_copy_of_a_prefix_stays_private_and_becomes_free() -> None:
     tables = tables_of(8)
     first, second = grown(tables, list(range(8))), grown(tables, list(range(8)))
-    assert len(tables.tree) == 2
+    assert len(tables.prefix_cache) == 2
     tables.release(second.table)
     assert tables.pool.num_cached == 0
     tables.release(first.table)
@@ -299,9 +299,9 @@ def test_a_fork_publishes_its_own_continuation() -> None:
     parent = grown(tables, [1, 2, 3, 4, 5, 6, 7])
     forked = tables.fork(parent.table, 6)
     assert forked is not None
-    child = Grown(forked.table, "", [1, 2, 3, 4, 5, 6, 9, 9, 9], BlockNames("", 4))
+    child = Grown(forked.table, "", [1, 2, 3, 4, 5, 6, 9, 9, 9], BlockHashes("", 4))
     tables.reserve(child.table, 9)
-    tables.advance(child.table, 9, child.names, child.tokens)
+    tables.advance(child.table, 9, child.hashes, child.tokens)
     found = match_of(tables, child.tokens)
     assert found.blocks == [[parent.table.groups[0][0], forked.copies[0].target]]
 
@@ -312,7 +312,7 @@ def test_a_fork_from_the_middle_of_a_cached_prefix_publishes_what_follows_its_ow
     forked = tables.fork(parent.table, 5)
     assert forked is not None
     tokens = [0, 1, 2, 3, 4, 9, 9, 9]
-    tables.advance(forked.table, 8, BlockNames("", 4), tokens)
+    tables.advance(forked.table, 8, BlockHashes("", 4), tokens)
     assert match_of(tables, tokens).num_blocks == 2
 
 
@@ -365,7 +365,7 @@ def test_a_sequence_never_holds_more_than_blocks_held(
     most = blocks_held(num_tokens, windows, block_size, step_tokens)
     # Exactly that many exist: a sequence that needed one more would not get it.
     tables = KVTables(most, block_size, windows, step_tokens=step_tokens, prefix_caching=data.draw(st.booleans()))
-    table, names, tokens = tables.open(NO_MATCH), BlockNames("", block_size), [0] * num_tokens
+    table, names, tokens = tables.open(NO_MATCH), BlockHashes("", block_size), [0] * num_tokens
     computed = 0
     while computed < num_tokens:
         computed += data.draw(st.integers(1, min(step_tokens, num_tokens - computed)))
@@ -410,12 +410,12 @@ def test_what_can_be_held_can_be_grown(
         table = tables.open(NO_MATCH)
         if tables.reserve(table, length) is None:
             continue
-        tables.advance(table, length, BlockNames("", block_size), [kind] * length)
+        tables.advance(table, length, BlockHashes("", block_size), [kind] * length)
         if not stays:
             tables.release(table)
     tokens = [asked[0]] * asked[1]
-    names = BlockNames("", block_size)
-    match = tables.match(names.upto(tokens, (len(tokens) - 1) // block_size))
+    names = BlockHashes("", block_size)
+    match = tables.match(names.prefix(tokens, (len(tokens) - 1) // block_size))
     available = tables.pool.num_available
     fits = tables.can_hold(match, len(tokens))
     assert tables.pool.num_available == available

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from archerfish import LLM, SamplingParams
 from archerfish.errors import InvalidParameter
 from archerfish.request import Structured
-from archerfish.sampling.trial import check_structured
+from archerfish.sampling.grammar_sandbox import check_structured
 from tests.lanes import examples
 
 SCHEMA = {
@@ -104,7 +104,7 @@ def test_several_answers_each_keep_to_it(perch: LLM) -> None:
 def test_what_cannot_be_fails_alone_with_a_reason(perch: LLM) -> None:
     never = bound(Structured(choice=("no",)), min_tokens=50)
     outputs = perch.generate(["A", "B"], [never, SamplingParams(max_tokens=4)], progress=False)
-    assert outputs[0].outputs[0].finish_reason == "error" and "form of the answer" in str(outputs[0].outputs[0].error)
+    assert outputs[0].outputs[0].finish_reason == "error" and "response format" in str(outputs[0].outputs[0].error)
     assert outputs[1].outputs[0].finish_reason in ("length", "stop")
 
 

@@ -8,8 +8,8 @@ import pytest
 from archerfish.box import models_in_box
 from archerfish.errors import InvalidParameter
 from archerfish.request import Structured
-from archerfish.sampling.forms import as_lark, compile_form, load_vocabulary
-from archerfish.sampling.trial import Trial
+from archerfish.sampling.grammar_compiler import as_lark, compile_grammar, load_vocabulary
+from archerfish.sampling.grammar_sandbox import GrammarSandbox
 from archerfish.tokenizer import Tokenizer
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
@@ -42,7 +42,7 @@ def tokenizer() -> Tokenizer:
 )
 def test_what_begins_like_a_structure_goes_on_like_one(tokenizer: Tokenizer, text: str, is_allowed: bool) -> None:
     vocabulary = load_vocabulary(tokenizer.to_json(), tokenizer.vocab_size, [tokenizer.eos_token_id or 0])
-    matcher = compile_form(Structured(structural_tag=json.dumps(TAG)), vocabulary)
+    matcher = compile_grammar(Structured(structural_tag=json.dumps(TAG)), vocabulary)
     token_ids = tokenizer.encode(text, add_special_tokens=False)
     assert (matcher.try_consume_tokens(token_ids) == len(token_ids)) == is_allowed
 
@@ -65,13 +65,13 @@ def test_what_is_no_structural_tag_is_refused_before_anything_is_written(
     tokenizer: Tokenizer, value: Any, says: str
 ) -> None:
     with pytest.raises(InvalidParameter, match=says) as caught:
-        Trial(tokenizer, tokenizer.vocab_size).check(Structured(structural_tag=json.dumps(value)))
+        GrammarSandbox(tokenizer, tokenizer.vocab_size).check(Structured(structural_tag=json.dumps(value)))
     assert caught.value.name == "structural_tag"
 
 
 def test_what_is_not_json_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidParameter):
-        Trial(tokenizer, tokenizer.vocab_size).check(Structured(structural_tag="{"))
+        GrammarSandbox(tokenizer, tokenizer.vocab_size).check(Structured(structural_tag="{"))
 
 
 @pytest.mark.parametrize(("text", "is_allowed"), [("So: a <f=two>2</f>", True), ("So: <f=two>3</f>", False)])
@@ -80,7 +80,7 @@ def test_it_may_be_a_part_of_a_larger_grammar(tokenizer: Tokenizer, text: str, i
     part = as_lark(Structured(structural_tag=json.dumps(TAG)))
     grammar = f'%llguidance {{}}\nstart: "So: " answer\nanswer: %lark {{\n{part}\n}}\n'
     vocabulary = load_vocabulary(tokenizer.to_json(), tokenizer.vocab_size, [tokenizer.eos_token_id or 0])
-    matcher = compile_form(Structured(grammar=grammar), vocabulary)
+    matcher = compile_grammar(Structured(grammar=grammar), vocabulary)
     token_ids = tokenizer.encode(text, add_special_tokens=False)
     assert (matcher.try_consume_tokens(token_ids) == len(token_ids)) == is_allowed
 

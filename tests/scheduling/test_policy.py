@@ -18,7 +18,7 @@ def line(*requests: Request) -> list[Sequence]:
 
 def members(policy: BatchingPolicy, waiting: list[Sequence], now: float = 0.0, *, expects_more: bool = True) -> str:
     """The ids of those that may join."""
-    policy.form(waiting, now, expects_more=expects_more)
+    policy.open_batch(waiting, now, expects_more=expects_more)
     return "".join(sequence.request.request_id for sequence in waiting if policy.admits(sequence))
 
 

@@ -20,7 +20,7 @@ from archerfish.execution.step.rows import Rows
 from archerfish.execution.step_state import StepState
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
-from archerfish.sampling.grammar import Grammars
+from archerfish.sampling.row_grammars import RowGrammars
 from archerfish.sampling.sampler import Sampler
 from archerfish.speculation.verification.verifier import Verifier
 
@@ -48,7 +48,7 @@ def build_executor(
     model: Decoder,
     storage: KVStorage,
     config: ResolvedConfig,
-    grammars: Grammars | None,
+    grammars: RowGrammars | None,
     drafter: DrafterFactory | None = None,
 ) -> Executor:
     """Build the executor of a model: with CUDA graphs on a GPU, else with a CPU program or eager torch."""

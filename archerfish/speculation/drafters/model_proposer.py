@@ -17,7 +17,7 @@ from archerfish.execution.step.inputs import StepBatch
 from archerfish.execution.step.rows import Rows
 from archerfish.ops.arrays import Ints
 from archerfish.ops.signatures import CHUNK
-from archerfish.sampling.grammar import Guessed
+from archerfish.sampling.row_grammars import DraftContext
 from archerfish.sampling.sampler import Sampler
 from archerfish.scheduling.plan import Plan
 from archerfish.speculation.draft import NO_DRAFT, Draft
@@ -200,7 +200,7 @@ class ModelProposer:
         if self.branches > 1 or any(self._needs_proposals(request.row) for request in requests):
             return None
         started = self._clock()
-        draw_rows = self._sampler.asked_of_guesses(batch.rows, np.array([request.length for request in requests]))
+        draw_rows = self._sampler.plain_draws_of_drafts(batch.rows, np.array([request.length for request in requests]))
         if draw_rows is None:
             return None
         drafted = self._drafter.draft(batch, draw_rows, np.array([request.max_tokens for request in requests]))
@@ -251,7 +251,7 @@ class ModelProposer:
         for draft, tokens in zip(drafts, self._candidates(logits, rows, positions, prefixes), strict=True):
             draft.candidates.append(tokens)
 
-    def _candidates(self, logits: Tensor, rows: Ints, positions: Ints, prefixes: Guessed) -> list[list[int]]:
+    def _candidates(self, logits: Tensor, rows: Ints, positions: Ints, prefixes: DraftContext) -> list[list[int]]:
         """Return for each row the token that is sampled, then those that would be sampled without the ones before."""
         history = torch.from_numpy(self._rows.tokens)
         candidates = [[token] for token in self._sampler.draw(logits, rows, positions, history, prefixes).tokens]

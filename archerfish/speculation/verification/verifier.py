@@ -14,7 +14,7 @@ from torch import Tensor
 
 from archerfish.ops.arrays import Ints
 from archerfish.request import TokenLogprobs, Verification
-from archerfish.sampling.sampler import Draw, Sampler
+from archerfish.sampling.sampler import DrawnTokens, Sampler
 from archerfish.scheduling.plan import SequenceStart
 from archerfish.speculation.draft import Draft
 from archerfish.speculation.verification.rng import SeededVerificationRng, VerificationRng
@@ -110,7 +110,7 @@ class Verifier:
         """Return by sample the draft tokens before it, of rows with a grammar."""
         paths, first = {}, 0
         for row, draft in rows:
-            if self._sampler.has_form(row):
+            if self._sampler.has_grammar(row):
                 for node in range(len(draft)):
                     paths[first + 1 + node] = tuple(draft.tokens[ancestor] for ancestor in draft.path(node))
             first += 1 + len(draft)
@@ -135,7 +135,7 @@ class Verifier:
         return rejection(draft, target, _proposals(draft, target), rng)
 
 
-def _coupled(draft: Draft, draw: Draw, first: int) -> VerifiedTokens:
+def _coupled(draft: Draft, draw: DrawnTokens, first: int) -> VerifiedTokens:
     sampled = draw.tokens[first : first + 1 + len(draft)]
     path, token = coupled(draft, sampled)
     logprobs = [draw.logprobs[first + index] for index in _sample_indices(path)] if first in draw.logprobs else None

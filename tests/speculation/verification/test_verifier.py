@@ -20,8 +20,8 @@ from archerfish.ops.reference.drawing import draw
 from archerfish.ops.reference.noise import gumbel
 from archerfish.ops.reference.probabilities import probabilities
 from archerfish.request import SamplingParams, Speculation, Structured
-from archerfish.sampling.compiled import CompiledForms
-from archerfish.sampling.grammar import Grammars
+from archerfish.sampling.grammar_cache import GrammarCache
+from archerfish.sampling.row_grammars import RowGrammars
 from archerfish.sampling.sampler import Sampler
 from archerfish.scheduling.plan import Chunk, Plan, SequenceStart, StepResult
 from archerfish.speculation.controller import SpeculationController
@@ -115,7 +115,7 @@ class Proposer:
 class Bench:
     """An executor whose rows all have the prompt in their caches: a step answers at once."""
 
-    def __init__(self, model: Decoder, rules: VerificationConfig, grammars: Grammars | None = None) -> None:
+    def __init__(self, model: Decoder, rules: VerificationConfig, grammars: RowGrammars | None = None) -> None:
         storage = KVStorage(kv_layout(model.arch), NUM_ROWS, BLOCK_SIZE, torch.float32, "cpu", OPS)
         rows = Rows(NUM_ROWS, BLOCK_SIZE, 1, BLOCK_SIZE)
         self.proposer = Proposer()
@@ -273,7 +273,7 @@ def test_a_grammar_is_part_of_the_law(tmp_path: Path, monkeypatch: pytest.Monkey
 
     params = SamplingParams(temperature=2.0, structured=Structured(choice=FORMS))
     target = ModelTarget(tokenizer.vocab_size, 0, params, model=model, bar=bar)
-    grammars = Grammars(CompiledForms(tokenizer, tokenizer.vocab_size, (end,)))
+    grammars = RowGrammars(GrammarCache(tokenizer, tokenizer.vocab_size, (end,)))
     tokens = tuple(token for token, text in texts.items() if text in ("a", "b", "x"))
     found = executed_law(
         Bench(model, VerificationConfig("rejection"), grammars), FewTokens(target, tokens), (R,), monkeypatch

@@ -1,4 +1,4 @@
-"""Makes what the grammar library says of a form readable: what is wrong, where, and the text with a mark below it.
+"""Makes errors of the grammar library readable: what is wrong, where, and the text with a mark below it.
 
 The first line of a message is complete without the others.
 """
@@ -6,7 +6,7 @@ The first line of a message is complete without the others.
 import re
 
 _MAX_LENGTH = 500
-"""Characters of a message that cannot be taken apart."""
+"""Characters shown of a message that cannot be parsed."""
 _MAX_CONTEXT = 50
 """Characters of a long line that are shown on either side of the mark."""
 _OF_REGEX = re.compile(r"regex parse error:\n    (?P<text>.*)\n    (?P<before> *)\^+\nerror: (?P<what>.*)")
@@ -19,12 +19,12 @@ _OF_GRAMMAR = re.compile(
 def readable(problem: str) -> str:
     """Return the library's message in few lines."""
     problem = problem.removesuffix("<non-verbose/>")
-    if (found := _OF_REGEX.search(problem)) is not None:
-        column = len(found["before"]) + 1
-        return _marked(f"{found['what']} at character {column}", found["text"], column)
-    if (found := _OF_GRAMMAR.fullmatch(problem)) is not None:
-        column = int(found["column"])
-        return _marked(f"{found['what']} at line {found['line']}, column {column}", found["text"], column)
+    if (match := _OF_REGEX.search(problem)) is not None:
+        column = len(match["before"]) + 1
+        return _marked(f"{match['what']} at character {column}", match["text"], column)
+    if (match := _OF_GRAMMAR.fullmatch(problem)) is not None:
+        column = int(match["column"])
+        return _marked(f"{match['what']} at line {match['line']}, column {column}", match["text"], column)
     return _in_one_line(problem)
 
 

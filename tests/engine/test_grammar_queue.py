@@ -8,13 +8,13 @@ import pytest
 
 from archerfish import LLM
 from archerfish.box import models_in_box
+from archerfish.engine.grammar_queue import GrammarCompileQueue
 from archerfish.engine.input_processor import InputProcessor
-from archerfish.engine.preparation import Preparation
 from archerfish.engine.process import Channel, EngineLoop
 from archerfish.engine.wire import Cancel, FromEngine, Stepped, Stop, Submit, ToEngine
 from archerfish.request import FinishReason, Request, SamplingParams, Structured, TokenEvent
-from archerfish.sampling import compiled
-from archerfish.sampling.compiled import CompiledForms
+from archerfish.sampling import grammar_cache
+from archerfish.sampling.grammar_cache import GrammarCache
 from archerfish.tokenizer import Tokenizer
 
 
@@ -37,23 +37,23 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture
-def forms(tokenizer: Tokenizer) -> CompiledForms:
-    return CompiledForms(tokenizer, tokenizer.vocab_size, (0,))
+def forms(tokenizer: Tokenizer) -> GrammarCache:
+    return GrammarCache(tokenizer, tokenizer.vocab_size, (0,))
 
 
 class Waiting:
-    """Preparation, and the moment at which it tells."""
+    """GrammarCompileQueue, and the moment at which it tells."""
 
-    def __init__(self, forms: CompiledForms | None) -> None:
+    def __init__(self, forms: GrammarCache | None) -> None:
         self._told = threading.Semaphore(0)
-        self.preparation = Preparation(forms, self._told.release)
+        self.preparation = GrammarCompileQueue(forms, self._told.release)
 
     def ready(self) -> list[str]:
         assert self._told.acquire(timeout=60)
         return [one.request_id for one in self.preparation.ready()]
 
 
-def test_only_the_first_of_a_form_waits(forms: CompiledForms) -> None:
+def test_only_the_first_of_a_form_waits(forms: GrammarCache) -> None:
     waiting = Waiting(forms)
     assert not waiting.preparation.begin(request("free", None))
     assert waiting.preparation.begin(request("first", number(4)))
@@ -62,7 +62,7 @@ def test_only_the_first_of_a_form_waits(forms: CompiledForms) -> None:
     assert list(waiting.preparation.ready()) == []
 
 
-def test_one_that_was_given_up_does_not_come_back(forms: CompiledForms) -> None:
+def test_one_that_was_given_up_does_not_come_back(forms: GrammarCache) -> None:
     waiting = Waiting(forms)
     assert waiting.preparation.begin(request("a", number(4)))
     waiting.preparation.forget("a")
@@ -74,9 +74,9 @@ def test_without_a_tokenizer_nothing_waits() -> None:
 
 
 def test_forms_of_open_requests_stay_compiled_however_many_there_are(
-    forms: CompiledForms, monkeypatch: pytest.MonkeyPatch
+    forms: GrammarCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled, "_MOST_KEPT", 2)
+    monkeypatch.setattr(grammar_cache, "_MAX_RECENT", 2)
     waiting = Waiting(forms)
     for size in range(1, 6):
         assert waiting.preparation.begin(request(str(size), number(size), n=2))
@@ -90,9 +90,9 @@ def test_forms_of_open_requests_stay_compiled_however_many_there_are(
     assert [size for size in range(1, 5) if forms.find(number(size)) is not None] == [4]
 
 
-def test_a_form_that_cannot_be_is_told_to_whoever_asked(forms: CompiledForms) -> None:
+def test_a_form_that_cannot_be_is_told_to_whoever_asked(forms: GrammarCache) -> None:
     form = forms.get(Structured(grammar="start: nothing"))
-    assert form.fresh() is None and "nothing" in form.problem
+    assert form.new_matcher() is None and "nothing" in form.problem
 
 
 class ScriptedChannel(Channel):
@@ -118,7 +118,7 @@ class ScriptedChannel(Channel):
             assert self._rung.acquire(timeout=60)
         return None
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         self._rung.release()
 
     def close(self) -> None:
@@ -127,13 +127,13 @@ class ScriptedChannel(Channel):
 
 def test_no_step_compiles_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[str] = []
-    compile_form = compiled.compile_form
+    compile_grammar = grammar_cache.compile_grammar
 
     def noting(*arguments: object) -> object:
         threads.append(threading.current_thread().name)
-        return compile_form(*arguments)  # type: ignore[arg-type]
+        return compile_grammar(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(compiled, "compile_form", noting)
+    monkeypatch.setattr(grammar_cache, "compile_grammar", noting)
     with LLM("minnow", threads=1, max_num_seqs=2) as llm:
         script: list[ToEngine] = [
             Submit(request("a", number(3))),
@@ -143,7 +143,7 @@ def test_no_step_compiles_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
             Stop(),
         ]
         channel = ScriptedChannel(iter(script))
-        EngineLoop(llm.assembly.engine, channel, llm.assembly.forms, iter(()), heartbeat_ms=1000).run()
+        EngineLoop(llm.assembly.engine, channel, llm.assembly.grammars, iter(()), heartbeat_ms=1000).run()
         texts = {}
         for event in channel.events:
             texts.setdefault(event.request_id, []).extend(event.token_ids)
@@ -151,4 +151,4 @@ def test_no_step_compiles_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
         assert processor.tokenizer is not None
         told = {name: processor.tokenizer.decode(tokens).strip() for name, tokens in texts.items()}
     assert {name: len(text) for name, text in told.items()} == {"a": 3, "b": 3, "c": 2}
-    assert len(threads) == 2 and all(name.startswith("forms") for name in threads)
+    assert len(threads) == 2 and all(name.startswith("grammars") for name in threads)

@@ -1,52 +1,53 @@
-"""Who waits, who runs and on which row, and the blocks they hold. Keeps order; decides nothing."""
+"""Which sequences wait, which run and on which row, and the blocks they hold."""
 
 from collections.abc import Iterable
 
 from archerfish.kvcache.tables import BlockCopy, BlockTable, KVTables
 from archerfish.request import RequestClass
-from archerfish.scheduling.queue import WaitingQueue
 from archerfish.scheduling.sequence import Sequence
+from archerfish.scheduling.waiting_queue import WaitingQueue
 
 
-class Roster:
-    """Every sequence is in exactly one place: waiting, running on a row, or, having ended, about to leave its row."""
+class SequenceTable:
+    """Every sequence is in exactly one state: waiting, running on a row, or retired (ended, its row still in use)."""
 
     def __init__(self, num_rows: int, tables: KVTables) -> None:
         self.tables = tables
         self.waiting = WaitingQueue()
         self.running: dict[RequestClass, list[Sequence]] = {kind: [] for kind in RequestClass}
-        self.leaving: dict[Sequence, int] = {}
-        """Ended, but steps in flight still use row and blocks; the last such step of each."""
+        self.retired: dict[Sequence, int] = {}
+        """Ended sequences whose row and blocks steps in flight still use, and the last such step of each."""
         self.drawn_on_host: set[Sequence] = set()
-        """Those running whose every draw waits for the last one to be known."""
+        """Running sequences whose every draw waits until the last one is known."""
         self.num_preemptions = 0
         self._num_rows = num_rows
         self._free_rows = list(reversed(range(num_rows)))
 
     @property
     def num_running(self) -> int:
-        """Sequences that have a row, whether they go on or are about to leave it."""
-        return sum(len(sequences) for sequences in self.running.values()) + len(self.leaving)
+        """Number of sequences that have a row, including retired ones."""
+        return sum(len(sequences) for sequences in self.running.values()) + len(self.retired)
 
     @property
     def has_free_row(self) -> bool:
+        """Whether a row is free."""
         return bool(self._free_rows)
 
     def num_rows_for(self, kind: RequestClass) -> int:
-        """Rows that are free, or would be if lower classes made way."""
+        """Return how many rows are free, or would be if lower classes were preempted."""
         return len(self._free_rows) + sum(len(running) for other, running in self.running.items() if other > kind)
 
     def last(self) -> Sequence:
-        """The running sequence that must make way first: lowest class, lowest priority, youngest."""
+        """Return the running sequence that is preempted first: lowest class, lowest priority, youngest."""
         sequences = next(running for running in reversed(self.running.values()) if running)
         return max(sequences, key=lambda sequence: sequence.order)
 
     def running_below(self, kind: RequestClass) -> list[Sequence]:
-        """Running sequences of lower classes."""
+        """Return the running sequences of lower classes."""
         return [sequence for other, running in self.running.items() if other > kind for sequence in running]
 
-    def seat(self, sequence: Sequence, table: BlockTable) -> None:
-        """From the queue to a row."""
+    def admit(self, sequence: Sequence, table: BlockTable) -> None:
+        """Move a sequence from the queue to a row."""
         self.waiting.start(sequence)
         sequence.table = table
         sequence.row = self._free_rows.pop()
@@ -54,33 +55,33 @@ class Roster:
         if sequence.draws_on_host:
             self.drawn_on_host.add(sequence)
 
-    def unseat(self, sequence: Sequence) -> None:
-        """Give row and blocks back."""
+    def release(self, sequence: Sequence) -> None:
+        """Free the row and blocks of a running sequence."""
         self._remove(sequence)
-        self._give_back(sequence)
+        self._free(sequence)
 
-    def leave(self, sequence: Sequence, last_step: int) -> None:
-        """It has ended; row and blocks are given back when its last step in flight is done."""
+    def retire(self, sequence: Sequence, last_step: int) -> None:
+        """Take out an ended sequence; its row and blocks are freed when its last step in flight is done."""
         self._remove(sequence)
-        self.leaving[sequence] = last_step
+        self.retired[sequence] = last_step
 
-    def see_off(self, step: int) -> None:
-        """This step is done: whoever only waited for that gives row and blocks back."""
-        for sequence in [one for one, last in self.leaving.items() if last == step]:
-            self._give_back(sequence)
-            del self.leaving[sequence]
+    def free_retired(self, step: int) -> None:
+        """Free the rows and blocks of retired sequences whose last step this was."""
+        for sequence in [sequence for sequence, last in self.retired.items() if last == step]:
+            self._free(sequence)
+            del self.retired[sequence]
 
-    def see_off_all(self) -> None:
-        """No step in flight counts any more."""
-        for sequence in self.leaving:
-            self._give_back(sequence)
-        self.leaving.clear()
+    def free_all_retired(self) -> None:
+        """Free the rows and blocks of all retired sequences: the steps in flight were dropped."""
+        for sequence in self.retired:
+            self._free(sequence)
+        self.retired.clear()
 
     def _remove(self, sequence: Sequence) -> None:
         self.running[sequence.request.request_class].remove(sequence)
         self.drawn_on_host.discard(sequence)
 
-    def _give_back(self, sequence: Sequence) -> None:
+    def _free(self, sequence: Sequence) -> None:
         assert sequence.table is not None
         self.waiting.stop(sequence)
         self.tables.release(sequence.table)
@@ -88,34 +89,38 @@ class Roster:
         self._free_rows.append(sequence.row)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Back to the queue; what it computed is forgotten, except for what the prefix tree still holds."""
-        self.unseat(sequence)
+        """Move a running sequence back to the queue: only what the prefix cache still holds need not be recomputed."""
+        self.release(sequence)
         sequence.length, sequence.computed, sequence.stored = len(sequence.tokens), 0, 0
         self.num_preemptions += 1
         self.waiting.add(sequence)
 
     def preempt_all(self) -> None:
+        """Move all running sequences back to the queue."""
         for running in self.running.values():
             for sequence in tuple(running):
                 self.preempt(sequence)
 
     def check(self, max_draft_tokens: int, copies: Iterable[BlockCopy]) -> None:
-        """Every row, block and sequence is accounted for exactly once. Room for guesses that fell is used later."""
+        """Check that every row, block and sequence is accounted for exactly once.
+
+        A sequence may hold blocks for `max_draft_tokens` more than it has computed: rejected ones leave them for later.
+        """
         running = [sequence for sequences in self.running.values() for sequence in sequences]
-        seated, waiting = [*running, *self.leaving], list(self.waiting)
-        tables = [sequence.table for sequence in seated if sequence.table is not None]
-        assert len(tables) == len(seated), "a sequence on a row has no blocks"
+        on_rows, waiting = [*running, *self.retired], list(self.waiting)
+        tables = [sequence.table for sequence in on_rows if sequence.table is not None]
+        assert len(tables) == len(on_rows), "a sequence on a row has no blocks"
         self.tables.check(tables, copies)
-        rows = [sequence.row for sequence in seated] + self._free_rows
+        rows = [sequence.row for sequence in on_rows] + self._free_rows
         assert sorted(rows) == list(range(self._num_rows)), "a row is lost or taken twice"
-        assert len({*seated, *waiting}) == len(seated) + len(waiting), "a sequence is in two places"
+        assert len({*on_rows, *waiting}) == len(on_rows) + len(waiting), "a sequence is in two states"
         assert not any(sequence.ended for sequence in (*running, *waiting)), "an ended sequence goes on"
         assert self.drawn_on_host == {sequence for sequence in running if sequence.draws_on_host}
-        self.waiting.check(seated)
+        self.waiting.check(on_rows)
         for sequence in waiting:
-            assert sequence.computed == sequence.stored == 0, "a sequence waits with what it has no blocks for"
+            assert sequence.computed == sequence.stored == 0, "a waiting sequence has progress but no blocks"
             assert sequence.length == len(sequence.tokens), "a sequence waits for a draw"
-        for sequence, table in zip(seated, tables, strict=True):
+        for sequence, table in zip(on_rows, tables, strict=True):
             assert 0 <= sequence.computed <= table.capacity, "more computed than there are slots for"
             waste = table.capacity - sequence.computed
             assert waste < self.tables.block_size + max_draft_tokens, "a sequence holds a block it does not use"

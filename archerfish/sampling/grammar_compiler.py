@@ -1,6 +1,6 @@
-"""Compiles the form that an answer must have into a grammar over a model's vocabulary. Knows no rows and no torch.
+"""Compiles response formats into grammars over a model's vocabulary.
 
-The library that does it is imported when the first form comes: not every machine has it.
+The library that does it is imported with the first grammar: not every machine has it.
 """
 
 import json
@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from archerfish.request import Structured
-from archerfish.sampling.form_errors import readable
+from archerfish.sampling.grammar_errors import readable
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Freely placed space would let a model write nothing else for ever.
+# Whitespace anywhere would let a model write nothing else for ever.
 _LAYOUT: "JsonCompileOptions" = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
 _STACK_BYTES = 256 << 20
-"""Enough for the longest form: the library descends once for each rule that names another."""
+"""Stack of the compiling thread, enough for the longest grammar: the library recurses with each nested rule."""
 
 
 def load_vocabulary(tokenizer: str, num_tokens: int, eos_token_ids: Sequence[int]) -> "LLTokenizer":
-    """For the text of a tokenizer.json. ValueError says why no answer of this model can be given a form."""
+    """Load the text of a tokenizer.json. ValueError says why no answer of this model can follow a grammar."""
     from llguidance import LLTokenizer
 
     if not eos_token_ids:
@@ -35,32 +35,32 @@ def load_vocabulary(tokenizer: str, num_tokens: int, eos_token_ids: Sequence[int
     return LLTokenizer(tokenizer, n_vocab=num_tokens, eos_token=list(eos_token_ids))
 
 
-def compile_form(structured: Structured, vocabulary: "LLTokenizer") -> "LLMatcher":
-    """A matcher before the first token. ValueError says what is wrong with the form."""
+def compile_grammar(structured: Structured, vocabulary: "LLTokenizer") -> "LLMatcher":
+    """Return a matcher before the first token. ValueError says what is wrong with the grammar."""
     from llguidance import LLMatcher
 
-    grammar, limits = _grammar(structured), _limits()
-    matcher = _on_tall_stack(lambda: LLMatcher(vocabulary, grammar, log_level=0, limits=limits))
+    grammar, limits = _library_grammar(structured), _limits()
+    matcher = _with_large_stack(lambda: LLMatcher(vocabulary, grammar, log_level=0, limits=limits))
     if matcher.is_error():
         raise ValueError(why(matcher))
     return matcher
 
 
-def check_form(structured: Structured) -> None:
-    """As far as that can be told without a vocabulary: ValueError says what is wrong with the form."""
+def check_grammar(structured: Structured) -> None:
+    """Check a grammar as far as that is possible without a vocabulary: ValueError says what is wrong with it."""
     from llguidance import LLMatcher
 
-    grammar, limits = _grammar(structured), _limits()
-    problem = _on_tall_stack(lambda: LLMatcher.validate_grammar(grammar, limits=limits))
+    grammar, limits = _library_grammar(structured), _limits()
+    problem = _with_large_stack(lambda: LLMatcher.validate_grammar(grammar, limits=limits))
     if problem:
         raise ValueError(readable(problem))
 
 
 def why(matcher: "LLMatcher") -> str:
-    """Why a matcher cannot go on."""
+    """Return why a matcher cannot go on."""
     problem = readable(matcher.get_error())
     if problem.startswith("NoExtension"):
-        return "there is no text of this form"
+        return "no text matches it"
     if "too many expressions" in problem or "too many states" in problem:
         return f"it is too large to be followed ({problem}); repeat less: x{{1000}} is fine, x{{1000000}} is not"
     if (row := re.search(r"Current row has \d+ items; max is \d+", problem)) is not None:
@@ -75,8 +75,8 @@ def _limits() -> "LLParserLimits":
     return LLParserLimits(initial_lexer_fuel=300_000, max_lexer_states=50_000, verbose_errors=False)
 
 
-def _grammar(structured: Structured) -> str:
-    """In the library's own form."""
+def _library_grammar(structured: Structured) -> str:
+    """Return the grammar as the library wants it."""
     from llguidance import LLMatcher
 
     if structured.json_schema is not None:
@@ -94,7 +94,7 @@ def _grammar(structured: Structured) -> str:
 
 
 def _tagged(text: str) -> str:
-    """Free text in which each beginning of a structure is followed by JSON of its schema and by its end."""
+    """Return a grammar of free text in which the beginning of a structure is followed by its JSON and its end."""
     from llguidance import StructTag
 
     try:
@@ -116,11 +116,11 @@ def _tagged(text: str) -> str:
 
 
 def as_lark(structured: Structured) -> str:
-    """The form as a grammar in Lark, to be a part of a larger one. ValueError says what is wrong with it."""
+    """Return the grammar in Lark, as a part of a larger one. ValueError says what is wrong with it."""
     if structured.grammar is not None:
         return _as_lark(structured.grammar)
     if structured.choice:
-        # One terminal, not one for each: thousands of those would be more than a parser's row may hold.
+        # One terminal, not one for each: thousands of those would exceed the limit of a parser's row.
         return f"start: CHOICE\nCHOICE: {' | '.join(map(json.dumps, structured.choice))}"
     if structured.structural_tag is not None:
         grammar = _tagged(structured.structural_tag)
@@ -134,13 +134,13 @@ def as_lark(structured: Structured) -> str:
 
 
 def _lark_regex(regex: str) -> str:
-    """Within slashes and on one line."""
-    written = re.sub(r"\\.|/", lambda found: found[0] if len(found[0]) == 2 else r"\/", regex, flags=re.DOTALL)
+    """Return the expression as Lark writes it: within slashes and on one line."""
+    written = re.sub(r"\\.|/", lambda match: match[0] if len(match[0]) == 2 else r"\/", regex, flags=re.DOTALL)
     return written.replace("\\\n", r"\n").replace("\n", r"\n")
 
 
 def _as_lark(grammar: str) -> str:
-    """Also from GBNF, as llama.cpp writes grammars: those begin at root."""
+    """Return the grammar in Lark, converted from GBNF (llama.cpp's grammars, which begin at root) if it is that."""
     if not re.search(r"^\s*root\s*::=", grammar, re.MULTILINE):
         return grammar
     from llguidance.gbnf_to_lark import gbnf_to_lark
@@ -152,8 +152,8 @@ def _as_lark(grammar: str) -> str:
         raise ValueError(f"this GBNF is not understood: {error}") from error
 
 
-def _on_tall_stack(work: Callable[[], T]) -> T:
-    """On a thread with a stack of its own: one that overflows ends the process."""
+def _with_large_stack(work: Callable[[], T]) -> T:
+    """Run on a thread with a large stack: an overflow would end the process."""
     before = threading.stack_size(_STACK_BYTES)
     try:
         pool = ThreadPoolExecutor(1)

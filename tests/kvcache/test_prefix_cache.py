@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.kvcache.pool import BlockId
-from archerfish.kvcache.prefix import NO_MATCH, BlockName, PrefixTree, child_name, root_name
-from archerfish.kvcache.tables import BlockNames
+from archerfish.kvcache.prefix_cache import NO_MATCH, BlockHash, PrefixCache, hash_block, hash_salt
+from archerfish.kvcache.tables import BlockHashes
 from tests.lanes import examples
 
 tokens_of = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=24)
@@ -25,8 +25,8 @@ def test_a_changed_token_changes_the_name_of_its_block_and_of_all_later_ones(
     place = data.draw(st.integers(0, len(tokens) - 1))
     other = data.draw(st.integers(0, 2**32 - 1).filter(lambda token: token != tokens[place]))
     changed = [*tokens[:place], other, *tokens[place + 1 :]]
-    before = BlockNames("", block_size).upto(tokens, num_blocks)
-    after = BlockNames("", block_size).upto(changed, num_blocks)
+    before = BlockHashes("", block_size).prefix(tokens, num_blocks)
+    after = BlockHashes("", block_size).prefix(changed, num_blocks)
     for index in range(num_blocks):
         assert (before[index] == after[index]) == (index < place // block_size)
 
@@ -34,40 +34,40 @@ def test_a_changed_token_changes_the_name_of_its_block_and_of_all_later_ones(
 @given(tokens=tokens_of, block_size=st.integers(1, 5), stops=st.lists(st.integers(0, 24), max_size=6))
 def test_names_do_not_depend_on_when_they_are_asked_for(tokens: list[int], block_size: int, stops: list[int]) -> None:
     num_blocks = len(tokens) // block_size
-    names = BlockNames("salt", block_size)
-    grown: list[BlockName] = []
+    names = BlockHashes("salt", block_size)
+    grown: list[BlockHash] = []
     for stop in stops:
         upto = min(stop, num_blocks)
         # Only what is there yet: a sequence asks while it grows.
         length = max(upto, len(grown)) * block_size
-        grown = max(grown, names.upto(tokens[:length], upto), key=len)
-    at_once = BlockNames("salt", block_size).upto(tokens, num_blocks)
+        grown = max(grown, names.prefix(tokens[:length], upto), key=len)
+    at_once = BlockHashes("salt", block_size).prefix(tokens, num_blocks)
     assert grown == at_once[: len(grown)]
-    assert names.upto(tokens, num_blocks) == at_once
-    assert names.upto(tokens, num_blocks // 2) == at_once[: num_blocks // 2]
+    assert names.prefix(tokens, num_blocks) == at_once
+    assert names.prefix(tokens, num_blocks // 2) == at_once[: num_blocks // 2]
 
 
 def test_a_block_whose_tokens_are_not_all_known_has_no_name() -> None:
-    names = BlockNames("", 4)
-    names.upto([1, 2, 3, 4, 5, 6, 7], 1)
+    names = BlockHashes("", 4)
+    names.prefix([1, 2, 3, 4, 5, 6, 7], 1)
     with pytest.raises(AssertionError):
-        names.upto([1, 2, 3, 4, 5, 6, 7], 2)
+        names.prefix([1, 2, 3, 4, 5, 6, 7], 2)
 
 
 def test_a_block_has_different_names_at_different_places() -> None:
-    names = BlockNames("", 2).upto([5, 6, 5, 6, 5, 6], 3)
+    names = BlockHashes("", 2).prefix([5, 6, 5, 6, 5, 6], 3)
     assert len(set(names)) == 3
 
 
 def test_salts_separate_tenants_from_the_first_block_on() -> None:
     tokens = [1, 2, 3, 4]
-    named = [BlockNames(salt, 2).upto(tokens, 2) for salt in ("", "a", "b", "ab", "\0")]
+    named = [BlockHashes(salt, 2).prefix(tokens, 2) for salt in ("", "a", "b", "ab", "\0")]
     assert len({name for names in named for name in names}) == 10
 
 
 @pytest.mark.parametrize("salt", ["tenant-ø-租户", "\ud800"])
 def test_any_text_can_be_a_salt(salt: str) -> None:
-    assert BlockNames(salt, 1).upto([1], 1) != BlockNames("", 1).upto([1], 1)
+    assert BlockHashes(salt, 1).prefix([1], 1) != BlockHashes("", 1).prefix([1], 1)
 
 
 def test_no_salt_names_a_place_inside_another_tree() -> None:
@@ -75,7 +75,7 @@ def test_no_salt_names_a_place_inside_another_tree() -> None:
     parent = b"0123456789abcdef"
     tokens = [0x61616161, 0x62626262]
     salt = (parent + b"aaaabbbb").decode()
-    assert child_name(parent, tokens) != root_name(salt)
+    assert hash_block(parent, tokens) != hash_salt(salt)
 
 
 # -- the tree ---------------------------------------------------------------------------------------------------------
@@ -115,8 +115,8 @@ def forests(draw: st.DrawFn) -> Forest:
     return Forest(windows, block_size, published, draw(st.sets(st.integers(0, 60), max_size=8)))
 
 
-def names_of(prefix: tuple[int, ...], block_size: int) -> list[BlockName]:
-    return BlockNames("", block_size).upto(prefix, len(prefix) // block_size)
+def names_of(prefix: tuple[int, ...], block_size: int) -> list[BlockHash]:
+    return BlockHashes("", block_size).prefix(prefix, len(prefix) // block_size)
 
 
 def needed_places(num_blocks: int, window: int | None, block_size: int) -> set[int]:
@@ -128,7 +128,7 @@ def needed_places(num_blocks: int, window: int | None, block_size: int) -> set[i
 @examples(400)
 @given(forest=forests(), data=st.data())
 def test_match_equals_a_search_through_everything_published(forest: Forest, data: st.DataObject) -> None:
-    tree = PrefixTree(forest.windows, forest.block_size)
+    tree = PrefixCache(forest.windows, forest.block_size)
     known: dict[Published, BlockId] = {}
     for number, entry in enumerate(forest.published):
         entered = tree.publish(entry.group, names_of(entry.prefix, forest.block_size)[-1], BlockId(number))
@@ -169,8 +169,8 @@ def test_match_equals_a_search_through_everything_published(forest: Forest, data
 
 
 def test_the_first_block_of_a_name_stays() -> None:
-    tree = PrefixTree((None,), 1)
-    name = root_name("")
+    tree = PrefixCache((None,), 1)
+    name = hash_salt("")
     assert tree.publish(0, name, BlockId(3))
     assert not tree.publish(0, name, BlockId(4))
     assert tree.match([name]).blocks == [[3]]
@@ -180,8 +180,8 @@ def test_the_first_block_of_a_name_stays() -> None:
 
 
 def test_groups_do_not_lend_each_other_blocks() -> None:
-    tree = PrefixTree((None, None), 1)
-    name = root_name("")
+    tree = PrefixCache((None, None), 1)
+    name = hash_salt("")
     tree.publish(0, name, BlockId(0))
     assert tree.match([name]) == NO_MATCH
     tree.publish(1, name, BlockId(1))
@@ -190,7 +190,7 @@ def test_groups_do_not_lend_each_other_blocks() -> None:
 
 def test_a_window_group_that_lost_its_tail_shortens_the_match_for_all() -> None:
     # Blocks of 2, a window of 3 reaches one block back. The window group has blocks 0 and 2 of 4, the full group all.
-    tree = PrefixTree((None, 3), 2)
+    tree = PrefixCache((None, 3), 2)
     names = names_of((1, 2, 3, 4, 5, 6, 7, 8), 2)
     for place in range(4):
         tree.publish(0, names[place], BlockId(place))
@@ -202,8 +202,8 @@ def test_a_window_group_that_lost_its_tail_shortens_the_match_for_all() -> None:
 
 
 def test_check_notices_names_and_blocks_that_disagree() -> None:
-    tree = PrefixTree((None,), 1)
-    tree.publish(0, root_name("a"), BlockId(0))
-    tree._blocks[0][root_name("b")] = BlockId(0)
+    tree = PrefixCache((None,), 1)
+    tree.publish(0, hash_salt("a"), BlockId(0))
+    tree._blocks[0][hash_salt("b")] = BlockId(0)
     with pytest.raises(AssertionError):
         tree.check()

@@ -3,13 +3,13 @@
 import pytest
 
 from archerfish.request import Structured
-from archerfish.sampling.forms import check_form
+from archerfish.sampling.grammar_compiler import check_grammar
 
 
 def problem(**form: str) -> list[str]:
     """The lines of the message about a form that cannot be."""
     with pytest.raises(ValueError) as caught:
-        check_form(Structured(**form))  # type: ignore[arg-type]
+        check_grammar(Structured(**form))  # type: ignore[arg-type]
     return str(caught.value).split("\n")
 
 

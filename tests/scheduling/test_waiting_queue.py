@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.request import Request, RequestClass
-from archerfish.scheduling.queue import WaitingQueue
 from archerfish.scheduling.sequence import Sequence, SequenceFacts
+from archerfish.scheduling.waiting_queue import WaitingQueue
 from tests.scheduling.steps import BATCH, ONLINE, request
 
 

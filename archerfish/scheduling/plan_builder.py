@@ -1,41 +1,41 @@
-"""A plan being made: who gets which chunk, as far as the token budget, the rows and the blocks go."""
+"""Builds a plan: chunks for sequences, as far as the token budget, the rows and the blocks go."""
 
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from archerfish.kvcache.prefix import NO_MATCH, PrefixMatch
+from archerfish.kvcache.prefix_cache import NO_MATCH, PrefixMatch
 from archerfish.kvcache.tables import BlockCopy, Blocks, BlockTable, KVTables
 from archerfish.request import RequestClass
 from archerfish.scheduling.plan import Chunk, SequenceStart
-from archerfish.scheduling.roster import Roster
 from archerfish.scheduling.sequence import Sequence
+from archerfish.scheduling.sequence_table import SequenceTable
 
 _single: Callable[[tuple[int, int, int, bool, Blocks, int]], Chunk] = partial(tuple.__new__, Chunk)
-"""A chunk, made without running any Python: most of a decode step's planning is making as many as sequences run."""
+"""Makes a chunk without running any Python: most of a decode step's planning is one such call for each sequence."""
 
 
-class _Opening(NamedTuple):
-    """Where a waiting sequence would start from."""
+class _Start(NamedTuple):
+    """The blocks and the progress that a waiting sequence starts with."""
 
     table: BlockTable
     computed: int
 
 
-class Draft:
-    """Made afresh for each step. Online work is served before batch work sees the budget.
+class PlanBuilder:
+    """Builds the plan of one step. Online work is served before batch work sees the budget.
 
-    While steps are in flight nobody is thrown out: they still use every row and block. Where somebody would have to be,
-    foresight.py has the steps in flight committed first; whoever is found wanting only here gets nothing in this step,
-    and is seen before the next one.
+    While steps are in flight nothing is preempted: they still use every row and block. Where a preemption would be
+    needed, preemption_check has the steps in flight committed first; a sequence that turns out to need one only here
+    gets nothing in this step, and is seen before the next.
     """
 
-    def __init__(self, roster: Roster, budget: int, now: float, *, ahead: bool) -> None:
+    def __init__(self, sequences: SequenceTable, budget: int, now: float, *, ahead: bool) -> None:
         self.chunks: dict[Sequence, Chunk] = {}
         self.starts: list[SequenceStart] = []
         self.copies: list[BlockCopy] = []
-        self._roster = roster
-        self._tables = roster.tables
+        self._sequences = sequences
+        self._tables = sequences.tables
         self._may_preempt = not ahead
         self._budget = budget
         self._now = now
@@ -43,13 +43,12 @@ class Draft:
     # -- sequences that run ---------------------------------------------------------------------------------------
 
     def continue_running(self, kind: RequestClass) -> None:
-        """A chunk for every running sequence, as far as the budget goes.
+        """Give every running sequence of a class a chunk, in the order of their admission, as far as the budget goes.
 
-        In the order they were admitted: a prompt gets only budget that was left, so however long it is, it never holds
-        up answers that were already being written.
+        A prompt gets only budget that was left, so however long it is, it never delays answers that have begun.
         """
         chunks, budget = self.chunks, self._budget
-        for sequence in tuple(self._roster.running[kind]):
+        for sequence in tuple(self._sequences.running[kind]):
             table, computed, length = sequence.table, sequence.computed, sequence.length
             if table is None or not budget or length == sequence.length_limit:
                 continue  # Preempted a moment ago, or no budget left, or a step in flight draws its last token.
@@ -66,19 +65,19 @@ class Draft:
         self._budget = budget
 
     def _extend(self, sequence: Sequence) -> None:
-        """A chunk as long as budget and blocks allow. Without a single block left, whoever is last makes way."""
+        """Give a sequence the longest chunk that budget and blocks allow, preempting the last one if none is left."""
         assert sequence.table is not None
-        while (room := self._tables.room(sequence.table) - sequence.computed) < 1:
-            victim = self._roster.last()
+        while (capacity := self._tables.max_capacity(sequence.table) - sequence.computed) < 1:
+            victim = self._sequences.last()
             if victim is sequence or not self._may_preempt:
-                return  # All others come first, or steps in flight use their blocks: wait for one of them to end.
+                return  # All others come first, or steps in flight use their blocks: wait until one of them ends.
             self._preempt(victim)
-        self._give(sequence, sequence.table, min(sequence.todo, self._budget, room))
+        self._assign_chunk(sequence, sequence.table, min(sequence.todo, self._budget, capacity))
 
-    def _give(self, sequence: Sequence, table: BlockTable, length: int) -> None:
+    def _assign_chunk(self, sequence: Sequence, table: BlockTable, length: int) -> None:
         start = sequence.computed
         new_blocks = self._tables.reserve(table, start + length)
-        assert new_blocks is not None, "there was room"
+        assert new_blocks is not None, "the blocks were available"
         samples = length == sequence.todo
         self.chunks[sequence] = Chunk(sequence.row, start, length, samples, new_blocks)
         sequence.computed += length
@@ -99,7 +98,7 @@ class Draft:
         if self._budget < len(sampling):
             return 0
         num_groups = len(self._tables.windows)
-        ample = self._roster.num_running * num_groups
+        ample = self._sequences.num_running * num_groups
         for index, (sequence, chunk) in enumerate(sampling):
             table = sequence.table
             assert table is not None, "it runs"
@@ -114,7 +113,7 @@ class Draft:
                 count = min(count, table.capacity - end)
             if count > 0:
                 blocks = self._tables.reserve(table, end + count)
-                assert blocks is not None, "there was room"
+                assert blocks is not None, "the blocks were available"
                 self.chunks[sequence] = chunk._replace(
                     new_blocks=_joined(chunk.new_blocks, blocks), max_draft_tokens=count
                 )
@@ -124,16 +123,16 @@ class Draft:
     def _preempt(self, victim: Sequence) -> None:
         chunk = self.chunks.pop(victim, None)
         self._budget += chunk.length if chunk is not None else 0
-        self._roster.preempt(victim)
+        self._sequences.preempt(victim)
 
     # -- sequences that wait --------------------------------------------------------------------------------------
 
     def admit(self, kind: RequestClass, admits: Callable[[Sequence], bool]) -> list[Sequence]:
-        """Let in whom the policy admits, strictly in order: the first that does not fit holds the line."""
+        """Admit waiting sequences in order, as the policy allows: the first that does not fit holds up the rest."""
         admitted: list[Sequence] = []
-        turns = self._roster.waiting.turns(kind, admits)
-        # Whose turn it is need not be asked while there is no row to be had.
-        while self._budget and (self._roster.has_free_row or self._running_below(kind)):
+        turns = self._sequences.waiting.turns(kind, admits)
+        # Finding out whose turn it is costs time, and is in vain while no row can be had.
+        while self._budget and (self._sequences.has_free_row or self._running_below(kind)):
             sequence = next(turns, None)
             if sequence is None or not self._admit(sequence):
                 break
@@ -141,12 +140,12 @@ class Draft:
         return admitted
 
     def _admit(self, sequence: Sequence) -> bool:
-        opened = self._fork(sequence) or self._open(sequence)
-        if opened is None:
+        start = self._fork(sequence) or self._open(sequence)
+        if start is None:
             return False
-        table, sequence.computed = opened
+        table, sequence.computed = start
         sequence.stored = sequence.computed
-        self._roster.seat(sequence, table)
+        self._sequences.admit(sequence, table)
         self.starts.append(
             SequenceStart(
                 row=sequence.row,
@@ -162,12 +161,15 @@ class Draft:
         if sequence.scheduled_time is None:
             sequence.scheduled_time = self._now
             sequence.num_cached_tokens = sequence.computed
-        room = self._tables.room(table) - sequence.computed
-        self._give(sequence, table, min(sequence.todo, self._budget, room))
+        capacity = self._tables.max_capacity(table) - sequence.computed
+        self._assign_chunk(sequence, table, min(sequence.todo, self._budget, capacity))
         return True
 
-    def _fork(self, sequence: Sequence) -> _Opening | None:
-        """Share the prompt of a sibling that has computed it; only its last token is computed again."""
+    def _fork(self, sequence: Sequence) -> _Start | None:
+        """Share the prompt of a sibling that has computed it; only its last token is computed again.
+
+        None where that is not possible.
+        """
         parent, shared = sequence.parent, sequence.num_prompt_tokens - 1
         if parent is None or parent.ended or parent.table is None or sequence.scheduled_time is not None:
             return None
@@ -179,45 +181,45 @@ class Draft:
         fork = self._tables.fork(parent.table, shared)
         if fork is None:
             return None
-        if not self._roster.has_free_row:
-            self._preempt(self._roster.last())
+        if not self._sequences.has_free_row:
+            self._preempt(self._sequences.last())
         self.copies.extend(fork.copies)
-        return _Opening(fork.table, shared)
+        return _Start(fork.table, shared)
 
-    def _open(self, sequence: Sequence) -> _Opening | None:
+    def _open(self, sequence: Sequence) -> _Start | None:
         """Start from the longest cached prefix, if everything the sequence has so far fits.
 
-        Running sequences of a lower class make way, but only if that is enough: none is thrown out for nothing.
+        Running sequences of a lower class are preempted, but only if that frees enough.
         """
         lower = self._running_below(sequence.request.request_class)
         match, length = cached_prefix(self._tables, sequence), len(sequence.tokens)
         if not self._tables.can_hold(match, length):
-            leaving = [other.table for other in lower if other.table is not None]
-            if not leaving or not self._tables.can_hold(match, length, leaving):
+            preemptible = [other.table for other in lower if other.table is not None]
+            if not preemptible or not self._tables.can_hold(match, length, preemptible):
                 return None
-        while not self._roster.has_free_row or not self._tables.can_hold(match, length):
-            self._preempt(self._roster.last())
-        return _Opening(self._tables.open(match), match.num_blocks * self._tables.block_size)
+        while not self._sequences.has_free_row or not self._tables.can_hold(match, length):
+            self._preempt(self._sequences.last())
+        return _Start(self._tables.open(match), match.num_blocks * self._tables.block_size)
 
     def _running_below(self, kind: RequestClass) -> list[Sequence]:
-        """Whoever could make way for this class."""
-        return self._roster.running_below(kind) if self._may_preempt else []
+        """Return the running sequences that may be preempted for this class."""
+        return self._sequences.running_below(kind) if self._may_preempt else []
 
 
 def _joined(first: Blocks, second: Blocks) -> Blocks:
-    """For each group, the blocks of both."""
+    """Return the blocks of both, for each group."""
     if not first or not second:
         return first or second
     return tuple((*some, *more) for some, more in zip(first, second, strict=True))
 
 
 def cached_prefix(tables: KVTables, sequence: Sequence) -> PrefixMatch:
-    """What a waiting sequence would start from. Changes nothing."""
+    """Return the cached blocks that a waiting sequence would start from."""
     params = sequence.params
-    # What is told of every token of the prompt must be computed for every one.
-    tells_of_prompt = params.prompt_logprobs is not None or params.prompt_embedding or params.prompt_states
-    if not tables.prefix_caching or tells_of_prompt:
+    # Outputs for every token of the prompt take computing every one.
+    needs_whole_prompt = params.prompt_logprobs is not None or params.prompt_embedding or params.prompt_states
+    if not tables.prefix_caching or needs_whole_prompt:
         return NO_MATCH
     # The last token is always computed: its logits are what the next one is drawn from.
     num_blocks = (len(sequence.tokens) - 1) // tables.block_size
-    return tables.match(sequence.names.upto(sequence.tokens, num_blocks))
+    return tables.match(sequence.block_hashes.prefix(sequence.tokens, num_blocks))

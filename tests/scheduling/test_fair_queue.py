@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from archerfish.kvcache.tables import BlockTable
 from archerfish.request import Request
-from archerfish.scheduling.fairness import ANSWER_WEIGHT, PROMPT_WEIGHT, Line
+from archerfish.scheduling.fair_queue import ANSWER_WEIGHT, PROMPT_WEIGHT, FairQueue
 from archerfish.scheduling.plan import Plan
 from archerfish.scheduling.policy import WholeBatches
 from archerfish.scheduling.sequence import Sequence, SequenceFacts
@@ -116,7 +116,7 @@ def test_two_tenants_that_always_want_more_are_never_far_apart(
         house.step()
         assert abs(house.served["a"] - house.served["b"]) <= bound
         for name in house.sizes:
-            waiting = sum(sequence.request.tenant == name for sequence in house.steps.scheduler._roster.waiting)
+            waiting = sum(sequence.request.tenant == name for sequence in house.steps.scheduler._sequences.waiting)
             house.ask(name, max(0, rows + 1 - waiting))
     assert min(house.served.values()) > 0
 
@@ -258,11 +258,11 @@ def test_what_is_computed_again_after_a_preemption_counts_once(caching: bool) ->
     steps.add(
         request("old", 15, tenant="a", max_tokens=10), request("young", 15, tenant="b", arrival=1.0, max_tokens=10)
     )
-    line = steps.scheduler._roster.waiting._lines[ONLINE][0]
+    line = steps.scheduler._sequences.waiting._queues[ONLINE][0]
     steps.finish()
     assert steps.scheduler.num_preemptions
     # Preempted after two tokens, the second is alone in line and starts from where it was.
-    assert {tenant: account.served for tenant, account in line._accounts.items()} == {
+    assert {tenant: account.served for tenant, account in line._counters.items()} == {
         tenant: Size(15, 10).service for tenant in "ab"
     }
 
@@ -271,7 +271,7 @@ def test_draws_count_when_they_are_known_and_not_if_they_are_dropped() -> None:
     steps = stepper()
     steps.add(request("a", 5, tenant="a", max_tokens=9), request("b", 5, tenant="b", max_tokens=9))
     first = steps.plan()
-    accounts = steps.scheduler._roster.waiting._lines[ONLINE][0]._accounts
+    accounts = steps.scheduler._sequences.waiting._queues[ONLINE][0]._counters
 
     def served() -> list[int]:
         return [account.served for account in accounts.values()]
@@ -361,7 +361,7 @@ def sequence(one: Request, number: int = 0) -> Sequence:
 
 @given(entries=st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 9), st.integers(0, 3)), max_size=14))
 def test_a_line_is_told_in_the_order_in_which_it_is_then_served(entries: list[tuple[str, int, int]]) -> None:
-    line = Line()
+    line = FairQueue()
     for number, (tenant, prompt, arrival) in enumerate(entries):
         line.add(sequence(request(str(number), prompt, tenant=tenant, arrival=arrival), number))
     told = list(line)
@@ -380,7 +380,7 @@ def test_a_line_is_told_in_the_order_in_which_it_is_then_served(entries: list[tu
 
 
 def test_who_may_not_join_does_not_hold_up_other_tenants_nor_its_own() -> None:
-    line = Line()
+    line = FairQueue()
     for number, tenant in enumerate("aab"):
         line.add(sequence(request(str(number), 3, tenant=tenant, arrival=number), number))
     seen = []
@@ -391,13 +391,13 @@ def test_who_may_not_join_does_not_hold_up_other_tenants_nor_its_own() -> None:
 
 
 def test_tenants_that_will_not_come_back_are_forgotten() -> None:
-    line = Line()
+    line = FairQueue()
     line.add(sequence(request("always", 3, tenant="always")))
     for number in range(10_000):
         one = sequence(request(str(number), 3, tenant=str(number)), number + 1)
         line.add(one)
         line.remove(one)
-    assert len(line._accounts) <= 32
+    assert len(line._counters) <= 32
 
 
 def test_a_tenant_that_is_ahead_is_remembered_while_it_is_away() -> None:
@@ -412,7 +412,7 @@ def test_a_tenant_that_is_ahead_is_remembered_while_it_is_away() -> None:
 
 
 def test_it_is_remembered_even_when_many_others_come_and_go() -> None:
-    line = Line()
+    line = FairQueue()
     ahead = sequence(request("ahead", 50, tenant="ahead"))
     line.add(ahead)
     line.add(sequence(request("behind", 3, tenant="behind"), 1))
@@ -429,7 +429,7 @@ def test_it_is_remembered_even_when_many_others_come_and_go() -> None:
 
 
 def test_a_newcomer_is_level_with_the_least_served_of_those_in_line() -> None:
-    line = Line()
+    line = FairQueue()
     for number, tenant in enumerate("aabb"):
         line.add(sequence(request(str(number), {"a": 3, "b": 40}[tenant], tenant=tenant), number))
     for expected, one in zip(("0", "2"), line.turns(lambda _: True), strict=False):

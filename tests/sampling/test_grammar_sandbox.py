@@ -17,9 +17,9 @@ from tokenizers import models, pre_tokenizers
 from archerfish.box import models_in_box
 from archerfish.errors import InvalidParameter, RequestError
 from archerfish.request import Structured
-from archerfish.sampling import trial as trial_module
-from archerfish.sampling.forms import load_vocabulary
-from archerfish.sampling.trial import Trial, check_structured
+from archerfish.sampling import grammar_sandbox as sandbox_module
+from archerfish.sampling.grammar_compiler import load_vocabulary
+from archerfish.sampling.grammar_sandbox import GrammarSandbox, check_structured
 from archerfish.tokenizer import Tokenizer
 
 GOOD = Structured(regex="[0-9]{4}")
@@ -46,8 +46,8 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def trial(tokenizer: Tokenizer) -> Trial:
-    return Trial(tokenizer, tokenizer.vocab_size)
+def sandbox(tokenizer: Tokenizer) -> GrammarSandbox:
+    return GrammarSandbox(tokenizer, tokenizer.vocab_size)
 
 
 HOSTILE = {
@@ -71,32 +71,34 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("form", HOSTILE.values(), ids=HOSTILE)
-def test_a_hostile_form_is_refused_and_others_go_on(trial: Trial, form: Structured) -> None:
+def test_a_hostile_form_is_refused_and_others_go_on(sandbox: GrammarSandbox, form: Structured) -> None:
     with pytest.raises(InvalidParameter, match=form.given):
-        trial.check(form)
-    trial.check(GOOD)
+        sandbox.check(form)
+    sandbox.check(GOOD)
 
 
 @pytest.mark.parametrize("form", [Structured(regex="a{1000000000}"), Structured(regex="(((a{1000}){1000}){1000})")])
-def test_what_compiles_but_cannot_be_followed_is_refused_with_the_remedy(trial: Trial, form: Structured) -> None:
+def test_what_compiles_but_cannot_be_followed_is_refused_with_the_remedy(
+    sandbox: GrammarSandbox, form: Structured
+) -> None:
     with pytest.raises(InvalidParameter, match=r"too large to be followed .*; repeat less: x\{1000\} is fine"):
-        trial.check(form)
+        sandbox.check(form)
 
 
 @pytest.mark.parametrize("regex", ["a{1000}", "[a-z]{1,10000}", "(ab|c){500}", "((a{100}){100})", r"(\w+ ){3,200}\."])
-def test_what_repeats_within_reason_is_a_form(trial: Trial, regex: str) -> None:
-    trial.check(Structured(regex=regex))
+def test_what_repeats_within_reason_is_a_form(sandbox: GrammarSandbox, regex: str) -> None:
+    sandbox.check(Structured(regex=regex))
 
 
 @pytest.mark.parametrize("form", [chain(12_000), references(4_000)], ids=["rules", "references"])
-def test_what_descends_deeply_ends_no_process(trial: Trial, form: Structured) -> None:
+def test_what_descends_deeply_ends_no_process(sandbox: GrammarSandbox, form: Structured) -> None:
     """Each of these ends a process that compiles it on an ordinary stack."""
-    for check in (trial.check, check_structured):
+    for check in (sandbox.check, check_structured):
         try:
             check(form)
         except InvalidParameter as refused:
             assert "too big" in str(refused)
-    trial.check(GOOD)
+    sandbox.check(GOOD)
 
 
 @pytest.mark.parametrize(
@@ -114,49 +116,49 @@ def test_what_descends_deeply_ends_no_process(trial: Trial, form: Structured) ->
         (Structured(choice=("\ud800",)), "escape"),
     ],
 )
-def test_the_reason_is_told_with_and_without_a_model(trial: Trial, form: Structured, named: str) -> None:
-    for check in (trial.check, check_structured):
+def test_the_reason_is_told_with_and_without_a_model(sandbox: GrammarSandbox, form: Structured, named: str) -> None:
+    for check in (sandbox.check, check_structured):
         with pytest.raises(InvalidParameter) as caught:
             check(form)
         assert form.given in str(caught.value) and named in str(caught.value)
 
 
-def test_what_only_a_vocabulary_shows(trial: Trial) -> None:
-    trial.check(Structured(grammar='start: "a" <|end|>'))
+def test_what_only_a_vocabulary_shows(sandbox: GrammarSandbox) -> None:
+    sandbox.check(Structured(grammar='start: "a" <|end|>'))
     with pytest.raises(InvalidParameter, match=r"<\|nope\|>"):
-        trial.check(Structured(grammar='start: "a" <|nope|>'))
-    with pytest.raises(InvalidParameter, match="no text of this form"):
-        trial.check(Structured(grammar='start: start "a"'))
+        sandbox.check(Structured(grammar='start: "a" <|nope|>'))
+    with pytest.raises(InvalidParameter, match="no text matches it"):
+        sandbox.check(Structured(grammar='start: start "a"'))
 
 
 def test_what_many_properties_allow_is_tried_on_a_slow_machine_too(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     properties = {f"property_{i}": {"type": "string", "pattern": f"^[a-z]{{3}}-{i}$"} for i in range(1500)}
-    monkeypatch.setattr(trial_module, "_TRIED_SECONDS", 0.0)
+    monkeypatch.setattr(sandbox_module, "_TRIED_SECONDS", 0.0)
     vocabulary = load_vocabulary(tokenizer.to_json(), tokenizer.vocab_size, [0])
-    problem = trial_module._problem(schema({"type": "object", "properties": properties}), vocabulary)
+    problem = sandbox_module._problem(schema({"type": "object", "properties": properties}), vocabulary)
     assert problem is not None and "fewer optional properties" in problem
     required = {"type": "object", "properties": properties, "required": list(properties)}
-    assert trial_module._problem(schema(required), vocabulary) is None
+    assert sandbox_module._problem(schema(required), vocabulary) is None
 
 
 def test_a_tokenizer_that_the_library_cannot_use_is_named(tmp_path: Path) -> None:
     words = Vocabulary(models.WordLevel({"a": 0, "b": 1}, unk_token="b"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.save(str(tmp_path / "tokenizer.json"))
-    trial = Trial(Tokenizer.load(tmp_path), 2)
+    sandbox = GrammarSandbox(Tokenizer.load(tmp_path), 2)
     for _ in range(2):
         with pytest.raises(InvalidParameter, match="this model's tokenizer"):
-            trial.check(GOOD)
+            sandbox.check(GOOD)
 
 
-def test_many_may_ask_at_once(trial: Trial) -> None:
+def test_many_may_ask_at_once(sandbox: GrammarSandbox) -> None:
     forms = [Structured(regex=f"a{{{i}}}") for i in range(1, 40)] + [Structured(regex="(")]
 
     def problem(form: Structured) -> str | None:
         try:
-            trial.check(form)
+            sandbox.check(form)
         except InvalidParameter as error:
             return str(error)
         return None
@@ -167,12 +169,12 @@ def test_many_may_ask_at_once(trial: Trial) -> None:
 
 
 def test_the_process_ends_with_its_trial(tokenizer: Tokenizer) -> None:
-    trial = Trial(tokenizer, tokenizer.vocab_size)
-    trial.check(GOOD)
-    assert trial._worker is not None
-    process = trial._worker.process
+    sandbox = GrammarSandbox(tokenizer, tokenizer.vocab_size)
+    sandbox.check(GOOD)
+    assert sandbox._worker is not None
+    process = sandbox._worker.process
     assert process.poll() is None
-    del trial
+    del sandbox
     gc.collect()
     assert process.poll() == 0
 
@@ -180,14 +182,14 @@ def test_the_process_ends_with_its_trial(tokenizer: Tokenizer) -> None:
 def test_a_process_that_hangs_is_ended_and_the_next_question_answered(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial_module, "_LONGEST_WAIT", 0.5)
-    trial = Trial(tokenizer, tokenizer.vocab_size)
-    trial._worker = trial._start()
-    os.kill(trial._worker.process.pid, signal.SIGSTOP)
+    monkeypatch.setattr(sandbox_module, "_MAX_WAIT", 0.5)
+    sandbox = GrammarSandbox(tokenizer, tokenizer.vocab_size)
+    sandbox._worker = sandbox._start()
+    os.kill(sandbox._worker.process.pid, signal.SIGSTOP)
     with pytest.raises(RequestError, match=r"could not be tried within 0\.5 seconds; try again"):
-        trial.check(GOOD)
+        sandbox.check(GOOD)
     monkeypatch.undo()
-    trial.check(GOOD)
+    sandbox.check(GOOD)
 
 
 def test_a_machine_without_the_library_serves_everything_else() -> None:
@@ -205,7 +207,7 @@ from archerfish.request import Structured
 llm = LLM(threads=1, max_num_seqs=2)
 assert llm.generate("A", SamplingParams(max_tokens=3), progress=False)[0].outputs[0].token_ids
 try:
-    with patch("archerfish.sampling.trial.find_spec", return_value=None):
+    with patch("archerfish.sampling.grammar_sandbox.find_spec", return_value=None):
         llm.generate("A", SamplingParams(structured=Structured(regex="a")))
 except InvalidParameter as error:
     assert "pip install llguidance" in str(error)
@@ -215,12 +217,14 @@ except InvalidParameter as error:
     assert done.stdout == "refused\n", done.stderr
 
 
-def test_a_form_that_many_ask_for_at_once_is_tried_once(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_form_that_many_ask_for_at_once_is_tried_once(
+    sandbox: GrammarSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tried = []
     form = Structured(regex="[0-9]{7}")
-    original = trial._try
-    monkeypatch.setattr(trial, "_try", lambda structured: tried.append(structured) or original(structured))
-    assert not trial.knows(form)
+    original = sandbox._try
+    monkeypatch.setattr(sandbox, "_try", lambda structured: tried.append(structured) or original(structured))
+    assert not sandbox.has_verdict(form)
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: trial.check(form), range(16)))
-    assert tried == [form] and trial.knows(form)
+        list(pool.map(lambda _: sandbox.check(form), range(16)))
+    assert tried == [form] and sandbox.has_verdict(form)
