@@ -200,6 +200,7 @@ def test_a_stop_lets_requests_finish_and_says_so_meanwhile() -> None:
         assert service.process.wait(30) == 0
 
 
+@pytest.mark.full
 def test_an_engine_that_keeps_dying_ends_the_service_with_a_reason() -> None:
     with running_service("--max-num-seqs", "4") as service:
         for _ in range(3):

@@ -102,7 +102,7 @@ def test_any_number_of_heads_may_share_keys(num_heads, num_kv_heads):
     check(Batch([(70, 1), (60, 9)], shape))
 
 
-@pytest.mark.parametrize("window", [None, 1, 30, 512, 700])
+@pytest.mark.parametrize("window", [None, 1, 512, *full(30, 700)])
 def test_contexts_of_several_splits(window):
     check(Batch([(1100, 1), (511, 1), (512, 1), (500, 40), (1023, 3)], SMALL, window))
 
@@ -172,7 +172,7 @@ def unit_list(units, spare):
 
 
 ASKED = [(0, 1099, 1100), (1, 512, 513), (0, 511, 512), (2, 40, 41), (1, 560, 600)]
-every_window = pytest.mark.parametrize("window", [None, 40, 600])
+every_window = pytest.mark.parametrize("window", [None, 600, *full(40)])
 
 
 @every_window
@@ -194,10 +194,10 @@ def test_neither_sharing_a_tile_nor_room_for_more_units_changes_a_bit(window):
 @pytest.mark.parametrize(
     ("window", "dtype", "softcap"),
     [
-        (None, torch.float16, None),
+        pytest.param(None, torch.float16, None, marks=pytest.mark.full),
         (None, torch.bfloat16, 3.0),
         (600, torch.float16, 3.0),
-        (40, torch.bfloat16, None),
+        pytest.param(40, torch.bfloat16, None, marks=pytest.mark.full),
     ],
 )
 def test_a_token_gets_the_same_bits_in_a_prompt_and_decoded(window, dtype, softcap):

@@ -66,7 +66,7 @@ def test_a_cache_of_eight_bit_floats(dtype, window, device):
     check_lines(machine(heads, device, dtype=FP8), sequences, same_bits, window, at_once=True)
 
 
-@pytest.mark.parametrize("window", [None, 30, 500])
+@pytest.mark.parametrize("window", [None, 500, *full(30)])
 def test_lines_that_end_in_different_splits(window, device):
     heads = Heads(dtype=torch.float16)
     late = Draft(tuple(range(7)), (-1, 0, 1, 2, 3, -1, 0))

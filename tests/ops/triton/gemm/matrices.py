@@ -2,12 +2,18 @@
 
 from dataclasses import dataclass
 
+import pytest
 import torch
 from torch import Tensor
 
 from archerfish.ops.triton.device_weight import DeviceWeight, arrange_fp8, arrange_int4, arrange_int8
+from tests.lanes import full
 
 FORMATS = ["int8", "w8a8", "fp8", "int4 g32", "int4 g64", "int4 g128", "int4 g32 zeros", "int4 g64 zeros"]
+
+every_format = pytest.mark.parametrize(
+    "name", ["int8", "w8a8", "fp8", "int4 g128", "int4 g32 zeros", *full("int4 g32", "int4 g64", "int4 g64 zeros")]
+)
 
 
 @dataclass(frozen=True)

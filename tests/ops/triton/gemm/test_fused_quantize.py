@@ -12,7 +12,7 @@ from archerfish.ops.triton.gemm.quantized_gemm import (
     quantized_gated,
     quantized_linear,
 )
-from tests.ops.triton.gemm.matrices import FORMATS, assert_same_bits, make_matrix, make_rows
+from tests.ops.triton.gemm.matrices import FORMATS, assert_same_bits, every_format, make_matrix, make_rows
 
 pytestmark = [
     pytest.mark.each_choice,
@@ -31,7 +31,7 @@ def test_zeros_give_zeros_and_broken_numbers_none(name: str, device: str) -> Non
 
 
 @pytest.mark.parametrize("num_rows", [1, 5, 17])
-@pytest.mark.parametrize("name", FORMATS)
+@every_format
 def test_gated_products_leave_rows_as_the_next_product_wants_them(name: str, num_rows: int, device: str) -> None:
     weight = make_matrix(name, 2 * 160, 128, device).weight
     following = make_matrix("int4 g32" if name.startswith("int") else name, 40, 160, device).weight

@@ -30,7 +30,7 @@ from archerfish.ops.triton.gemm.quantized_gemm import (
 )
 from archerfish.ops.triton.gemm.quantized_tiles import QuantizedTiles
 from archerfish.ops.triton.runtime.kernel_launch import INTERPRETED
-from tests.ops.triton.gemm.matrices import FORMATS, assert_same_bits, make_matrix, make_rows
+from tests.ops.triton.gemm.matrices import FORMATS, assert_same_bits, every_format, make_matrix, make_rows
 
 pytestmark = [
     pytest.mark.each_choice,
@@ -111,7 +111,7 @@ def test_rows_may_lie_apart(device: str) -> None:
 # -- products ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@every_format
 @pytest.mark.parametrize(("num_rows", "num_outputs", "num_inputs"), [(1, 37, 384), (5, 130, 128), (18, 16, 640)])
 def test_product(name: str, num_rows: int, num_outputs: int, num_inputs: int, device: str) -> None:
     matrix = make_matrix(name, num_outputs, num_inputs, device)
@@ -130,7 +130,7 @@ def test_inputs_that_fill_no_larger_step(name: str, device: str) -> None:
     assert_near(found, full_rows(quantize_for(x, matrix.weight)) @ matrix.full.t(), name=name)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@every_format
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_bias_and_type(name: str, dtype: torch.dtype, device: str) -> None:
     matrix = make_matrix(name, 24, 128, device)
@@ -140,7 +140,7 @@ def test_bias_and_type(name: str, dtype: torch.dtype, device: str) -> None:
     assert_near(found, full_rows(quantize_for(x, matrix.weight)) @ matrix.full.t() + bias.double(), name=name)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@every_format
 def test_residual_is_added_to_the_rounded_product(name: str, device: str) -> None:
     matrix = make_matrix(name, 24, 256, device)
     x, residual = make_rows(3, 256, device, torch.bfloat16), make_rows(3, 24, device, torch.bfloat16)
@@ -149,7 +149,7 @@ def test_residual_is_added_to_the_rounded_product(name: str, device: str) -> Non
     assert_same_bits(residual, expected)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@every_format
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
 def test_gated_product_rounds_as_its_parts(name: str, activation: reference.Activation, device: str) -> None:
     matrix = make_matrix(name, 2 * 21, 128, device)
@@ -161,7 +161,7 @@ def test_gated_product_rounds_as_its_parts(name: str, activation: reference.Acti
     torch.testing.assert_close(found, expected, rtol=2.0**-9, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@every_format
 def test_a_broken_row_breaks_no_other(name: str, device: str) -> None:
     matrix = make_matrix(name, 24, 128, device)
     x = make_rows(3, 128, device)
@@ -181,7 +181,7 @@ def test_no_rows(device: str) -> None:
 # -- one answer -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@every_format
 @pytest.mark.parametrize("num_rows", [12, 30, 70])
 def test_a_row_is_the_same_alone_and_among_others(name: str, num_rows: int, device: str) -> None:
     weight = make_matrix(name, 48, 256, device).weight
@@ -204,7 +204,7 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@every_format
 def test_tiles_for_many_rows_give_the_same_bits(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     matrix = make_matrix(name, 2 * 68, 256, device)
     x = make_rows(9, 256, device, torch.bfloat16)
