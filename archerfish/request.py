@@ -1,4 +1,4 @@
-"""What a client asks for and what it gets back, as plain data. Knows no torch, no scheduler, no tokenizer."""
+"""Requests and token events as plain data."""
 
 from dataclasses import dataclass
 from enum import Enum, IntEnum

@@ -1,4 +1,4 @@
-"""How an answer is to be written: what a client can choose, checked. Knows no engine and no tokenizer."""
+"""Sampling parameters: everything that a client can choose about an answer, checked."""
 
 import math
 from collections.abc import Collection, Mapping

@@ -1,4 +1,4 @@
-"""The form that an answer must have, as plain data: in Archerfish's words, and in those of vLLM. Knows no grammar."""
+"""Grammars of answers as plain data: the engine's own class, and vLLM's."""
 
 import json as json_library
 from collections.abc import Mapping

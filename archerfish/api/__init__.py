@@ -1,1 +1,1 @@
-"""What clients may ask and what they are told, read and written once: for the service and for batches alike."""
+"""Bodies, replies and streams of all endpoints, for the service and for batches alike."""

@@ -1,4 +1,4 @@
-"""What an answer is made of: words, reasoning and calls, in pieces and as a whole. Knows no model and no format."""
+"""The parts of an answer: text, reasoning and tool calls, as deltas and as a whole."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -14,7 +14,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """What the model thought before it answered."""
+    """Reasoning that comes before the answer."""
 
     text: str
 
@@ -96,6 +96,6 @@ def joined(deltas: Iterable[Delta]) -> ParsedAnswer:
 
 
 def as_field(calls: Iterable[InvalidCall]) -> dict[str, list[dict[str, str]]]:
-    """For the endpoints' replies: the field `invalid_tool_calls`, or nothing where all calls were valid."""
+    """Return the reply's field `invalid_tool_calls`; no field if all calls were valid."""
     fields = [asdict(call) for call in calls]
     return {"invalid_tool_calls": fields} if fields else {}

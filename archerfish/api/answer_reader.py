@@ -1,4 +1,4 @@
-"""Reads a model's answer while it is being written. This is the reader of plain answers; others build on it."""
+"""Reads a model's answer into deltas while it is generated. The reader of plain answers, on which others build."""
 
 import re
 from collections.abc import Sequence
@@ -62,13 +62,13 @@ class SpecialTexts:
         return self._any.sub("", text)
 
     def _num_open(self, text: str) -> int:
-        """How many characters at the end of the text may be the beginning of one."""
+        """Return how many characters at the end of the text may begin a special token."""
         lengths = range(min(self._longest, len(text)), 0, -1)
         return next((length for length in lengths if text[-length:] in self._beginnings), 0)
 
 
 class ReaderWithoutSpecialTexts(AnswerReader):
-    """What another reader reads, without special tokens in its words.
+    """Removes special tokens from the text that another reader reads.
 
     Calls and reasoning may be marked with special tokens, and are then read from a text that shows all of them.
     """

@@ -71,7 +71,7 @@ class ChatCall(EndpointCall):
 
     @cached_property
     def _readers(self) -> list[AnswerReader]:
-        """For each answer one, made when the first of it is read."""
+        """One reader for each answer, made when the first piece is read."""
         return [self._conversation.reader(self._body) for _ in range(self.inputs.params.n)]
 
     def reply(self, outputs: Sequence[OutputStream]) -> dict[str, Any]:
@@ -161,7 +161,7 @@ class ChatCall(EndpointCall):
 
 
 def template_variables(body: ChatBody | TokenizeBody) -> dict[str, Any]:
-    """What the chat template is rendered with beside messages and tools."""
+    """Return the variables of the chat template besides messages and tools."""
     for name in _FIELDS_OF_THEIR_OWN & body.chat_template_kwargs.keys():
         raise InvalidParameter(f"chat_template_kwargs.{name}", "...", f"give it as {name}")
     return {
@@ -172,7 +172,7 @@ def template_variables(body: ChatBody | TokenizeBody) -> dict[str, Any]:
 
 
 def _check(body: ChatBody) -> None:
-    """What fields say about one another."""
+    """Raise if two fields contradict each other."""
     if body.top_logprobs and not body.logprobs:
         raise InvalidParameter("top_logprobs", body.top_logprobs, "it needs logprobs = true")
     if body.max_tokens is not None and body.max_completion_tokens is not None:

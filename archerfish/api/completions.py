@@ -129,7 +129,7 @@ class CompletionsCall(EndpointCall):
         }
 
     def _lengths_in(self, output: RequestOutput, prompt: str) -> list[int]:
-        """How many characters of the shown prompt each token makes.
+        """Return the number of characters of the shown prompt for each token.
 
         A special token that the tokenizer put around the text is not in it.
         """

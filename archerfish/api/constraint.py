@@ -28,7 +28,7 @@ class ReasoningPrefix(NamedTuple):
 
 
 def constraint(tools: ToolUse, structured: Structured | None, thought: ReasoningPrefix | None) -> Structured | None:
-    """What an answer must be, from first token to last; None if it is free."""
+    """Return the grammar of a whole answer; None if it is free."""
     grammar: str | None = None
     if tools.is_required:
         grammar = tools.calls

@@ -22,7 +22,7 @@ from archerfish.tokenizer import Tokenizer
 
 
 class ReasoningOptions(NamedTuple):
-    """How much the model should think before it answers. What is None is as the model has it."""
+    """How much the model should reason before it answers. None leaves the model's default."""
 
     field: str = "reasoning_effort"
     """Where the body says so, for errors."""
@@ -33,7 +33,7 @@ class ReasoningOptions(NamedTuple):
 
 
 class Conversation:
-    """What has been said, and what may be said next."""
+    """The messages of a chat, and the rules for its next answer."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Conversation:
         self._constraint = constraint(self._tools, structured, self._thought(wish))
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is needed once the prompt was made: how answers are read."""
+        """Return what reading answers needs; the prompt is not needed any more."""
         return {**self.__dict__, "prompt": "", "_tools": self._tools.without_descriptions(), "_constraint": None}
 
     @property
@@ -79,7 +79,7 @@ class Conversation:
         return self._tools.names_function
 
     def params(self, body: GenerationBody, **more: Any) -> SamplingParams:
-        """How the answer is written. `more` are fields that an endpoint has by itself; None is not given."""
+        """Return the sampling parameters. `more` are those of the endpoint itself; None means not given."""
         return body.sampling_params(
             {"max_tokens": None, **self._model.recommended},
             structured=self._constraint,
@@ -94,7 +94,7 @@ class Conversation:
         )
 
     def reader(self, body: GenerationBody) -> AnswerReader:
-        """For one answer."""
+        """Return a reader for one answer."""
         reader = self._tools.new_reader()
         if self._thinking is not None:
             reader = self._thinking.reader(reader)
@@ -145,7 +145,7 @@ class Conversation:
 
 
 def _effort_variables(model: ServedModel, wish: ReasoningOptions) -> dict[str, Any]:
-    """What the chat template is told of the wished effort, in the variables that it knows."""
+    """Return the chat template's variables for the reasoning effort."""
     template = _template_text(model)
     if wish.effort is None:
         # Who limits the reasoning wants some.

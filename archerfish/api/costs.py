@@ -1,4 +1,4 @@
-"""What one body may make the service hold and send: checked before anything is opened for it. Knows no HTTP."""
+"""Limits on the memory and work that one body may cause, checked before it is queued."""
 
 import pickle
 

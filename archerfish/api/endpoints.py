@@ -54,7 +54,7 @@ Outcome = EndpointCall | HistoryNeeded | bytes
 
 
 class Endpoint(NamedTuple):
-    """How the bodies of an endpoint are read."""
+    """The body class of an endpoint and the function that reads it."""
 
     body: type[Body]
     read: Callable[[ServedModel, Any, Turns | None], Outcome]

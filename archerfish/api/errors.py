@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients expect them: a status and {"error": {message, type, param, code}}. Knows no HTTP."""
+"""Errors as OpenAI's clients expect them: a status and {"error": {message, type, param, code}}."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -97,7 +97,7 @@ def _cut(text: str, length: int) -> str:
 
 
 def _short_reply(status: int, message: str, param: str | None = None, code: str | None = None) -> ErrorReply:
-    """Of what a client sent as much as it needs to find the place: it travels between processes and into logs."""
+    """Return a reply with shortened texts: refused values may be whole documents, and replies travel and are logged."""
     return ErrorReply(
         status, _cut(message, _LONGEST_MESSAGE), None if param is None else _cut(param, _LONGEST_PARAM), code
     )
@@ -112,7 +112,7 @@ def failed_reply(reason: str | None) -> ErrorReply:
 
 
 def error_reply(error: UserError | ValidationError, body: object = None, known: Collection[str] = ()) -> ErrorReply:
-    """What a client is told of an error that it can fix. `body` is what was validated, if it was.
+    """Return the reply for an error that the client can fix. `body` is the value that was validated, if any.
 
     `known` are the fields that it could have had.
     """
@@ -150,7 +150,7 @@ def _field_reply(location: tuple[int | str, ...], param: str | None, known: Coll
 
 
 def _not_text(error: Mapping[str, Any]) -> str | None:
-    """What is said of a part of a message that is no text; None if that is not what is wrong."""
+    """Return the message for a part that is not text; None if the error is another one."""
     named = error.get("ctx", {}).get("tag") if error["type"] == "union_tag_invalid" else None
     if error["type"] == "literal_error" and error["loc"][-1:] == ("type",):
         named = error["input"]

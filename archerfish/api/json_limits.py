@@ -1,4 +1,4 @@
-"""Limits on a JSON text that are checked on its bytes, before anything is parsed. Knows no endpoint."""
+"""Limits on a JSON text, checked on its bytes before anything is parsed."""
 
 import re
 from typing import NamedTuple
@@ -12,7 +12,7 @@ _OPENING = b"[{"
 
 
 class JsonLimits(NamedTuple):
-    """How much a JSON text may hold, whatever its size in bytes."""
+    """Limits on the number and depth of values in a JSON text."""
 
     max_items: int
     """Values, object members and empty containers, at any depth."""

@@ -1,4 +1,4 @@
-"""A message of Anthropic's API in the making: its blocks grow here, and each change is an event. Knows no HTTP."""
+"""Builds a message of Anthropic's API from pieces of an answer; each change is an event."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -90,7 +90,7 @@ class MessageWriter:
         yield {"type": "message_stop"}
 
     def _add_words(self, kind: str, text: str, more: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """To a block of text or of thinking, whose field for it has the name of the kind."""
+        """Append to a block of text or thinking, whose field is named after its kind."""
         if not self._is_open or self._content[-1]["type"] != kind:
             yield from self._open_block({"type": kind, kind: "", **more})
         self._content[-1][kind] += text

@@ -67,7 +67,7 @@ class MessagesCall(EndpointCall):
 
 
 def count_tokens(model: ServedModel, body: CountTokensBody) -> bytes:
-    """How long a conversation is, as the model will see it: the whole reply, as JSON."""
+    """Return the number of tokens of a conversation, as the whole reply in JSON."""
     prompt = _conversation(model, body).prompt
     return msgspec.json.encode({"input_tokens": len(model.processor.token_ids(prompt, add_special_tokens=False))})
 

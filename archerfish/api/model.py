@@ -1,4 +1,4 @@
-"""What must be known of a model to read bodies for it and to tell its answers."""
+"""The served model as endpoints need it: names, input processor, and formats of calls and reasoning."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormats:
-    """How answers are read: names that a user gave, or None for what the chat template says."""
+    """Formats of tool calls and reasoning that a user chose; None uses what the chat template shows."""
 
     tool_call_format: str | None = None
     reasoning_parser: str | None = None
@@ -53,18 +53,18 @@ class AnswerFormats:
             find_reasoning_format(self.reasoning_parser)
 
     def tool_format(self, family: str, tokenizer: Tokenizer | None) -> ToolFormat | None:
-        """How the model writes calls; None if it makes none."""
+        """Return the format of the model's calls; None if it makes none."""
         named = self.tool_call_format
         return usual_tool_format(family, tokenizer) if named is None else find_format(named)
 
     def reasoning_format(self, tokenizer: Tokenizer | None) -> ReasoningFormat | None:
-        """How the model marks its reasoning; None if that stays in the content."""
+        """Return the format of the model's reasoning; None if reasoning stays in the content."""
         named = self.reasoning_parser
         return usual_reasoning_format(tokenizer) if named is None else find_reasoning_format(named)
 
 
 def usual_tool_format(family: str, tokenizer: Tokenizer | None) -> ToolFormat | None:
-    """How a model writes calls, as its chat template says."""
+    """Return the format of calls that a model's chat template shows."""
     if tokenizer is None:
         return None
     special = {tokenizer.token_text(token) for token in tokenizer.special_token_ids}
@@ -72,5 +72,5 @@ def usual_tool_format(family: str, tokenizer: Tokenizer | None) -> ToolFormat | 
 
 
 def usual_reasoning_format(tokenizer: Tokenizer | None) -> ReasoningFormat | None:
-    """How a model marks its reasoning, as its chat template says."""
+    """Return the reasoning format that a model's chat template shows."""
     return None if tokenizer is None else choose_reasoning_format(tokenizer.chat_template.text)

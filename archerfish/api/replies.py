@@ -1,4 +1,4 @@
-"""Parts of replies that several endpoints share. Knows no HTTP."""
+"""Parts of replies that several endpoints share."""
 
 import time
 import uuid
@@ -42,7 +42,7 @@ def usage_so_far(num_read: int, num_written: int) -> dict[str, int]:
 
 
 def token_logprobs(token_ids: Sequence[int], entries: Sequence[Logprobs], num_top: int) -> list[dict[str, Any]]:
-    """How likely each token was, and the likeliest ones at its place: as many as were asked for."""
+    """Return the log-probability of each token and of the likeliest tokens at its position."""
     entries_shown = []
     for token, candidates in zip(token_ids, entries, strict=True):
         # They come likeliest first; the chosen one follows if it is none of them.
@@ -52,7 +52,7 @@ def token_logprobs(token_ids: Sequence[int], entries: Sequence[Logprobs], num_to
 
 
 def prompt_logprobs(output: RequestOutput, num_top: int | None) -> dict[str, Any]:
-    """As vLLM tells them, by token id: for each token of the prompt, and the likeliest at its place. Or nothing."""
+    """Return log-probabilities of the prompt by token id, as vLLM reports them; no field if not requested."""
     if num_top is None:
         return {}
     entries_shown = []
@@ -71,7 +71,7 @@ def prompt_logprobs(output: RequestOutput, num_top: int | None) -> dict[str, Any
 
 
 def request_metrics(written: OutputStream) -> dict[str, Any]:
-    """How long each part of a request took, in milliseconds, and what was guessed for it."""
+    """Return how long each part of a request took, in milliseconds, and its speculation counts."""
     timing = written.result.metrics
     gaps = sorted(written.gaps)
     return {

@@ -1,4 +1,4 @@
-"""A response in the making: its items grow here, and each change is told as an event. Knows no engine and no HTTP."""
+"""Builds a response of OpenAI's Responses API from pieces of an answer; each change is an event."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Literal

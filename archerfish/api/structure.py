@@ -1,4 +1,4 @@
-"""The form of an answer, as the engine takes it, out of all fields that can say it."""
+"""Merges all fields of a body that can define a grammar into one."""
 
 import json
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ _OUTPUTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag
 def structured(
     body: GenerationBody, wanted: ResponseFormat | None = None, *, field: str = "response_format"
 ) -> Structured | None:
-    """What the answer must look like; None if it is free. `wanted` is what the endpoint's own field says."""
+    """Return the grammar of the answer; None if it is free. `wanted` is the value of the endpoint's own field."""
     given_grammars: dict[str, Structured] = {}
     if wanted is not None and (grammar := _of_format(wanted)) is not None:
         given_grammars[field] = grammar

@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize: whole replies, as JSON. Knows no HTTP."""
+"""The /tokenize and /detokenize endpoints: whole replies, as JSON."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""Tools in a conversation: what the model is shown of them, what it must write, and the calls in what it wrote."""
+"""The tools of a conversation: what the prompt shows, what the answer must be, and how calls are read."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,7 +42,7 @@ class CallingReader(AnswerReader):
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What a conversation's tools come to."""
+    """The tools of a conversation, as prompts and answers need them."""
 
     shown: list[dict[str, Any]] | None = None
     """Tools that the template writes into the prompt."""
@@ -62,7 +62,7 @@ class ToolUse:
     """For each answer one."""
 
     def without_descriptions(self) -> "ToolUse":
-        """What answers are read with, and no more of the tools."""
+        """Return a copy that can read answers, without the tools themselves."""
         return replace(self, shown=None if self.shown is None else [], calls=None)
 
     @classmethod

@@ -102,13 +102,13 @@ def has_no_effect(name: str, value: object) -> bool:
 
 
 def substitute_for(name: str) -> str | None:
-    """What to do instead of asking for an unsupported field; None if the name is not known at all."""
+    """Return what to use instead of an unsupported field; None if the name is unknown."""
     field = _UNSUPPORTED.get(name)
     return None if field is None else field.instead
 
 
 def remedy_for(name: str, known: Collection[str]) -> str:
-    """What to do about an unknown field of a body that could have had the known ones."""
+    """Return how to fix an unknown field of a body that could have had the known ones."""
     instead = [other for other in _INSTEAD.get(name, ()) if other in known]
     if not instead and len(name) <= _LONGEST_NAME:
         instead = get_close_matches(name, known, n=1, cutoff=0.8)

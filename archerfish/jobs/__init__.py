@@ -1,1 +1,1 @@
-"""Files and batches that outlive the process: a durable store, and what runs it. Knows no HTTP."""
+"""Files and batches that outlive the process: a durable store and its runner."""

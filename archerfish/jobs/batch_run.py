@@ -1,4 +1,4 @@
-"""One batch from its first line to its last: what is read, which lines come when, what ends it early."""
+"""Runs one batch from its first line to its last."""
 
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from enum import Enum, auto

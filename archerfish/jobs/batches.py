@@ -1,4 +1,4 @@
-"""Batches as clients see them: create, look, list, cancel. Knows nothing of how lines are answered."""
+"""Batches as clients see them: create, get, list, cancel."""
 
 import json
 import re
@@ -117,7 +117,7 @@ class BatchStore:
 
 
 def window_seconds(text: str) -> int:
-    """How long a completion window is: "24h", "90m"."""
+    """Return the length of a completion window such as "24h" or "90m"."""
     match = _WINDOW.fullmatch(text)
     seconds = int(match[1]) * _SECONDS[match[2]] if match else 0
     if not 0 < seconds <= _LONGEST_WINDOW:

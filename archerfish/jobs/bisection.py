@@ -1,4 +1,4 @@
-"""Finds the lines that an engine fails with among those that were in flight when it did. Knows no engine."""
+"""Finds the lines that the engine fails with among those that were in flight when it failed."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar

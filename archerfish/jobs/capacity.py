@@ -66,7 +66,7 @@ class Capacity:
 
 
 class CapacityShare:
-    """What one batch has of it."""
+    """The share of one batch in the capacity."""
 
     def __init__(self, capacity: Capacity, on_change: Callable[[], None]) -> None:
         self.num_in_flight = 0
@@ -99,7 +99,7 @@ class CapacityShare:
 
 
 class FailurePace:
-    """How soon after an engine failure lines may be started, so that batches alone never wear the engine out.
+    """Delays lines after engine failures, so that batches alone never end the service.
 
     A service whose engine dies too often in a short time ends itself.
     """

@@ -1,4 +1,4 @@
-"""The SQLite database of files and batches: its tables, its transactions, a full disk by its name. Knows no HTTP."""
+"""The SQLite database of files and batches: tables, transactions, and errors of a full disk."""
 
 import errno
 import shutil
@@ -115,7 +115,7 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """For single queries. Take all rows before leaving."""
+        """Open a connection for single queries. All rows must be fetched within the block."""
         with self._lock:
             yield self._connection
 

@@ -1,4 +1,4 @@
-"""Files that clients upload and batches write: content on disk, the rest in the database. Knows no batch's meaning."""
+"""Files that clients upload and batches write: content on disk, metadata in the database."""
 
 import os
 import re
@@ -81,7 +81,7 @@ class FileStore:
             return upload.finish(filename, purpose)
 
     def begin_upload(self, *, tenant: str = "") -> Upload:
-        """The same piece by piece, for content that comes in over time."""
+        """Begin a file whose content arrives piece by piece."""
         with self.database.reading() as connection:
             self.quota.check_file(connection, tenant, 0)
         self._drafts.sweep_abandoned()

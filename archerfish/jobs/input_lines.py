@@ -55,7 +55,7 @@ class InputLine(NamedTuple):
 
 
 class LineSpan(NamedTuple):
-    """Where the file has a request. A long body stays there until it is needed."""
+    """The position of a request in the file. A long body stays there until it is needed."""
 
     number: int
     custom_id: str

@@ -1,4 +1,4 @@
-"""Answers lines: so many at once, each until it has a result or the engine has failed with it. Knows no statuses."""
+"""Answers the lines of a batch, several at once, until each has a result or the engine has failed with it."""
 
 import asyncio
 from collections import deque
@@ -38,7 +38,7 @@ class NotNow(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerSettings:
-    """How batches are run."""
+    """Settings of the batch runner."""
 
     max_in_flight: int = 64
     """Lines of all batches that are being answered at once."""
@@ -66,7 +66,7 @@ class RunnerSettings:
 
 @dataclass(frozen=True, slots=True)
 class RunnerContext:
-    """What all batches of a runner have in common."""
+    """Objects that all batches of a runner share."""
 
     answer: AnswerLine
     settings: RunnerSettings
@@ -130,7 +130,7 @@ class LineAnswers:
             self.news.clear()
 
     async def try_group(self, group: Sequence[LineSpan], check: Callable[[], Awaitable[None]]) -> list[LineSpan]:
-        """The same for a group with nothing else in flight. Those that have no result because the engine failed."""
+        """Answer a group with nothing else in flight; return the lines that the engine failed with."""
         self._trial, self._trial_failed = group, False
         try:
             with self._shared.capacity.trial(self._share):

@@ -1,4 +1,4 @@
-"""Answers lines with an engine in this process, as many at once as it can take. Knows no files and no store."""
+"""Answers lines with an engine in this process, as many at once as it can take."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

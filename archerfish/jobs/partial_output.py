@@ -1,4 +1,4 @@
-"""The output file of an offline batch: written line by line, kept when the run breaks off, in order at its end."""
+"""The output file of an offline batch: written line by line, usable after an interruption, sorted at the end."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from archerfish.jobs.database import naming_full_disk
 
 
 class _LinePosition(NamedTuple):
-    """Where a record lies."""
+    """The position of a record."""
 
     path: Path
     offset: int

@@ -1,4 +1,4 @@
-"""Keeps a data directory to the user that runs the service: prompts and answers lie in it. Knows none of its files."""
+"""Restricts a data directory, which contains prompts and answers, to the user that runs the service."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""How much one tenant may keep: files, their bytes, and batches that have not ended. Knows no HTTP."""
+"""Limits on the files, bytes and open batches of one tenant."""
 
 import sqlite3
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from archerfish.jobs.records import OPEN_STATUSES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """Of each tenant. Outputs of batches count, but are never refused: what was answered is not thrown away."""
+    """Limits of each tenant. Outputs of batches count, but are never refused: no answer is thrown away."""
 
     max_open_batches: int = 100
     max_files: int = 10_000

@@ -1,4 +1,4 @@
-"""Makes the answers of lines durable, many in one transaction. Knows no database and no engine."""
+"""Makes the answers of lines durable, many in one transaction."""
 
 import asyncio
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Files, batches and the answers of their lines as plain data, and as the objects OpenAI's clients know."""
+"""Files, batches and results of lines as plain data, and as the objects of OpenAI's API."""
 
 import json
 import re
@@ -16,7 +16,7 @@ _NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
 
 
 class BatchStatus(Enum):
-    """Where a batch stands."""
+    """The status of a batch."""
 
     VALIDATING = "validating"
     IN_PROGRESS = "in_progress"
@@ -38,7 +38,7 @@ OPEN_STATUSES = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS, BatchStatus.FI
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """What is known of a file beside its content. Times are whole seconds since 1970."""
+    """The metadata of a file. Times are whole seconds since 1970."""
 
     file_id: str
     tenant: str
@@ -52,7 +52,7 @@ class StoredFile:
         return self.file_id
 
     def as_object(self) -> dict[str, Any]:
-        """As GET /v1/files/{id} answers."""
+        """Return the object that GET /v1/files/{id} replies with."""
         return {
             "id": self.file_id,
             "object": "file",
@@ -116,7 +116,7 @@ class Batch:
         return self.batch_id
 
     def as_object(self) -> dict[str, Any]:
-        """As GET /v1/batches/{id} answers."""
+        """Return the object that GET /v1/batches/{id} replies with."""
         errors = {"object": "list", "data": [error._asdict() for error in self.errors]} if self.errors else None
         return {
             "id": self.batch_id,
@@ -152,7 +152,7 @@ class ListPage(NamedTuple, Generic[_Item]):
     has_more: bool
 
     def as_object(self) -> dict[str, Any]:
-        """As the list endpoints answer."""
+        """Return the object that the list endpoints reply with."""
         return {
             "object": "list",
             "data": [item.as_object() for item in self.items],
@@ -163,7 +163,7 @@ class ListPage(NamedTuple, Generic[_Item]):
 
 
 class LineResult(NamedTuple):
-    """What the service answered to one line. A status of 200 to 299 is an answer, any other an error."""
+    """The reply to one line. A status of 200 to 299 is an answer, any other an error."""
 
     status_code: int
     body: Mapping[str, Any]
@@ -171,7 +171,7 @@ class LineResult(NamedTuple):
 
 
 class LineReply(NamedTuple):
-    """The same, where the body is written already."""
+    """The reply to one line, with a body that is JSON already."""
 
     status_code: int
     body: bytes
@@ -228,7 +228,7 @@ def _on_one_line(content: bytes) -> str:
 
 
 def errors_text(errors: Sequence[BatchError]) -> str | None:
-    """As they are kept in the database."""
+    """Return errors as the database stores them."""
     return json.dumps([list(error) for error in errors]) if errors else None
 
 

@@ -1,4 +1,4 @@
-"""Calls the store from the event loop, and waits where the disk is full. Knows nothing of what is stored."""
+"""Calls the store from the event loop, and waits while the disk is full."""
 
 import asyncio
 import sqlite3
@@ -43,7 +43,7 @@ class RetryingStorage:
             return result
 
     def give_up(self) -> None:
-        """From now on trouble is raised, also by the calls that are waiting."""
+        """Raise errors from now on instead of waiting, also in calls that wait already."""
         self._given_up.set()
 
     def _note(self, trouble: str | None) -> None:

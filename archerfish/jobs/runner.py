@@ -1,4 +1,4 @@
-"""Runs the store's batches, for each tenant one after another. Knows no engine: answers are given to it."""
+"""Runs the store's batches, those of each tenant one after another."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""The durable store of files and batches: a directory with a database in it. Knows no HTTP and no engine."""
+"""The durable store of files and batches: a directory with a database in it."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Files that are being written and that no client sees yet. Knows neither their tenants nor what becomes of them."""
+"""Files that are being written and that no client can see yet."""
 
 import os
 import time

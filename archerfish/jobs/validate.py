@@ -15,7 +15,7 @@ from archerfish.jobs.records import BatchError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputLimits:
-    """How much a batch may ask for at once."""
+    """Limits of one batch."""
 
     max_lines: int = 50_000
     """Lines in one batch."""
@@ -90,7 +90,7 @@ def _parse(raw: RawLine, max_line_bytes: int) -> InputLine | BatchError:
 
 
 def _check(line: InputLine, endpoint: str | None, seen: dict[str, int]) -> Iterator[BatchError]:
-    """What is wrong with a line beside its form. Adds it to those seen."""
+    """Yield the errors of a well-formed line, and add it to those seen."""
     first = seen.setdefault(line.custom_id, line.number)
     if first != line.number:
         text = f"custom_id {short(line.custom_id)} of line {line.number} is already that of line {first}"

@@ -41,7 +41,7 @@ class FailedAttempts(NamedTuple):
 
 
 class LineProgress(NamedTuple):
-    """How far a batch has come."""
+    """The lines of a batch that are done or were tried."""
 
     answered: set[int]
     """Lines that have a result."""
@@ -68,7 +68,7 @@ class WorkStore:
     # -- the way through the statuses -----------------------------------------------------------------------------
 
     def open_batches(self) -> list[Batch]:
-        """Those that have not ended, the oldest first."""
+        """Return the batches that have not ended, the oldest first."""
         with self._database.reading() as connection:
             rows = connection.execute(
                 f"SELECT * FROM batches WHERE status IN ({marks(OPEN_STATUSES)}) ORDER BY number",
@@ -249,7 +249,7 @@ class WorkStore:
             )
 
     def _results(self, batch_id: str) -> Iterator[LineRecord]:
-        """In the order of the input."""
+        """Yield results in the order of the input."""
         last = 0
         while rows := self._results_after(batch_id, last):
             for row in rows:

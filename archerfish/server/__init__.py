@@ -1,1 +1,1 @@
-"""The service: HTTP in, the engine's answers out. Knows no tensors, no scheduler."""
+"""The service: HTTP in, the engine's answers out."""

@@ -1,4 +1,4 @@
-"""The application: endpoints, error handlers and what stands around them."""
+"""The application: routes, error handlers and middleware."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""One HTTP connection: whatever its client sends too much of, too slowly, or does not read, ends it."""
+"""One HTTP connection, which is closed if its client sends too much, sends too slowly, or does not read."""
 
 import socket
 import struct

@@ -1,4 +1,4 @@
-"""Errors as clients expect them: OpenAI's {"error": {message, type, param, code}}; Anthropic's below /v1/messages."""
+"""Exceptions as HTTP errors: OpenAI's {"error": {message, type, param, code}}, or Anthropic's below /v1/messages."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -49,7 +49,7 @@ class ApiError(HTTPException):
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """What a client is told of an error raised on the way."""
+    """Return the error that a client gets for an exception."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, (UserError, ValidationError)):
@@ -65,7 +65,7 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def error_response(error: ApiError, path: str) -> Response:
-    """In the shape of the API that the path belongs to, wherever on the way the error was found."""
+    """Return an error in the format of the API that the path belongs to."""
     is_anthropic = path == _ANTHROPIC_PATH or path.startswith(_ANTHROPIC_PATH + "/")
     body = msgspec.json.encode(error.reply.anthropic_body if is_anthropic else error.body)
     return Response(body, error.status_code, error.headers, media_type="application/json")

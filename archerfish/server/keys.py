@@ -43,7 +43,7 @@ _FIELDS = ("name", "key", "sha256", *_RATES, "min_priority", "cache_group", "adm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """Who asks, and how much may be asked for. Holds no secret."""
+    """A caller and its limits. Contains no secret."""
 
     name: str
     requests_per_minute: int | None = None
@@ -76,7 +76,7 @@ class _Entry(NamedTuple):
 
 
 class _Version(NamedTuple):
-    """What tells one version of a file from another."""
+    """Properties that differ between two versions of a file."""
 
     modified: int
     size: int
@@ -115,7 +115,7 @@ class Keys:
         return next((key for key in found if key is not None), None)
 
     def owner(self, name: str) -> Key:
-        """Who a batch belongs to that was accepted before, with the rates of its lines.
+        """Return the key that owns an accepted batch, with the rates of its lines.
 
         A key that is gone by now may do what one may by default.
         """

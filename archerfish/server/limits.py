@@ -32,7 +32,7 @@ class _Bucket:
     filled_at: float
 
     def fill(self, now: float, limit: int) -> None:
-        """As of now. If the limit was changed, it stays as full as it was in proportion."""
+        """Bring the level up to now. If the limit changed, the level keeps its proportion."""
         self.level *= limit / self.limit
         self.limit = limit
         self.level = min(limit, self.level + max(0.0, now - self.filled_at) * limit / _MINUTE)
@@ -43,7 +43,7 @@ class _Bucket:
 
 
 class _Buckets(NamedTuple):
-    """Of one key; None where it has no limit."""
+    """The buckets of one key; None where it has no limit."""
 
     requests: _Bucket | None
     tokens: _Bucket | None
@@ -96,7 +96,7 @@ class RateLimits:
         return headers
 
     def _buckets(self, key: Key) -> _Buckets:
-        """As of now."""
+        """Return the key's buckets, filled up to now."""
         return _Buckets(
             self._bucket(self._requests, key, key.requests_per_minute),
             self._bucket(self._tokens, key, key.tokens_per_minute),
@@ -114,7 +114,7 @@ class RateLimits:
 
 
 def _duration(seconds: float) -> str:
-    """As OpenAI writes it: 20ms, 1.5s, 6m0s."""
+    """Format a duration as OpenAI does: 20ms, 1.5s, 6m0s."""
     milliseconds = math.ceil((seconds - _GRAIN) * 1000)
     if milliseconds < 1000:
         return f"{max(0, milliseconds)}ms"
@@ -125,14 +125,14 @@ def _duration(seconds: float) -> str:
 
 
 class _Admitted(NamedTuple):
-    """What a tenant has open."""
+    """Open sequences and prompt tokens of a tenant."""
 
     num_sequences: int
     num_tokens: int
 
 
 class Admission:
-    """What the whole service has taken on, and each tenant of it: sequences and prompt tokens that wait or run."""
+    """Counts sequences and prompt tokens that wait or run, of all tenants and of each."""
 
     def __init__(self, max_sequences: int, max_tokens: int) -> None:
         self.max_sequences = max_sequences
@@ -188,7 +188,7 @@ class Admission:
 
 
 class RequestLoad(NamedTuple):
-    """What requests take of the queue and of a key's rate."""
+    """The share of the queue and of a key's rate that requests use."""
 
     num_sequences: int
     num_prompt_tokens: int

@@ -1,4 +1,4 @@
-"""Opens the sockets that a service listens on, before anything is loaded: an address that is taken costs no time."""
+"""Opens the sockets of a service before anything is loaded, so that a taken address fails at once."""
 
 import socket
 from contextlib import suppress

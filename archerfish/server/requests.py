@@ -26,7 +26,7 @@ _REFERENCE = "#/components/schemas/{model}"
 
 @dataclass(slots=True)
 class BodyLimits:
-    """How much bodies may take: each of them, and all that are held at a time."""
+    """Limits on the size and time of each body, and on the size of all that are held at a time."""
 
     max_bytes: int
     """Of one body."""
@@ -142,7 +142,7 @@ _DESCRIBED: dict[str, type[Body]] = {}
 
 
 def takes(body: type[Body]) -> dict[str, Any]:
-    """For the `openapi_extra` of a route: the JSON body that it reads."""
+    """Return the `openapi_extra` of a route that reads this JSON body."""
     _DESCRIBED[body.__name__] = body
     schema = {"$ref": _REFERENCE.format(model=body.__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -1,4 +1,4 @@
-"""Runs the service until it is asked to stop, or can go on no longer."""
+"""Runs the service until it is stopped or cannot continue."""
 
 import asyncio
 import contextlib

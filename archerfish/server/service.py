@@ -1,4 +1,4 @@
-"""The service behind its endpoints: one engine, who may use it, how much it takes on, what is counted."""
+"""The service behind its endpoints: one engine, its callers and limits, its metrics."""
 
 import asyncio
 import time
@@ -227,12 +227,12 @@ class Service:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """What clients may call the model."""
+        """Names that clients may use for the model."""
         return self.config.served_model_name or (self.facts.model,)
 
     @property
     def model_name(self) -> str:
-        """What replies and metrics call it."""
+        """The model's name in replies and metrics."""
         return self.model_names[0]
 
     def health(self) -> dict[str, Any]:
@@ -250,12 +250,12 @@ class Service:
         }
 
     def snapshot(self) -> dict[str, Any]:
-        """How things are, for the live page."""
+        """Return the state of the service, for the live page."""
         self.metrics.status = str(self.health()["status"])
         return self.metrics.snapshot()
 
     def usage(self, caller: Key) -> TenantUsage:
-        """What the ended requests of a key came to since the start."""
+        """Return the usage of a key's ended requests since the start."""
         return self.metrics.usage.get(caller.name, TenantUsage())
 
     # -- bodies ---------------------------------------------------------------------------------------------------

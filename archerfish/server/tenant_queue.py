@@ -17,7 +17,7 @@ class TenantQueue(Generic[Item]):
         return sum(map(len, self._items.values()))
 
     def num_items(self, tenant: str) -> int:
-        """How many items of a tenant are queued."""
+        """Return the number of queued items of a tenant."""
         return len(self._items.get(tenant, ()))
 
     def push(self, tenant: str, item: Item) -> None:

@@ -36,7 +36,7 @@ _OPERATIONS = {
 
 
 class Tracing:
-    """Where spans go. They are sent in the background; a collector that is away loses them and holds up nobody."""
+    """Exports spans in the background. Spans are lost while the collector is unreachable; no request waits for it."""
 
     def __init__(self, endpoint: str, clock: Clock) -> None:
         """`clock` is the one that requests are timed with."""
@@ -153,7 +153,7 @@ class RequestTrace:
         self._span.end(self._times.now())
 
     def _record_answers(self) -> None:
-        """Of several prompts the sums, and the times of the first."""
+        """Record usage summed over all prompts, and the times of the first."""
         usages = self._usages
         self._span.set_attributes(
             {

@@ -29,7 +29,7 @@ class TrialQueue:
         self._is_busy = False
 
     async def run(self, tenant: str, work: Callable[[], Result], *, is_bounded: bool = True) -> Result:
-        """What the work returns. Raises an ApiError if too many wait already and the work `is_bounded`."""
+        """Run the work and return its result. Raise an ApiError if too many wait already and the work `is_bounded`."""
         if is_bounded:
             self._check_capacity(tenant)
         turn: Turn = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""Takes in uploaded files: forms are read as they come, within limits, and files go straight into the store."""
+"""Receives uploaded files: multipart bodies are read as they arrive, within limits, and written into the store."""
 
 import asyncio
 import logging
@@ -33,7 +33,7 @@ logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
 class Uploads:
-    """How much uploads may take: each of them, and all at a time."""
+    """Limits on the size, rate and number of uploads."""
 
     def __init__(self, max_file_bytes: int, window: float, min_rate: int) -> None:
         """An upload must bring `min_rate` bytes a second over any `window` seconds."""

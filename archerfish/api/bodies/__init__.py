@@ -1,1 +1,1 @@
-"""What clients may send, field by field. A field that is not here is refused by name."""
+"""The bodies that clients may send, field by field. An unknown field is refused by name."""

@@ -1,4 +1,4 @@
-"""/v1/chat/completions."""
+"""Bodies of /v1/chat/completions."""
 
 from typing import Annotated, Any, ClassVar, Literal
 

@@ -1,4 +1,4 @@
-"""Fields that several endpoints share, and what they come to."""
+"""Fields that several endpoints share, and their conversion to sampling parameters."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -128,7 +128,7 @@ class StreamOptions(RequestBody):
 
 
 class SLOBody(Body):
-    """What this request must meet to count as goodput."""
+    """Bounds that a request must meet to count as goodput."""
 
     ttft_ms: Annotated[float, Field(gt=0, le=LARGEST_SLO_MS)] | None = None
     tpot_ms: Annotated[float, Field(gt=0, le=LARGEST_SLO_MS)] | None = None
@@ -202,7 +202,7 @@ ResponseFormat = Annotated[
 
 
 class StructuredOutputs(RequestBody):
-    """What the answer must look like, as vLLM's clients write it. Exactly one of the first six fields is given."""
+    """A grammar for the answer, as vLLM's clients write it. Exactly one of the first six fields is given."""
 
     json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
     """A JSON schema, as an object or as text."""
@@ -219,7 +219,7 @@ class StructuredOutputs(RequestBody):
 
 
 class GenerationBody(RequestBody):
-    """How an answer is written, as far as all endpoints agree."""
+    """Fields of generation that all endpoints share."""
 
     CONTENT: ClassVar[tuple[str, ...]] = (
         *("stop", "stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words"),
@@ -280,7 +280,7 @@ class GenerationBody(RequestBody):
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     def sampling_params(self, recommended: Mapping[str, Any], **more: Any) -> SamplingParams:
-        """What was sent, over what the model's makers recommend. `more` are fields that an endpoint has by itself."""
+        """Return the parameters that were sent over the recommended ones. `more` are those of the endpoint itself."""
         if self.stream_options is not None and not self.stream:
             raise InvalidParameter("stream_options", {}, "they need stream = true")
         if self.wants_continuous_usage and not self.wants_usage:

@@ -1,4 +1,4 @@
-"""/v1/completions."""
+"""Bodies of /v1/completions."""
 
 from typing import Annotated, ClassVar
 

@@ -1,4 +1,4 @@
-"""/v1/embeddings."""
+"""Bodies of /v1/embeddings."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""/v1/messages, in the shape of Anthropic's API: what may be sent, and the messages of the chat API it comes to."""
+"""Bodies of /v1/messages, in the shape of Anthropic's API, and their conversion to messages of the chat API."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
@@ -52,7 +52,7 @@ TextBlocks = Annotated[list[TextBlock], BeforeValidator(_as_blocks, json_schema_
 
 
 class ToolResultBlock(Body):
-    """What came of a call."""
+    """The result of a tool call."""
 
     type: Literal["tool_result"]
     tool_use_id: Label
@@ -62,7 +62,7 @@ class ToolResultBlock(Body):
 
 
 class ThinkingBlock(Body):
-    """What the model thought, sent back as it was told."""
+    """Reasoning of an earlier answer, sent back unchanged."""
 
     type: Literal["thinking"]
     thinking: Text
@@ -104,7 +104,7 @@ class MessagesToolChoice(Body):
 
     @property
     def choice(self) -> object:
-        """As the chat API has it."""
+        """The same value in the format of the chat API."""
         return {"auto": None, "any": "required", "none": "none"}[self.type]
 
 
@@ -115,7 +115,7 @@ class NamedToolChoice(Body):
 
     @property
     def choice(self) -> object:
-        """As the chat API has it."""
+        """The same value in the format of the chat API."""
         return {"type": "function", "function": {"name": self.name}}
 
 
@@ -198,7 +198,7 @@ class CountTokensBody(GenerationBody):
 
     @property
     def wanted_format(self) -> JsonSchemaFormat | None:
-        """As the chat API has it."""
+        """The same value in the format of the chat API."""
         if self.output_config is None or self.output_config.format is None:
             return None
         schema = JsonSchema.model_validate({"name": "answer", "schema": self.output_config.format.schema_})

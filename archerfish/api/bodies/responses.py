@@ -1,4 +1,4 @@
-"""/v1/responses: what may be sent, and the messages that its items come to."""
+"""Bodies of /v1/responses, and the conversion of their items to messages of the chat API."""
 
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -34,7 +34,7 @@ class InputText(Body):
 
 
 class OutputText(Body):
-    """What the model wrote, sent back as it was told."""
+    """Text of an earlier answer, sent back unchanged."""
 
     type: Literal["output_text"]
     text: Text
@@ -72,7 +72,7 @@ class FunctionCallItem(Body):
 
 
 class FunctionCallOutputItem(Body):
-    """What came of a call."""
+    """The result of a tool call."""
 
     type: Literal["function_call_output"]
     call_id: Label
@@ -88,7 +88,7 @@ class ReasoningText(Body):
 
 
 class ReasoningItem(Body):
-    """What the model thought, sent back as it was told."""
+    """Reasoning of an earlier answer, sent back unchanged."""
 
     type: Literal["reasoning"]
     content: list[ReasoningText] | None = None
@@ -136,7 +136,7 @@ class TextConfig(Body):
 
     @property
     def response_format(self) -> ResponseFormat | None:
-        """As the chat API has it."""
+        """The same value in the format of the chat API."""
         if isinstance(self.format, FlatJsonSchemaFormat):
             return JsonSchemaFormat(type="json_schema", json_schema=self.format)
         return self.format
@@ -151,7 +151,7 @@ class FunctionTool(Body):
 
     @property
     def tool(self) -> dict[str, Any]:
-        """As the chat API has it."""
+        """The same value in the format of the chat API."""
         return {"type": "function", "function": self.model_dump(exclude={"type"}, exclude_none=True)}
 
 
@@ -161,7 +161,7 @@ class FunctionToolChoice(Body):
 
     @property
     def choice(self) -> dict[str, Any]:
-        """As the chat API has it."""
+        """The same value in the format of the chat API."""
         return {"type": "function", "function": {"name": self.name}}
 
 
@@ -172,7 +172,7 @@ class AllowedTools(Body):
 
     @property
     def choice(self) -> dict[str, Any]:
-        """As the chat API has it."""
+        """The same value in the format of the chat API."""
         tools = [tool.choice for tool in self.tools]
         return {"type": "allowed_tools", "allowed_tools": {"mode": self.mode, "tools": tools}}
 
@@ -244,7 +244,7 @@ class ResponsesBody(GenerationBody):
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """As the chat API has them."""
+        """The messages in the format of the chat API."""
         return chat_messages(item.model_dump(exclude_none=True) for item in self.input)
 
 

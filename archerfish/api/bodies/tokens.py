@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize."""
+"""Bodies of /tokenize and /detokenize."""
 
 from typing import Annotated, Any
 

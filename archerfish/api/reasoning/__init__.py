@@ -1,4 +1,4 @@
-"""Reasoning as text: how models mark what they think before they answer. Knows no HTTP."""
+"""Reasoning as text: how models mark it, and how it is read."""
 
 from archerfish.api.reasoning.formats import FORMATS, ReasoningFormat, choose_format, find_format
 from archerfish.api.reasoning.reader import ReasoningReader

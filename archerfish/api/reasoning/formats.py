@@ -1,4 +1,4 @@
-"""How models mark their reasoning, one record for each way, and which of them a model uses. Reads no answer itself."""
+"""Formats in which models mark their reasoning, and the choice of one for a model."""
 
 from dataclasses import dataclass
 
@@ -48,5 +48,5 @@ def find_format(name: str) -> ReasoningFormat | None:
 
 
 def choose_format(chat_template: str | None) -> ReasoningFormat | None:
-    """How a model marks its reasoning, or None if its chat template shows no reasoning."""
+    """Return the reasoning format of a chat template; None if it shows no reasoning."""
     return next((one for one in _ALL if chat_template is not None and one.end in chat_template), None)

@@ -1,4 +1,4 @@
-"""Tells reasoning from the answer behind it while both are being written. Knows text only, no tokens."""
+"""Separates reasoning from the answer that follows it, while both are generated."""
 
 from archerfish.api.answer_deltas import Delta, Reasoning
 from archerfish.api.answer_reader import AnswerReader
@@ -87,7 +87,7 @@ class ReasoningReader(AnswerReader):
 
 
 def _num_held(text: str, end: str) -> int:
-    """How many characters at the end of the text may be space before the end tag, or the beginning of the tag."""
+    """Return how many characters at the end of the text may be space before the end tag, or begin the tag."""
     lengths = range(min(len(end) - 1, len(text)), 0, -1)
     of_tag = next((length for length in lengths if text.endswith(end[:length])), 0)
     words = text[: len(text) - of_tag].rstrip(_SPACE)

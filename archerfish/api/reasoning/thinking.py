@@ -1,4 +1,4 @@
-"""How the reasoning of one conversation's answers begins and ends, in text and in tokens. Knows no endpoint."""
+"""The beginning and end of the reasoning in a conversation's answers, in text and in tokens."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class TagIds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReasoningState:
-    """What is known of the reasoning in the answers to one prompt."""
+    """The format and the initial state of the reasoning in answers to one prompt."""
 
     format: ReasoningFormat
     opening: Opening
@@ -48,13 +48,13 @@ class ReasoningState:
         return cls(reasoning_format, "open" if reasoning_format.starts_untagged else "possible")
 
     def reader(self, inner: AnswerReader) -> AnswerReader:
-        """For one answer; `inner` reads what follows the reasoning."""
+        """Return a reader for one answer; `inner` reads what follows the reasoning."""
         if self.opening == "closed":
             return inner
         return ReasoningReader(self.format, inner, is_open=self.opening == "open")
 
     def num_tokens(self, token_ids: Sequence[int], tokenizer: Tokenizer) -> int:
-        """How many tokens of an answer are reasoning, its tags included."""
+        """Return how many tokens of an answer are reasoning, its tags included."""
         if self.opening == "closed" or not token_ids:
             return 0
         if self.opening == "possible":

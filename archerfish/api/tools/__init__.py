@@ -1,4 +1,4 @@
-"""Tool calling as text: what a request may ask for, what a model must write, and what it wrote. Knows no HTTP."""
+"""Tool calling as text: checks of tools, grammars of calls, and readers of calls."""
 
 from archerfish.api.tools.checks import ToolChoicePolicy, check_tools
 from archerfish.api.tools.formats import FORMATS, ToolFormat, choose_format, find_format

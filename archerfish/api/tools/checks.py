@@ -1,4 +1,4 @@
-"""Checks what a request says of tools, in the words of OpenAI's API. Knows no model and no format."""
+"""Checks `tools` and `tool_choice`, in the format of OpenAI's API."""
 
 import re
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _CHOICES = (
 
 
 class ToolChoicePolicy(NamedTuple):
-    """What a request wants called."""
+    """The functions that an answer may or must call."""
 
     mode: Mode
     """`function` means one call of the one function that was named."""
@@ -29,7 +29,7 @@ def is_function_name(name: object) -> bool:
 
 
 def check_tools(tools: object, tool_choice: object = None) -> ToolChoicePolicy:
-    """What a request's `tools` and `tool_choice` come to. Raises InvalidParameter for the first field that is wrong."""
+    """Check `tools` and `tool_choice`. Raise InvalidParameter for the first field that is wrong."""
     if tools is None:
         if tool_choice not in (None, "none"):
             raise InvalidParameter("tool_choice", tool_choice, "there are no tools to choose from; give tools, too")

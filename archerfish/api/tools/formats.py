@@ -1,4 +1,4 @@
-"""How models write calls, one record for each way, and which of them a model uses. Reads and writes no call itself."""
+"""Formats in which models write calls, and the choice of one for a model."""
 
 import re
 import secrets
@@ -129,7 +129,7 @@ def find_format(name: str) -> ToolFormat:
 def choose_format(
     model_type: str, chat_template: str | None, special_tokens: Collection[str] = ()
 ) -> ToolFormat | None:
-    """How a model writes calls, or None if its chat template knows no tools or shows calls in a way not known here.
+    """Return the call format of a chat template; None if it has no tools, or shows calls in an unknown format.
 
     The template's text is asked first; then which markers the tokenizer has, for some templates show only the tools and
     none of the calls; then what models of its type do.

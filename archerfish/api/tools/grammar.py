@@ -1,4 +1,4 @@
-"""What a model must write to make a call: a grammar of its own format, for llguidance. Compiles nothing."""
+"""Grammars of calls in a model's own format, for llguidance."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Calls that a marker announced and that cannot be read: how far they go, and what is wrong with them."""
+"""Calls that a marker announced and that cannot be parsed: their ends and their errors."""
 
 import json
 import re
@@ -12,7 +12,7 @@ NO_OBJECT = "the arguments are not a JSON object"
 
 @dataclass(slots=True)
 class CallSoFar:
-    """What was read of a call."""
+    """The parts of a call that were read."""
 
     name: str = ""
     is_unknown: bool = False
@@ -46,7 +46,7 @@ class CallSoFar:
 
 
 class CallBounds:
-    """Where calls of a format end, however they are written."""
+    """Finds the ends of calls, however they are written."""
 
     def __init__(self, tool_format: ToolFormat) -> None:
         self.stops = (tool_format.start, *tool_format.closers)

@@ -1,4 +1,4 @@
-"""Messages on their way to a chat template: calls as templates want them. Knows no template."""
+"""Converts messages for chat templates, which want the arguments of calls as objects."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The same messages, with the arguments of calls as objects. Changes nothing it is given.
+    """Return copies of the messages with the arguments of calls as objects.
 
     OpenAI's API has arguments as a text, but many templates write an object as JSON and would quote a text once more.
     A text that is not the JSON of an object stays as it is; an empty one, which some clients send, is no arguments.

@@ -1,4 +1,4 @@
-"""Which function a call means by the name that the model wrote. Knows no format."""
+"""Finds the function that a call means by the name that the model wrote."""
 
 from collections.abc import Collection
 

@@ -1,4 +1,4 @@
-"""Reads the calls out of a model's answer while it is being written. Knows text only, no tokens and no HTTP."""
+"""Reads calls out of a model's answer while it is generated."""
 
 import json
 import re
@@ -55,7 +55,7 @@ class ToolCallReader:
 
     @property
     def num_calls(self) -> int:
-        """How many calls have begun."""
+        """Number of calls that have begun."""
         return self._num_calls
 
     @property
@@ -177,7 +177,7 @@ class ToolCallReader:
                 return
 
     def _closers(self, stray: tuple[str, ...]) -> Steps[None]:
-        """What closes calls; `stray` are brackets that small models write too many of."""
+        """Return the texts that close calls; `stray` are brackets that small models write too many of."""
         scanner = self._scanner
         while True:
             yield from scanner.skip_space()
@@ -259,11 +259,11 @@ class ToolCallReader:
         yield from scanner.nested(self._give_arguments, self._stops(is_announced))
 
     def _stops(self, is_announced: bool) -> tuple[str, ...] | None:
-        """Where a call ends at the latest. Without a marker, what is no call is left to be content."""
+        """Return the texts at which a call ends at the latest. Without a marker, text that is no call stays content."""
         return self._bounds.stops if is_announced else None
 
     def _without_object(self) -> Steps[None]:
-        """What a marker announced and is not in brackets: a call with its name first, one that is wrong, or words."""
+        """Read what follows a marker without brackets: a call with its name first, an invalid call, or words."""
         scanner, call = self._scanner, CallSoFar()
         begin = scanner.at
         if not (yield from self._is_call(call)):
@@ -313,13 +313,13 @@ class ToolCallReader:
         self._end_call(call)
 
     def _invalid_call(self, call: CallSoFar, reason: str) -> Steps[None]:
-        """What a marker announced and cannot be read."""
+        """Read a call that a marker announced and that cannot be parsed."""
         scanner = self._scanner
         has_ended = yield from self._bounds.read(scanner)
         self._give_invalid_call(call, reason or call.error(scanner.text[: scanner.at].strip(SPACE), has_ended))
 
     def _rest_of_call(self, call: CallSoFar) -> Steps[None]:
-        """What follows the arguments within a call's brackets and cannot be read."""
+        """Read what follows the arguments within a call's brackets and cannot be parsed."""
         scanner = self._scanner
         yield from scanner.skip_space()
         if (yield from scanner.peek()) != ",":
@@ -354,7 +354,7 @@ class ToolCallReader:
         self._scanner.take()
 
     def _give_invalid_call(self, call: CallSoFar, reason: str) -> None:
-        """What was read is all of it."""
+        """Emit the invalid call that was read."""
         if call.is_unknown:
             reason = self._names.error(call.name)
         text = self._scanner.take().strip(SPACE)
@@ -394,7 +394,7 @@ def read_answer(
 
 
 def _num_open(text: str, marker: str) -> int:
-    """How many characters at the end of the text may be the beginning of the marker."""
+    """Return how many characters at the end of the text may begin the marker."""
     lengths = range(min(len(marker) - 1, len(text)), 0, -1)
     return next((length for length in lengths if text.endswith(marker[:length])), 0)
 

@@ -1,4 +1,4 @@
-"""Reads JSON and other texts piece by piece while they arrive. Knows no calls and no formats."""
+"""Reads JSON and other texts piece by piece while they arrive."""
 
 import json
 import re
@@ -100,7 +100,7 @@ class Scanner:
         return is_next
 
     def run(self, pattern: re.Pattern[str]) -> Steps[str]:
-        """As many characters as the pattern, which matches any number, takes."""
+        """Read as many characters as the pattern, which matches any number of them, takes."""
         begin = self.at
         while True:
             self._pass(pattern)
@@ -109,7 +109,7 @@ class Scanner:
             yield
 
     def string(self) -> Steps[str]:
-        """What a JSON string means."""
+        """Read a JSON string and return its value."""
         if (yield from self.peek()) != '"':
             raise Unexpected
         written = yield from self.value()
@@ -168,7 +168,7 @@ class Scanner:
     def broken(
         self, stops: Sequence[str], closing: Sequence[str] = (), give: Callable[[], None] = lambda: None
     ) -> Steps[bool]:
-        """What is no JSON, up to where its brackets close, as far as they match; False if the text ends before that.
+        """Skip invalid JSON up to where its brackets close; return False if the text ends before that.
 
         A stop ends it, also within a string, and so does a bracket that closes nothing. Neither is read. `closing` are
         the brackets that are open.

@@ -1,1 +1,1 @@
-"""Bodies are read, chat templates rendered and prompts tokenized outside of the event loop, within limits."""
+"""Reads bodies, renders chat templates and tokenizes prompts outside of the event loop, within limits."""

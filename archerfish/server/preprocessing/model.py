@@ -1,4 +1,4 @@
-"""Makes what must be known of the served model, in the service and in each of its workers alike."""
+"""Builds the served model, in the service and in each of its workers alike."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The preprocessing workers of a service: jobs wait for one, and one that dies is replaced. Knows no HTTP."""
+"""The preprocessing workers of a service: jobs wait for one, and one that dies is replaced."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What the service and its preprocessing workers say to each other: one job, one outcome. Knows no sockets' ends."""
+"""Messages between the service and its preprocessing workers: one job, one outcome."""
 
 import io
 import pickle
@@ -59,7 +59,7 @@ class PreprocessingJob(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """From which a worker makes the same ServedModel that the service has."""
+    """The specification from which a worker makes the ServedModel that the service has."""
 
     facts: EngineFacts
     names: tuple[str, ...]

@@ -85,7 +85,7 @@ def _end_job(_number: int, _frame: FrameType | None) -> None:
 
 
 def _limit_memory(max_growth: int) -> None:
-    """From now on this process grows by so many bytes and no more, where the system says how large it is."""
+    """Limit the further growth of this process, if the system reports its size."""
     with suppress(OSError):
         status = Path("/proc/self/status").read_text()
         fields = dict(line.split(":", 1) for line in status.splitlines())

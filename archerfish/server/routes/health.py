@@ -1,4 +1,4 @@
-"""Whether the service lives, whether it can take work, and how it is."""
+"""Liveness, readiness and state of the service."""
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response

@@ -1,4 +1,4 @@
-"""What is served, token ids of texts, and the version."""
+"""The served model, token ids of texts, and the version."""
 
 from typing import Any
 

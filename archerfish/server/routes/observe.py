@@ -1,4 +1,4 @@
-"""What can be watched: metrics for Prometheus, what a key has used, the live page and what feeds it."""
+"""Metrics for Prometheus, usage of keys, the live page and its data."""
 
 import asyncio
 import base64
@@ -40,7 +40,7 @@ async def metrics(http: Request) -> Response:
 
 @router.get("/usage")
 async def usage(http: Request) -> Response:
-    """What the caller's requests came to since the service was started, those still running left out."""
+    """Return the usage of the caller's ended requests since the start."""
     service, caller = service_of(http), context_of(http).caller
     used = service.usage(caller)
     counts = {
@@ -54,7 +54,7 @@ async def usage(http: Request) -> Response:
 
 @router.get("/live")
 async def live(http: Request) -> Response:
-    """How things are, once a second, as server-sent events; the first brings the last minutes with it."""
+    """Send a snapshot every second as server-sent events; the first includes the last minutes."""
     return EventResponse(_snapshots(service_of(http)))
 
 
