@@ -130,7 +130,7 @@ class SpeculationController:
     def propose(self, plan: Plan, takes_tree: TakesTree) -> list[Draft] | None:
         """Return the draft of each chunk and write it to the row; None if there are no drafts."""
         started, drafted = self._clock(), self.cost_model.drafter_passes.total
-        methods = self._candidates if self._num_speculative_tokens is None else self._in_use
+        methods = self._candidates_of(plan) if self._num_speculative_tokens is None else self._in_use
         self._selected = self._selector.select(methods, plan, self._step, takes_tree)
         drafts = self._selected.drafts
         for chunk, draft in zip(plan.chunks, drafts, strict=True):
@@ -143,6 +143,17 @@ class SpeculationController:
         self._has_gained = False
         self._update_idle(plan)
         return None
+
+    def _candidates_of(self, plan: Plan) -> Sequence[SpeculationMethod]:
+        """Return the candidates, without those that cannot pay now that other sequences have started."""
+        if not plan.starts:
+            return self._candidates
+        lengths = {
+            chunk.row: chunk.start + chunk.length for chunk in plan.chunks if chunk.samples and chunk.length == 1
+        }
+        return [
+            method for method in self._candidates if self._could_pay(method, len(plan.chunks), lengths, list(lengths))
+        ]
 
     def record(self, plan: Plan, sampled: Sequence[Sequence[int]], num_accepted: Sequence[int]) -> None:
         """Record what was sampled after each chunk and each node of its draft, and how many nodes were accepted."""
@@ -240,18 +251,21 @@ class SpeculationController:
     def _may_pay(
         self, method: SpeculationMethod, num_chunks: int, lengths: Mapping[int, int], hinted: Sequence[int]
     ) -> bool:
-        """Whether drafts for the rows with a hint could pay."""
-        expected = dict.fromkeys(hinted, _HINTED_TOKENS)
-        values = self.sequences.token_values(lengths, expected, self._step, others_wait=self._others_wait)
-        hinted_values = [values[row] for row in hinted] or [1.0]  # A drafter drafts what follows prompts, too.
-        is_drafted = method.drafter is not None
-        if self.cost_model.may_pay(num_chunks, hinted_values, method.max_acceptance, is_drafted=is_drafted):
-            return True
-        if self.cost_model.record_refusal(num_chunks):
+        """Whether drafts for the rows with a hint could pay, or should be tried. If not, the method pauses."""
+        if self._could_pay(method, num_chunks, lengths, hinted) or self.cost_model.record_refusal(num_chunks):
             return True
         method.acceptance.decay(method.acceptance.rows)
         method.backoff.pause(is_brief=len(hinted) < len(lengths))
         return False
+
+    def _could_pay(
+        self, method: SpeculationMethod, num_chunks: int, lengths: Mapping[int, int], hinted: Sequence[int]
+    ) -> bool:
+        expected = dict.fromkeys(hinted, _HINTED_TOKENS)
+        values = self.sequences.token_values(lengths, expected, self._step, others_wait=self._others_wait)
+        hinted_values = [values[row] for row in hinted] or [1.0]  # A drafter drafts what follows prompts, too.
+        is_drafted = method.drafter is not None
+        return self.cost_model.may_pay(num_chunks, hinted_values, method.max_acceptance, is_drafted=is_drafted)
 
     def _credit(self, lengths: Mapping[int, int]) -> None:
         """Credit to the budget the steps since the last time, and what drafts saved of them."""
