@@ -97,9 +97,9 @@ class MemoryBudget:
     layout: KVLayout
     available: int
     bytes_per_value: int
-    """Of everything, unless it says otherwise below."""
+    """Bytes of a value, unless one of the next fields differs."""
     bytes_per_kv_value: float | None = None
-    """In the cache, with its share of a scale."""
+    """Bytes of a value in the KV cache, with its share of a scale."""
     bytes_per_weight: float | None = None
     bytes_per_activation: int | None = None
     measured: MeasuredMemory | None = None

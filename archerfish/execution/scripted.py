@@ -51,7 +51,7 @@ class ScriptedExecutor:
         self._prompts: dict[int, tuple[int, ...]] = {}
         self._num_blocks: dict[int, int] = {}
         self._progress: dict[int, int | None] = {}
-        """For each row, the position that its next chunk must start at; None until its first chunk."""
+        """Position that each row's next chunk must start at; None until its first chunk."""
         self._in_flight: deque[ScriptedStep] = deque()
         self.num_steps = 0
 

@@ -27,7 +27,7 @@ class BatchProgress:
         self._num_saved = 0
         """Steps saved for all rows so far."""
         self._num_saved_before: dict[int, int] = {}
-        """The same when each row began."""
+        """Steps saved for all rows when each row began."""
 
     def start(self, row: int) -> None:
         """Begin another sequence on the row."""

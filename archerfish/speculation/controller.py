@@ -41,7 +41,7 @@ class SpeculationController:
         `num_speculative_tokens` fixes the draft length; without it, the cost model chooses the one that pays.
         """
         self.methods = methods
-        """In the order in which they propose."""
+        """Methods, in the order in which they propose."""
         self.cost_model = SpeculationCostModel() if cost_model is None else cost_model
         self.budget = ExplorationBudget()
         self.max_draft_tokens = 0

@@ -23,9 +23,9 @@ _EXPLORATION_INTERVAL = 16
 """One of so many times all draft tokens that are likely to be accepted are verified."""
 _LIKELY = 0.5
 _MARGIN = 1.1
-"""What a draft token must save as a multiple of what it costs, because estimates are not exact."""
+"""Multiple of its cost that a draft token must save, because estimates are not exact."""
 _DRAFTER_MARGIN = 1.2
-"""The same for drafters: their weights and the model's evict each other from caches, which also slows later steps."""
+"""Margin for drafters: their weights and the model's evict each other from caches, which slows later steps, too."""
 
 
 class PlannedStep(NamedTuple):
@@ -46,7 +46,7 @@ class DraftOffer(NamedTuple):
     width: int = 1
     """Tokens that each depth adds to the step."""
     value: float = 1.0
-    """What a token written ahead is worth for this row, as a share of what tokens cost."""
+    """Value of a token written ahead for this row, as a share of what tokens cost."""
 
 
 class SpeculationCostModel:
@@ -64,7 +64,7 @@ class SpeculationCostModel:
         self.plain = StepLatencyModel(self.slowdown, sets_slowdown=True)
         """Steps for which no drafts were considered."""
         self.token_price = 1.0
-        """What tokens cost lately as a share of what they cost without speculation. A drafter's tokens save no more:
+        """Recent cost of tokens as a share of their cost without speculation. A drafter's tokens save no more:
         where others make tokens cheap, they would have come as cheaply later."""
         self._num_chosen = 0
         """Times that draft tokens of a single offer were chosen."""

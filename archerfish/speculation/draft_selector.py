@@ -16,7 +16,7 @@ TakesTree = Callable[[Chunk], bool]
 
 
 class _Offer(NamedTuple):
-    """What one method has for one chunk."""
+    """The offer of one method for one chunk."""
 
     method: SpeculationMethod
     chunk_index: int
@@ -27,7 +27,7 @@ class _Offer(NamedTuple):
 
 
 class SelectedDrafts(NamedTuple):
-    """For each chunk of a plan its draft, which may be empty, and the method that proposed it."""
+    """The draft of each chunk of a plan, which may be empty, and the method that proposed it."""
 
     drafts: list[Draft]
     methods: list[SpeculationMethod | None]
@@ -43,7 +43,7 @@ class DraftSelector:
         cost_model: SpeculationCostModel,
         num_speculative_tokens: int | None,
     ) -> None:
-        """With `num_speculative_tokens` drafts always have this length; otherwise the one that pays."""
+        """Drafts always have `num_speculative_tokens` tokens; None takes as many as pay."""
         self._methods = methods
         self._sequences = sequences
         self._cost_model = cost_model

@@ -28,7 +28,7 @@ class ExplorationBudget:
 
     @property
     def token_price(self) -> float:
-        """What tokens cost lately as a share of what they cost without speculation; at most 1."""
+        """Recent cost of tokens as a share of their cost without speculation; at most 1."""
         return min(1.0, self._steps_taken / self._steps_worth)
 
     def pass_steps(self, num_steps: int) -> None:

@@ -1,4 +1,4 @@
-"""What the controller knows of the sequences on the executor's rows: their methods, lengths and progress."""
+"""The sequences on the executor's rows as the controller knows them: their methods, lengths and progress."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -34,7 +34,7 @@ class SpeculatedRows:
         self._chosen: dict[int, str] = {}
         """Methods of rows whose request chose another than the default."""
         self._num_given: dict[int, dict[str, int]] = {}
-        """By row and method, the tokens that the proposer was given. It is given none of a row before its first use."""
+        """Tokens that each proposer was given, by row and method. None of a row are given before its first use."""
         self._progress = BatchProgress()
         self._mean_answer_length = _INITIAL_ANSWER_LENGTH
         self.default_methods = self._named(default_method)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 _ASSUMED_SLOPE = 0.2
-"""What one token more adds to a step of one token, before anything was measured: more than on most machines."""
+"""Share of a one-token step that another token is assumed to add, until measured: more than on most machines."""
 _MIN_WEIGHT = 0.004
 """Weight of a new measurement against what is known of its size, once that is a mean of many."""
 _SLOWDOWN_WEIGHT = 0.1
@@ -54,7 +54,7 @@ class StepLatencyModel:
     """Seconds by number of tokens: measured where there were steps, interpolated between them and beyond."""
 
     def __init__(self, slowdown: MachineSlowdown | None = None, *, sets_slowdown: bool = False) -> None:
-        """With `sets_slowdown` measurements say how slow the machine is; otherwise they are divided by its slowdown."""
+        """Measurements determine the machine's slowdown if `sets_slowdown`; otherwise they are divided by it."""
         self._slowdown = MachineSlowdown() if slowdown is None else slowdown
         self._sets_slowdown = sets_slowdown
         self._seconds: dict[int, float] = {}

@@ -52,7 +52,7 @@ def choose_kernels(arch: Arch, config: ResolvedConfig) -> Kernels:
         why_not = why_not_triton(target) or ""
         triton = open_triton(target)
     else:
-        why_not = f"it is for a CPU, and the model runs on {config.device}"
+        why_not = f"these kernels are for a CPU, and the model runs on {config.device}"
     is_fast = native is not None or triton is not None
     if not is_fast and config.kernels == "auto":
         logger.info("plain torch runs this model, because faster kernels cannot: %s", why_not)

@@ -1,4 +1,4 @@
-"""What an executor stores for each row between steps: its tokens and its block tables."""
+"""The tokens and block tables of rows, which an executor stores between steps."""
 
 from collections.abc import Sequence
 from copy import copy

@@ -47,7 +47,7 @@ class _DraftInProgress:
     """Draft tokens of one row so far."""
 
     candidates: list[list[int]] = field(default_factory=list)
-    """For each depth the drafted tokens, the first of which the draft continues with."""
+    """Drafted tokens by depth, the first of which the draft continues with."""
     proposals: list[Tensor] = field(default_factory=list)
     """The distributions they were sampled from, if verification needs them."""
 

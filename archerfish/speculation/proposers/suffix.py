@@ -38,7 +38,7 @@ RESUMED_TOKENS = 16
 
 
 Odds = Sequence[float]
-"""By length of a match, the odds that a copy ends after it."""
+"""The odds that a copy ends after a match, by its length."""
 
 
 class Match(NamedTuple):

@@ -37,7 +37,7 @@ class DraftedRow(NamedTuple):
 
 
 class SampleInputs(NamedTuple):
-    """What a step samples from: for each row after its last token, then after each node of its draft."""
+    """The inputs of sampling in a step: for each row after its last token, then after each node of its draft."""
 
     logits: Tensor
     """[samples, vocabulary]"""
@@ -52,14 +52,14 @@ class SampleInputs(NamedTuple):
 
 
 class VerifiedTokens(NamedTuple):
-    """What a row continues with."""
+    """The tokens that a row continues with."""
 
     path: list[int]
     """The accepted nodes of its draft."""
     tokens: list[int]
     """The accepted tokens, and the one that follows them."""
     sampled: list[int]
-    """What the proposer observes: a token after the row's last one, and after each node."""
+    """Tokens for the proposer to observe: one after the row's last token, and one after each node."""
     logprobs: list[TokenLogprobs] | None = None
     failure: str | None = None
     """Why the row cannot continue."""

@@ -41,7 +41,7 @@ _LAUNCH_BOUND_SHARE = 0.8
 
 
 class StepShape(NamedTuple):
-    """What the steps that replay the same graph have in common."""
+    """The properties that steps share which replay the same graph."""
 
     size: StepSize
     is_decode: bool
