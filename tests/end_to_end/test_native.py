@@ -42,7 +42,7 @@ def test_in_float32_it_writes_what_the_reference_writes() -> None:
     assert_alike(*told)
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8", "w8a8", "int4"])
+@pytest.mark.parametrize("quantization", ["none", "w8a8", "int4", *full("int8")])
 def test_one_answer_however_it_is_run(quantization: str) -> None:
     settings: dict[str, Any] = {"quantization": quantization, "max_num_seqs": 16}
     with LLM(**settings, enable_prefix_caching=False) as llm:

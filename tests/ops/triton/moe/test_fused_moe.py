@@ -19,6 +19,7 @@ from archerfish.ops.triton.moe.fused_moe import (
     why_not_experts,
 )
 from archerfish.ops.triton.runtime.kernel_launch import INTERPRETED
+from tests.lanes import full
 
 pytestmark = pytest.mark.each_choice
 
@@ -130,7 +131,7 @@ def test_every_activation(device: str, activation: Activation) -> None:
     assert_near(one.run(), one.by_reference())
 
 
-@pytest.mark.parametrize("tokens", [6, 40, 150])
+@pytest.mark.parametrize("tokens", [6, 40, *full(150)])
 def test_all_tokens_on_one_expert(device: str, tokens: int) -> None:
     """Which are more than one tile has, except of the fewest."""
     one = layer(device, torch.float16, tokens=tokens, among=20, places=1)
@@ -138,7 +139,7 @@ def test_all_tokens_on_one_expert(device: str, tokens: int) -> None:
     assert_near(one.run(), one.by_reference())
 
 
-@pytest.mark.parametrize("tokens", [7, 90])
+@pytest.mark.parametrize("tokens", [7, *full(90)])
 def test_the_first_and_the_last_expert_alone_are_chosen(device: str, tokens: int) -> None:
     one = layer(device, torch.float16, tokens=tokens, among=19, places=2)
     one = choosing(one, torch.tensor([[18, 0], [0, 18]])[torch.arange(tokens) % 2])
@@ -212,7 +213,7 @@ def test_a_row_has_the_same_bits_in_every_batch(device: str, dtype: torch.dtype)
     assert torch.equal(one.run(slice(2, 70))[:2], alone[2:])
 
 
-@pytest.mark.parametrize("tokens", [6, 40, 150])
+@pytest.mark.parametrize("tokens", [6, 40, *full(150)])
 def test_a_token_that_is_no_number_spoils_its_own_row_and_no_other(device: str, tokens: int) -> None:
     one = layer(device, torch.float16, tokens=tokens, among=3, places=2)
     fine = one.run()

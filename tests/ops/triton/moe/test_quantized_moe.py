@@ -13,6 +13,7 @@ from archerfish.ops.triton.gemm.quantized_gemm import quantized_gated, quantized
 from archerfish.ops.triton.moe.fused_moe import experts
 from archerfish.ops.triton.moe.quantized_moe import tiles_for
 from archerfish.ops.triton.runtime.kernel_launch import INTERPRETED
+from tests.lanes import full
 from tests.ops.triton.gemm.matrices import make_matrix, make_rows
 
 pytestmark = [
@@ -21,6 +22,7 @@ pytestmark = [
 ]
 
 FORMATS = ["int8", "w8a8", "fp8", "int4 g32", "int4 g64 zeros"]
+every_format = pytest.mark.parametrize("name", ["w8a8", "fp8", "int4 g64 zeros", *full("int8", "int4 g32")])
 HIDDEN, SIZE = (64, 64) if INTERPRETED else (1024, 704)
 DTYPE = torch.float16
 
@@ -72,7 +74,7 @@ def assert_same(found: Tensor, wanted: Tensor, name: str) -> None:
         assert torch.equal(found.view(torch.int16), wanted.view(torch.int16))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@every_format
 @pytest.mark.parametrize("tokens", [1, 12, 25])
 def test_a_pair_has_the_bits_of_a_product_alone(name: str, tokens: int, device: str) -> None:
     one = layer(name, device, tokens=tokens, places=1)
@@ -81,7 +83,7 @@ def test_a_pair_has_the_bits_of_a_product_alone(name: str, tokens: int, device: 
     assert_same(found[some], one.one_by_one(some), name)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@every_format
 def test_pairs_of_a_token_are_added_by_their_weights(name: str, device: str) -> None:
     one = layer(name, device, tokens=3)
     wanted = one.one_by_one([0, 1, 2])
@@ -89,7 +91,7 @@ def test_pairs_of_a_token_are_added_by_their_weights(name: str, device: str) -> 
     torch.testing.assert_close(one.run(), wanted, rtol=0, atol=unit)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@every_format
 def test_a_row_has_the_same_bits_in_every_batch(name: str, device: str) -> None:
     sizes = (9, 13) if INTERPRETED else (2, 10, 40, 400)
     one = layer(name, device, tokens=max(sizes))
@@ -99,7 +101,7 @@ def test_a_row_has_the_same_bits_in_every_batch(name: str, device: str) -> None:
     assert_same(one.run(slice(1, 4))[:1], alone[1:], name)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@every_format
 def test_both_products_are_cut_alike_whatever_the_number_of_tokens(name: str) -> None:
     gate_up, down = stacked(name, 8, 2 * SIZE, HIDDEN, "cpu"), stacked(name, 8, HIDDEN, SIZE, "cpu")
     sizes = [tiles_for(gate_up, down, tokens, 2).num_rows for tokens in (1, 8, 30, 100, 4000)]
