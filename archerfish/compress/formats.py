@@ -16,7 +16,8 @@ from archerfish.compress.drift import Drift, DriftMeter
 from archerfish.config.settings import EngineConfig
 from archerfish.engine.build import Assembly, build, examine
 from archerfish.engine.calibration_samples import NUM_TEXTS, write_texts
-from archerfish.errors import ConfigError, StepFailed
+from archerfish.engine.driver import EngineDriver
+from archerfish.errors import ConfigError
 from archerfish.request import SamplingParams
 
 Settings = Mapping[str, Any]
@@ -131,8 +132,5 @@ def _logits(assembly: Assembly, text: Sequence[int]) -> Tensor:
     executor: Any = assembly.executor
     executor.state.prompt_outputs.listener = lambda logits, _: pieces.append(logits.float().to("cpu", copy=True))
     assembly.engine.add(assembly.processor.request(text, _READING))
-    while assembly.engine.has_work:
-        assembly.engine.step()
-    if assembly.engine.stopped is not None:
-        raise StepFailed(assembly.engine.stopped)
+    EngineDriver(assembly.engine, lambda _event, _now: None).run()
     return torch.cat(pieces)

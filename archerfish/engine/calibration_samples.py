@@ -1,4 +1,4 @@
-"""Text that a model writes itself, from nothing but its first token: to see a model at work where nobody brings a text.
+"""Text that a model writes itself, from nothing but its first token, for calibration where no text is given.
 
 Draws are seeded: the same model writes the same text every time.
 """
@@ -13,8 +13,9 @@ from torch import Tensor
 from archerfish.config.resolve import MOST_CALIBRATED_PARAMETERS, ResolvedConfig
 from archerfish.config.settings import EngineConfig, flag_name
 from archerfish.console import ProgressBar, logger
+from archerfish.engine.driver import EngineDriver
 from archerfish.errors import ModelError
-from archerfish.request import SamplingParams
+from archerfish.request import SamplingParams, TokenEvent
 
 if TYPE_CHECKING:
     from archerfish.engine.build import Assembly
@@ -25,7 +26,7 @@ LONGEST_TEXT = 128
 
 
 def write_texts(assembly: "Assembly", first_seed: int) -> Tensor:
-    """Token ids [texts, length]."""
+    """Return the token ids [texts, length] of texts that the model writes."""
     engine, start = assembly.engine, assembly.start_token_id
     length = min(LONGEST_TEXT, assembly.config.max_model_len)
     texts: dict[str, list[int]] = {}
@@ -34,12 +35,16 @@ def write_texts(assembly: "Assembly", first_seed: int) -> Tensor:
         request = assembly.processor.request((start,), params)
         engine.add(request)
         texts[request.request_id] = [start]
+
+    def take(event: TokenEvent, _now: float) -> None:
+        if event.error is not None:
+            raise ModelError(f"the model cannot write a text of its own: {event.error}")
+        texts[event.request_id] += event.token_ids
+
+    driver = EngineDriver(engine, take)
     with ProgressBar("writing a text", NUM_TEXTS * length) as bar:
         while engine.has_work:
-            for event in engine.step():
-                if event.error is not None:
-                    raise ModelError(f"the model cannot write a text of its own: {event.error}")
-                texts[event.request_id] += event.token_ids
+            driver.step()
             bar.update(sum(map(len, texts.values())))
     return torch.tensor(list(texts.values()))
 

@@ -17,6 +17,7 @@ import zmq
 
 from archerfish.console import enable_logging
 from archerfish.engine.grammar_queue import GrammarCompileQueue
+from archerfish.engine.state import block_map, read_state
 from archerfish.engine.wire import (
     Blocks,
     Cancel,
@@ -41,7 +42,6 @@ from archerfish.errors import RequestError, UserError
 from archerfish.gc_freeze import import_frozen_from_gc
 from archerfish.machine.gpu import wake_gpu
 from archerfish.machine.peak import Peak
-from archerfish.metrics.state import block_map, read_state
 from archerfish.request import Request
 
 if TYPE_CHECKING:

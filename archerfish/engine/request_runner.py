@@ -1,15 +1,16 @@
-"""Runs requests on an engine in this process, until they end or as they grow. Knows no prompt and no parameter."""
+"""Runs requests on an engine in this process, until they end or as they grow."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from archerfish.console import progress_bar
+from archerfish.engine.driver import EngineDriver
 from archerfish.engine.engine import Engine
 from archerfish.engine.interrupts import uninterrupted
 from archerfish.engine.outputs import OutputStream, RequestOutput, StreamOutput
-from archerfish.errors import InvalidParameter, StepFailed
-from archerfish.request import FinishReason, Request
+from archerfish.errors import InvalidParameter
+from archerfish.request import FinishReason, Request, TokenEvent
 from archerfish.tokenizer import Tokenizer
 
 Progress = bool | Callable[..., Any]
@@ -17,12 +18,15 @@ Progress = bool | Callable[..., Any]
 
 
 class RequestRunner:
-    """Steps an engine for the requests that it was given, and gathers their outputs."""
+    """Steps an engine for its open requests, and gathers their outputs."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer | None) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
         self._open: dict[str, _Open] = {}
+        self._driver = EngineDriver(engine, self._take)
+        self._ended: list[str] = []
+        """Requests that ended in the last step."""
 
     def run(self, requests: list[Request], prompts: list[str | None], progress: Progress) -> list[RequestOutput]:
         """Return the complete outputs of requests; `prompts` are the texts that outputs show."""
@@ -70,22 +74,19 @@ class RequestRunner:
 
     def _step(self) -> list[str]:
         """Run one step for all open requests and return those that ended; pieces of streams wait for their readers."""
-        ended = []
-        with uninterrupted():
-            events = self._engine.step()
-            now = self._engine.clock()
-            for event in events:
-                open_request = self._open.get(event.request_id)
-                if open_request is None:
-                    continue
-                piece = open_request.output.add(event, now)
-                if open_request.pieces is not None and piece is not None:
-                    open_request.pieces.append(piece)
-                if open_request.output.finished:
-                    ended.append(event.request_id)
-        if self._engine.stopped is not None:
-            raise StepFailed(self._engine.stopped)
-        return ended
+        self._ended = []
+        self._driver.step()
+        return self._ended
+
+    def _take(self, event: TokenEvent, now: float) -> None:
+        open_request = self._open.get(event.request_id)
+        if open_request is None:
+            return
+        piece = open_request.output.add(event, now)
+        if open_request.pieces is not None and piece is not None:
+            open_request.pieces.append(piece)
+        if open_request.output.finished:
+            self._ended.append(event.request_id)
 
     def _stop_sequence(self, request_id: str, index: int) -> None:
         self._engine.cancel(request_id, index, FinishReason.STOP)
@@ -102,5 +103,5 @@ class RequestRunner:
 class _Open(NamedTuple):
     output: OutputStream
     pieces: deque[StreamOutput] | None
-    """Output that steps added and no reader has taken yet; None for requests that are not streamed, whose pieces would
-    be most of what Python's garbage collector has to look at."""
+    """Output that steps added and the caller has not read yet; None for requests that are not streamed, whose pieces
+    would be most of what Python's garbage collector has to look at."""

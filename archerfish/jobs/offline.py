@@ -8,13 +8,14 @@ from archerfish.api.endpoint_call import EndpointCall
 from archerfish.api.endpoints import read_line
 from archerfish.api.errors import ErrorReply, error_reply, failed_reply
 from archerfish.api.model import ServedModel
+from archerfish.engine.driver import EngineDriver
 from archerfish.engine.engine import Engine
 from archerfish.engine.interrupts import uninterrupted
 from archerfish.engine.outputs import OutputStream
-from archerfish.errors import StepFailed, UserError
+from archerfish.errors import UserError
 from archerfish.jobs.input_lines import InputLine
 from archerfish.jobs.records import LineResult, error_result, new_id
-from archerfish.request import FinishReason, Request, RequestClass
+from archerfish.request import FinishReason, Request, RequestClass, TokenEvent
 
 
 class AnsweredLine(NamedTuple):
@@ -49,6 +50,9 @@ class OfflineAnswers:
         self._most_open = most_open
         self._open: dict[str, _Open] = {}
         """By the id of each request."""
+        self._driver = EngineDriver(engine, self._take)
+        self._ended: list[_OpenLine] = []
+        """Lines that ended in the last step."""
 
     def answer(self, lines: Iterator[InputLine]) -> Iterator[AnsweredLine]:
         """Each line with its result, as they come. A line that is refused disturbs no other."""
@@ -94,22 +98,19 @@ class OfflineAnswers:
         self._open[request.request_id] = _Open(open_line, written)
 
     def _step(self) -> Iterator[AnsweredLine]:
-        ended: list[_OpenLine] = []
-        with uninterrupted():
-            events = self._engine.step()
-            now = self._engine.clock()
-            for event in events:
-                found = self._open.get(event.request_id)
-                if found is None:
-                    continue
-                found.written.add(event, now)
-                if all(written.finished for written in found.line.written):
-                    self._drop(found.line)
-                    ended.append(found.line)
-        if self._engine.stopped is not None:
-            raise StepFailed(self._engine.stopped)
-        for open_line in ended:
+        self._ended = []
+        self._driver.step()
+        for open_line in self._ended:
             yield AnsweredLine(open_line.line, _result(open_line))
+
+    def _take(self, event: TokenEvent, now: float) -> None:
+        open_request = self._open.get(event.request_id)
+        if open_request is None:
+            return
+        open_request.written.add(event, now)
+        if all(written.finished for written in open_request.line.written):
+            self._drop(open_request.line)
+            self._ended.append(open_request.line)
 
     def _drop(self, open_line: _OpenLine) -> None:
         for written in open_line.written:

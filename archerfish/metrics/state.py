@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Protocol
 
 from archerfish.arch.cost import StepCost, keys_read, keys_seen
-from archerfish.metrics.steps import LastStep, PlannedChunk, StepCounts
+from archerfish.metrics.steps import LastStep, PlannedChunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,109 +81,6 @@ class EngineState:
     lost_seconds: float = 0.0
     last_step: StepRecord | None = None
     """None before the first. Told again if nothing was computed since: num_steps says so."""
-
-
-# -- reading it off ---------------------------------------------------------------------------------------------------
-# The engine lives above this folder: here is what must be known of it.
-
-
-class _Pool(Protocol):
-    num_blocks: int
-
-    @property
-    def num_free(self) -> int: ...
-    @property
-    def num_cached(self) -> int: ...
-    def states(self) -> bytes: ...
-
-
-class _Tables(Protocol):
-    @property
-    def pool(self) -> _Pool: ...
-
-
-class _Limits(Protocol):
-    @property
-    def max_num_seqs(self) -> int: ...
-    @property
-    def max_num_batched_tokens(self) -> int: ...
-
-
-class _PrefixCounts(Protocol):
-    num_queried: int
-    num_hit: int
-
-
-class SchedulerView(Protocol):
-    """What is read of a scheduler."""
-
-    @property
-    def limits(self) -> _Limits: ...
-    @property
-    def tables(self) -> _Tables: ...
-    @property
-    def prefix_counts(self) -> _PrefixCounts: ...
-    @property
-    def num_running(self) -> int: ...
-    @property
-    def num_waiting(self) -> int: ...
-    @property
-    def num_waiting_tokens(self) -> int: ...
-    @property
-    def num_preemptions(self) -> int: ...
-
-
-class EngineView(Protocol):
-    """What is read of an engine."""
-
-    @property
-    def scheduler(self) -> SchedulerView: ...
-    @property
-    def counts(self) -> StepCounts: ...
-    @property
-    def last_step(self) -> LastStep | None: ...
-    @property
-    def cost(self) -> StepCost | None: ...
-    def clock(self) -> float: ...
-
-
-def read_state(engine: EngineView) -> EngineState:
-    """The engine as it is between two steps. Changes nothing."""
-    scheduler, counts = engine.scheduler, engine.counts
-    limits, pool, prefixes = scheduler.limits, scheduler.tables.pool, scheduler.prefix_counts
-    num_free, num_cached = pool.num_free, pool.num_cached
-    return EngineState(
-        time=engine.clock(),
-        num_running=scheduler.num_running,
-        num_waiting=scheduler.num_waiting,
-        num_waiting_tokens=scheduler.num_waiting_tokens,
-        max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        num_blocks=pool.num_blocks,
-        num_free_blocks=num_free,
-        num_cached_blocks=num_cached,
-        num_blocks_in_use=pool.num_blocks - num_free - num_cached,
-        num_steps=counts.num_steps,
-        num_computed_tokens=counts.num_computed_tokens,
-        num_generated_tokens=counts.num_generated_tokens,
-        num_preemptions=scheduler.num_preemptions,
-        num_prefix_tokens_queried=prefixes.num_queried,
-        num_prefix_tokens_hit=prefixes.num_hit,
-        busy_time=counts.busy_time,
-        num_drafts=counts.num_drafts,
-        num_draft_tokens=counts.num_draft_tokens,
-        num_accepted_tokens=counts.num_accepted_tokens,
-        accepted_per_position=tuple(counts.accepted_per_position),
-        drafting_time=counts.drafting_time,
-        saved_seconds=counts.saved_seconds,
-        lost_seconds=counts.lost_seconds,
-        last_step=None if engine.last_step is None else record_step(engine.last_step, engine.cost),
-    )
-
-
-def block_map(scheduler: SchedulerView) -> bytes:
-    """One byte for each block of the KV cache: 0 free, 1 cached, 2 in use."""
-    return scheduler.tables.pool.states()
 
 
 # -- what a step came to ----------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from archerfish.bench.distribution import Distribution, distribution
 from archerfish.bench.offline.phases import Phase, StepMeter
 from archerfish.bench.offline.workloads import OfflineWorkload
 from archerfish.engine.build import Assembly
+from archerfish.engine.driver import EngineDriver
 from archerfish.engine.engine import Clock, Engine
 from archerfish.engine.input_processor import InputProcessor
 from archerfish.errors import StepFailed
@@ -140,12 +141,15 @@ class OfflineBench:
             engine.add(replace(request, arrival_time=started))
             answers[request.request_id] = JobOutput(RequestTiming(started), [], [])
         num_written = most_blocks = 0
+
+        def take(event: TokenEvent, now: float) -> None:
+            nonlocal num_written
+            num_written += len(event.token_ids)
+            _take_in(event, answers[event.request_id], now)
+
+        driver = EngineDriver(engine, take)
         while engine.has_work:
-            events = self._step(meter)
-            now = engine.clock()
-            for event in events:
-                num_written += len(event.token_ids)
-                _take_in(event, answers[event.request_id], now)
+            self._step(driver, meter)
             pool = engine.scheduler.tables.pool
             most_blocks = max(most_blocks, pool.num_blocks - pool.num_free)
             progress(num_written)
@@ -166,16 +170,13 @@ class OfflineBench:
             requests.append(self._processor.request(job.prompt, params, external_id=str(index), cache_salt=cache_salt))
         return requests
 
-    def _step(self, meter: StepMeter | None) -> list[TokenEvent]:
+    def _step(self, driver: EngineDriver, meter: StepMeter | None) -> None:
         engine = self._engine
         before, seconds_before = engine.last_step, self._executor.seconds
-        events = engine.step()
-        if engine.stopped is not None:
-            raise StepFailed(engine.stopped)
+        driver.step()
         step = engine.last_step
         if meter is not None and step is not None and step is not before:
             meter.add(step, step.seconds - (self._executor.seconds - seconds_before))
-        return events
 
 
 def _take_in(event: TokenEvent, answer: JobOutput, now: float) -> None:

@@ -15,9 +15,10 @@ from archerfish.arch.cost import (
     weight_bytes_read,
 )
 from archerfish.engine.engine import Engine
+from archerfish.engine.state import block_map, read_state
 from archerfish.execution.scripted import ScriptedExecutor
 from archerfish.kvcache.tables import KVTables
-from archerfish.metrics.state import EngineState, StepRecord, block_map, read_state, record_step
+from archerfish.metrics.state import EngineState, StepRecord, record_step
 from archerfish.metrics.steps import LastStep
 from archerfish.request import Request, SamplingParams
 from archerfish.scheduling.plan import Chunk
