@@ -37,7 +37,7 @@ _LIMITS = InputLimits(max_lines=2**31, max_errors=5)
     type=click.Path(path_type=Path),
     required=True,
     metavar="FILE",
-    help='File of requests, one a line: {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": '
+    help='File of requests, one per line: {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": '
     "{...}}; /v1/completions, /v1/responses and /v1/embeddings work, too.",
 )
 @click.option(
@@ -46,15 +46,15 @@ _LIMITS = InputLimits(max_lines=2**31, max_errors=5)
     type=click.Path(path_type=Path),
     required=True,
     metavar="FILE",
-    help="File of answers, in the order of the requests. While this runs they are in FILE.partial, as they come.",
+    help="File of results, in the order of the requests. Until all are complete they are in FILE.partial.",
 )
 @batch_options
 def command(source: Path, output: Path, replies: ServerConfig, config: EngineConfig) -> None:
-    """Answer a file of requests in OpenAI's batch format.
+    """Run a file of requests in OpenAI's batch format.
 
-    What breaks off can be started again: only lines without an answer are answered then, and those whose request has
-    changed. A line whose body is refused gets an error, and is tried again then; a line that is no request at all, or
-    has the custom_id of another, is told before anything runs. The answers have the form of OpenAI's output files.
+    An interrupted run can be resumed: only requests without a result run again, and those that have changed. A request
+    whose body is refused gets an error as its result, and is retried on resume. Lines that are no requests, and
+    duplicate custom_ids, are reported before anything runs. Results have the format of OpenAI's output files.
     """
     if source.resolve() == output.resolve():
         raise ConfigError("--input and --output are the same file")

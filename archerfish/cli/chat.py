@@ -29,11 +29,11 @@ _INTERRUPT_HINT = "(Ctrl-C again, Ctrl-D or /exit ends.)"
 
 # One answer a turn, shown as text: what only --json could show is left out.
 @click.command("chat", cls=SectionedCommand, epilog=NUMBERS_NOTE)
-@click.option("--system", metavar="TEXT", help="Instructions that stand before the conversation.")
+@click.option("--system", metavar="TEXT", help="System prompt.")
 @engine_options
 @sampling_options(left_out=("n", "best_of", "logprobs", "prompt_logprobs"))
 def command(system: str | None, sampling: Mapping[str, Any], config: EngineConfig) -> None:
-    """Talk with a model, turn by turn.
+    """Chat with a model.
 
     From a pipe, each line is a turn; a line that ends with a backslash is continued on the next, and three quotes
     (\"\"\") open and close a message of several lines. When the context is full, the oldest turns are dropped. In the

@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 @click.option(
     "--memory",
     metavar="INT",
-    help="Bytes free on the device to plan for, such as 24G; by default this one's. With --device cuda the GPU need "
-    "not be here.",
+    help="Free memory of the device to plan for, such as 24G; by default this machine's. With --device cuda, the GPU "
+    "need not be present.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; memory in bytes.")
 @engine_options
 def command(model: str | None, memory: str | None, as_json: bool, config: EngineConfig) -> None:
-    """Say whether a model fits in memory, before it is downloaded.
+    """Estimate whether a model fits in memory, before downloading it.
 
-    MODEL is a directory, a model in the box, a hub name, of which only config.json is downloaded, or a config file;
-    without one it is perch. The settings are those that it would be started with. Exits with 2 if it does not fit.
+    MODEL is a directory, a bundled model, a hub name (only config.json is downloaded) or a config file; by default
+    perch. Options are those of archerfish serve. Exits with 2 if the model does not fit.
 
-    On a CPU a start comes to the very same cache, if as much memory is free. On a GPU it measures the largest step.
+    On a CPU, a start with as much free memory gets the same cache. On a GPU, a start measures its largest step instead.
     """
     if model is not None:
         if config.model is not None:

@@ -24,11 +24,11 @@ from archerfish.request import Structured
     "--file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help='File with one prompt a line; in a .jsonl file each line is {"prompt": "text"}. Blank lines are skipped; '
+    help='File with one prompt per line; in a .jsonl file each line is {"prompt": "text"}. Blank lines are skipped; '
     "- reads standard input.",
 )
 @click.option("--token-ids", multiple=True, metavar="ID,...", help="A prompt as token ids; may be given several times.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each prompt, times in seconds.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per prompt; times in seconds.")
 @engine_options
 @sampling_options()
 @response_format_options
@@ -41,10 +41,10 @@ def command(
     response_format: Structured | None,
     config: EngineConfig,
 ) -> None:
-    """Continue prompts: from arguments, standard input or a file.
+    """Generate text from prompts in arguments, stdin or a file.
 
-    Each TEXT is a prompt of its own; - reads one from standard input, as does leaving everything out. The answer to a
-    single prompt is written as it comes; several prompts run together.
+    Each TEXT is a prompt; - reads one from standard input, as does giving none. The output for a single prompt is
+    streamed; several prompts run as a batch.
     """
     if not as_json and not {"logprobs", "prompt_logprobs"}.isdisjoint(sampling):
         raise ConfigError("--logprobs and --prompt-logprobs are shown only with --json: add it")

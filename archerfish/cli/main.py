@@ -14,16 +14,16 @@ _INTERRUPTED = 128 + 2  # As shells number the end of a process by SIGINT.
 
 
 _COMMANDS = {
-    "generate": Entry("generate", "Continue prompts: from arguments, standard input or a file."),
-    "serve": Entry("serve", "Serve a model to clients of OpenAI's API."),
-    "chat": Entry("chat", "Talk with a model, turn by turn."),
-    "batch": Entry("batch", "Answer a file of requests in OpenAI's batch format."),
+    "generate": Entry("generate", "Generate text from prompts in arguments, stdin or a file."),
+    "serve": Entry("serve", "Serve a model over an OpenAI-compatible API."),
+    "chat": Entry("chat", "Chat with a model."),
+    "batch": Entry("batch", "Run a file of requests in OpenAI's batch format."),
     "bench": Entry("bench", "Measure speed: of the engine, its kernels, or any server."),
-    "tune": Entry("tune", "Measure what is fastest here, and keep it for later starts."),
-    "train-draft": Entry("train_draft", "Train what guesses a model's tokens, on the model's own texts."),
-    "estimate": Entry("estimate", "Say whether a model fits in memory, before it is downloaded."),
-    "models": Entry("models", "List the models in the box and in the hub cache."),
-    "doctor": Entry("doctor", "Show what this machine offers and which kernels will run on it."),
+    "tune": Entry("tune", "Measure what is fastest here, and store it for later starts."),
+    "train-draft": Entry("train_draft", "Train a drafter for speculative decoding on a model's output."),
+    "estimate": Entry("estimate", "Estimate whether a model fits in memory, before downloading it."),
+    "models": Entry("models", "List bundled models and those in the hub cache."),
+    "doctor": Entry("doctor", "Show what this machine can do and which kernels it will run."),
 }
 
 
@@ -71,7 +71,7 @@ def run(arguments: Sequence[str]) -> int:
         return _leave_closed_pipe()
     except OSError as error:  # What a user names is checked where it is opened: this is the answer's own way out.
         _leave_closed_pipe()
-        return _report(f"the answer could not be written: {error.strerror}", 1)
+        return _report(f"cannot write the output: {error.strerror}", 1)
     return 0
 
 

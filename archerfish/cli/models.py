@@ -16,9 +16,9 @@ _NUMBERS = ("parameters", "on disk", "context")
 @click.command("models")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; sizes in bytes.")
 def command(as_json: bool) -> None:
-    """List the models in the box and in the hub cache.
+    """List bundled models and those in the hub cache.
 
-    Reads no weights. The hub cache is where HF_HUB_CACHE or HF_HOME says.
+    No weights are read. HF_HUB_CACHE or HF_HOME set the location of the hub cache.
     """
     from archerfish.cli.inventory import take_inventory
 

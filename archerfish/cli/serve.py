@@ -16,7 +16,7 @@ from archerfish.errors import ConfigError
 @click.argument("model", required=False)
 @server_options
 def command(model: str | None, server: ServerConfig, config: EngineConfig) -> None:
-    """Serve a model to clients of OpenAI's API.
+    """Serve a model over an OpenAI-compatible API.
 
     MODEL is a directory, a model in the box or a hub name; without one it is perch. Ctrl-C or SIGTERM lets running
     requests finish; a second one does not.

@@ -23,10 +23,10 @@ _NEEDED = ("method", "output")
 @field_options(DrafterOptions, section="Training", prefix="drafter_")
 @field_options(EngineConfig, section="Model", prefix="config_", left_out=_OTHER_SETTINGS)
 def command(**settings: Any) -> None:
-    """Train what guesses a model's tokens, on the model's own texts.
+    """Train a drafter for speculative decoding on a model's output.
 
-    The model writes texts, and a drafter learns its distributions over them: what is made small is the share of guesses
-    that would be refused. Can be stopped with Ctrl-C at any time; the same command goes on.
+    The model generates texts, and the drafter learns the model's distributions over them. The loss is the share of
+    draft tokens that would be rejected. Ctrl-C stops the training at any time; the same command resumes it.
     """
     given = read_flags(DrafterOptions, take_given(settings, "drafter_"))
     for name in _NEEDED:

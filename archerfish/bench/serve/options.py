@@ -18,50 +18,50 @@ class LoadOptions:
     """Whom to ask, and when. Checked when made."""
 
     model: str | None = None
-    """Model to ask for, by default the first that the server lists. Without --url, the model to serve, by default \
+    """Model to request, by default the first that the server lists. Without --url: the model to serve, by default \
 perch."""
     backend: Literal["openai", "vllm", "openai-chat"] = "openai"
-    """What --endpoint is where it is not given: openai and vllm complete texts, openai-chat answers chats."""
+    """API to use where --endpoint is not given: completions (openai, vllm) or chat completions (openai-chat)."""
     endpoint: str | None = None
     """Path to send requests to: /v1/completions or /v1/chat/completions."""
     tokenizer: str | None = None
-    """Directory, model in the box or hub name whose tokenizer measures prompts. By default the model's own where it \
-is served here; without one a word counts as a token, and the server's counts are reported."""
+    """Tokenizer that measures prompts: a directory, bundled model or hub name. By default the model's own if it is \
+served here; without one, a word counts as a token and the server's counts are reported."""
     server_args: str | None = None
-    """Without --url: arguments for archerfish serve, as one text, such as '--max-num-seqs 64'."""
+    """Without --url: arguments for archerfish serve, quoted as one, such as '--max-num-seqs 64'."""
     num_prompts: int = 100
-    """Requests to send."""
+    """Number of requests."""
     request_rate: str = "inf"
-    """Requests per second; inf sends all at once, or as --max-concurrency lets them."""
+    """Requests per second; inf sends all at once, or as --max-concurrency allows."""
     burstiness: float = 1.0
-    """Shape of the gamma distribution of the gaps: 1 is a Poisson process, less comes in bursts, more evenly."""
+    """Burstiness of gamma arrivals: 1 is a Poisson process; lower is burstier, higher more regular."""
     arrivals: Literal["gamma", "constant", "trace"] | None = None
-    """How requests come: gamma by --burstiness, constant equally far apart, trace as recorded. By default trace for \
-a trace without --request-rate, or else gamma."""
+    """Arrival process: gamma (see --burstiness), constant gaps, or the recorded times of a trace. By default trace \
+for a trace without --request-rate, else gamma."""
     time_scale: float = 1.0
-    """By which the times of a trace are multiplied: 2 sends it at half its speed."""
+    """Factor on the times of a trace: 2 replays it at half speed."""
     ramp_up_strategy: Literal["linear", "exponential"] | None = None
-    """Let the rate grow from --ramp-up-start-rps to --ramp-up-end-rps."""
+    """Ramp the request rate from --ramp-up-start-rps to --ramp-up-end-rps."""
     ramp_up_start_rps: float | None = None
-    """Requests per second at the start of a ramp."""
+    """Requests per second at the start of the ramp."""
     ramp_up_end_rps: float | None = None
-    """Requests per second at its end."""
+    """Requests per second at the end of the ramp."""
     max_concurrency: int | None = None
-    """Most requests that are open at once."""
+    """Maximum number of open requests."""
     num_warmups: int = 1
     """Small requests to send before measuring."""
     seed: int = field(default_factory=lambda: secrets.randbelow(_SEEDS))
-    """The same seed makes the same prompts at the same times. By default a random one, which the result names: the \
-prefix cache of a server then knows no prompt from a run before."""
+    """Seed of prompts and arrival times. By default random and reported, so that the server's prefix cache holds no \
+prompt of an earlier run."""
     ignore_eos: bool | None = None
-    """Ask for answers that go on to their full length. By default on where the load has lengths of its own: random, \
-prefix_repetition and traces."""
+    """Request outputs of full length. By default on where the dataset sets lengths: random, prefix_repetition and \
+traces."""
     temperature: float | None = 0.0
-    """Sampling temperature to ask for; none leaves it to the server."""
+    """Sampling temperature to request; none leaves it to the server."""
     extra_body: Mapping[str, Any] = field(default_factory=dict)
-    """JSON object laid over the body of every request; a null leaves a field out."""
+    """JSON object that overrides fields of every request body; null removes one."""
     header: tuple[str, ...] = ()
-    """Header of every request, as NAME=VALUE. OPENAI_API_KEY in the environment is sent as a key."""
+    """Header to send with every request, as NAME=VALUE. OPENAI_API_KEY in the environment is sent as API key."""
     timeout: float = 600.0
     """Seconds after which a request counts as failed."""
     label: str | None = None

@@ -17,24 +17,24 @@ class SweepOptions:
     """Checked when made."""
 
     request_rates: str | None = None
-    """Requests per second to measure, such as 1,2,4,8. auto, the default, starts at --start and doubles while that is \
-held."""
+    """Request rates to measure, such as 1,2,4,8. auto (default) starts at --start and doubles while the load is \
+met."""
     concurrencies: str | None = None
-    """Keep so many requests open instead, such as 1,8,64, or auto."""
+    """Numbers of open requests to measure instead, such as 1,8,64, or auto."""
     start: float = 1.0
-    """Where auto starts. If that is not held, it is halved."""
+    """First load of auto; halved if it is not met."""
     goodput_share: float = 0.95
-    """Share of the requests that must be good for a load to be held."""
+    """Share of requests that must be good for a load to count as met."""
     num_prompts: int = 20
-    """Fewest requests of a measurement."""
+    """Minimum number of requests per measurement."""
     seconds: float = 15.0
-    """At a rate, requests come for at least so long."""
+    """Minimum duration of arrivals per measurement, with request rates."""
     repeats: int = 3
-    """Most measurements of a load; they end as soon as the majority is certain."""
+    """Maximum number of measurements per load; fewer where the majority is certain."""
     tolerance: float = 0.05
-    """How close to the limit to come, as a share of it."""
+    """Precision of the limit, as a share of it."""
     max_points: int = 16
-    """Most loads to measure, where they are not all named."""
+    """Maximum number of loads, where they are not listed."""
 
     def __post_init__(self) -> None:
         if self.request_rates is not None and self.concurrencies is not None:

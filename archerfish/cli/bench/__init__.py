@@ -1,16 +1,16 @@
-"""`archerfish bench`: finds the benchmark that was asked for. Knows none of them."""
+"""`archerfish bench`: the list of benchmarks, each imported when it runs."""
 
 from archerfish.cli.lazy import Entry, lazy_group
 
 _COMMANDS = {
     "serve": Entry("serve", "Measure a server under load: latency, throughput, goodput."),
-    "sweep": Entry("sweep", "Measure a server at many loads, and find the most that it serves in time."),
-    "report": Entry("report", "Make a page of charts from a saved run of bench serve."),
-    "compare": Entry("compare", "Say what differs between saved runs, and how surely."),
-    "latency": Entry("latency", "Measure how long one batch takes in the engine alone."),
-    "throughput": Entry("throughput", "Measure how many tokens a second the engine alone computes."),
-    "ladder": Entry("ladder", "Measure what each optimization adds, starting from naive recomputation."),
-    "kernels": Entry("kernels", "Measure every kernel against what the machine can do at most."),
+    "sweep": Entry("sweep", "Find the highest load that a server serves in time."),
+    "report": Entry("report", "Make an HTML report of a saved run of bench serve."),
+    "compare": Entry("compare", "Compare saved runs, with confidence intervals."),
+    "latency": Entry("latency", "Measure the latency of a batch in the engine alone."),
+    "throughput": Entry("throughput", "Measure the throughput of the engine alone."),
+    "ladder": Entry("ladder", "Measure what each optimization adds to naive generation."),
+    "kernels": Entry("kernels", "Measure every kernel against the peak of the machine."),
 }
 
 command = lazy_group(

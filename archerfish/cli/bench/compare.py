@@ -28,14 +28,14 @@ _STYLES = {
 @click.command("compare", cls=GoodputCommand)
 @click.argument("files", metavar="[LABEL=]RUN.json...", nargs=-1, required=True)
 @goodput_option
-@click.option("--force", is_flag=True, help="Compare runs of different loads, and such that are invalid.")
-@click.option("--seed", type=int, default=0, show_default=True, metavar="INT", help="Of the resampling.")
+@click.option("--force", is_flag=True, help="Also compare runs with different loads, and invalid runs.")
+@click.option("--seed", type=int, default=0, show_default=True, metavar="INT", help="Seed of the resampling.")
 @report_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; differences relative to the base.")
 def command(
     files: tuple[str, ...], goodput: tuple[str, ...], force: bool, seed: int, report: Path | None, as_json: bool
 ) -> None:
-    """Say what differs between saved runs, and how surely.
+    """Compare saved runs, with confidence intervals.
 
     Runs of the same label are repeats of one thing; the first label is the base. With several runs of every label the
     intervals (95 %) tell how repeats differ, otherwise how requests do within a run. An interval that contains 0 is no

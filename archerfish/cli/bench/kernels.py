@@ -33,23 +33,31 @@ _OTHER_SETTINGS = tuple(field.name for field in fields(EngineConfig) if field.na
     multiple=True,
     default=(1, 8, 64),
     show_default=True,
-    help="Tokens of a step; may be given several times.",
+    help="Tokens per step; may be given several times.",
 )
-@click.option("--context", type=_COUNT, default=512, show_default=True, help="Tokens that each sequence attends to.")
-@click.option("--operation", "operations", multiple=True, metavar="NAME", help="Only this one; may be repeated.")
+@click.option(
+    "--context", type=_COUNT, default=512, show_default=True, help="Context length of each sequence, in tokens."
+)
+@click.option(
+    "--operation",
+    "operations",
+    multiple=True,
+    metavar="NAME",
+    help="Measure only this operation; may be given several times.",
+)
 @click.option(
     "--format",
     "formats",
     multiple=True,
     metavar="NAME",
-    help="Only matrices quantized to this, as in the table; none: as the model has them. May be repeated.",
+    help="Measure only matrices in this format of the table (none: the model's own); may be given several times.",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
     default=0.2,
     show_default=True,
-    help="How long each kernel is run at each shape.",
+    help="Seconds to run each kernel at each shape.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; times in seconds.")
 @field_options(EngineConfig, section="Model", prefix="config_", left_out=_OTHER_SETTINGS)
@@ -62,7 +70,7 @@ def command(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Measure every kernel against what the machine can do at most.
+    """Measure every kernel against the peak of the machine.
 
     Shapes are the model's; its weights are not loaded. As in a model, layers take turns: each call reads other weights
     than the one before, as far as the model has layers.

@@ -52,7 +52,7 @@ def command(
     as_json: bool,
     config: EngineConfig,
 ) -> None:
-    """Measure what each optimization adds, starting from naive recomputation.
+    """Measure what each optimization adds to naive generation.
 
     Every line runs the same requests with greedy sampling and adds one optimization to those above it. Lossless lines
     must write the same tokens; so that rounding does not break ties, --dtype auto means float32 here. "naive"

@@ -12,9 +12,9 @@ _COUNT = click.IntRange(min=1)
 
 
 @click.command("latency", cls=SectionedCommand, epilog=NUMBERS_NOTE)
-@click.option("--input-len", type=_COUNT, default=32, show_default=True, help="Tokens of each prompt.")
-@click.option("--output-len", type=_COUNT, default=128, show_default=True, help="Tokens to write for each.")
-@click.option("--batch-size", type=_COUNT, default=8, show_default=True, help="Requests that arrive together.")
+@click.option("--input-len", type=_COUNT, default=32, show_default=True, help="Prompt length, in tokens.")
+@click.option("--output-len", type=_COUNT, default=128, show_default=True, help="Output length, in tokens.")
+@click.option("--batch-size", type=_COUNT, default=8, show_default=True, help="Number of requests per batch.")
 @click.option(
     "--num-iters-warmup",
     type=click.IntRange(min=0),
@@ -34,10 +34,10 @@ def command(
     as_json: bool,
     config: EngineConfig,
 ) -> None:
-    """Measure how long one batch takes in the engine alone.
+    """Measure the latency of a batch in the engine alone.
 
-    Prompts are random tokens, new ones in each batch, so that nothing is found in the cache; answers are greedy and
-    always of full length. The next batch starts when the last one is complete.
+    Prompts are random tokens, different in each batch, so that none is in the prefix cache. Outputs are greedy and of
+    full length. Each batch starts when the one before it is complete.
     """
     with open_model(config) as llm:
         from archerfish.bench.offline.conditions import Conditions

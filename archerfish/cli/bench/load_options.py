@@ -18,7 +18,7 @@ goodput_option = click.option(
     _GOODPUT,
     multiple=True,
     metavar="NAME:MS...",
-    help="What a request must meet to be good: ttft:200 tpot:50 e2el:5000, any of them.",
+    help="Objectives that a good request meets, in milliseconds: any of ttft:200 tpot:50 e2el:5000.",
 )
 url_option = click.option(
     "--url",
@@ -30,7 +30,7 @@ dollars_option = click.option(
     "--dollars-per-hour",
     type=click.FloatRange(min=0, min_open=True),
     metavar="NUMBER",
-    help="What the server costs, to show costs.",
+    help="Price of the server, to report costs.",
 )
 
 

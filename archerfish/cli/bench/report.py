@@ -16,7 +16,7 @@ from archerfish.metrics.objectives import parse_objectives
 @goodput_option
 @dollars_option
 def command(run_file: Path, output: Path | None, goodput: tuple[str, ...], dollars_per_hour: float | None) -> None:
-    """Make a page of charts from a saved run of bench serve.
+    """Make an HTML report of a saved run of bench serve.
 
     One HTML file that needs nothing else: the verdict in words, every figure, and interactive charts.
     """

@@ -29,7 +29,7 @@ report_option = click.option(
     "--report",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write a page of charts: one HTML file, whole in itself.",
+    help="Write an HTML report: one self-contained file.",
 )
 
 

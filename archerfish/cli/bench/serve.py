@@ -34,17 +34,24 @@ from archerfish.metrics.objectives import parse_objectives
     default="ttft,tpot,itl,e2el",
     show_default=True,
     metavar="NAME,...",
-    help="Latencies to show, of ttft, tpot, itl, e2el.",
+    help="Latencies to show: any of ttft, tpot, itl, e2el.",
 )
 @click.option(
-    "--metric-percentiles", default="90,95,99", show_default=True, metavar="P,...", help="Percentiles to show of them."
+    "--metric-percentiles",
+    default="90,95,99",
+    show_default=True,
+    metavar="P,...",
+    help="Percentiles of these latencies to show.",
 )
 @dollars_option
-@click.option("--save-result", is_flag=True, help="Write every request's times to a JSON file.")
+@click.option("--save-result", is_flag=True, help="Save the run, with the times of every request, as a JSON file.")
 @click.option(
-    "--result-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where to write it, by default here."
+    "--result-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Directory of the saved run; by default the current one.",
 )
-@click.option("--result-filename", metavar="NAME", help="Name of that file, by default with date and time.")
+@click.option("--result-filename", metavar="NAME", help="Name of the saved run; by default with date and time.")
 @report_option
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object; times in seconds.")
 @click.option("--disable-tqdm", is_flag=True, help="Show no progress bar.")
@@ -52,7 +59,7 @@ from archerfish.metrics.objectives import parse_objectives
 def command(url: str | None, load: LoadOptions, dataset: DatasetOptions, disable_tqdm: bool, **output: Any) -> None:
     """Measure a server under load: latency, throughput, goodput.
 
-    Requests are sent as planned, whatever the server does, and answers are streamed; each token's time is taken where
+    Requests are sent as planned, whatever the server does, and outputs are streamed; each token is timed where
     its bytes arrive. A run that cannot be trusted is marked INVALID, and the command then ends with code 2. What the
     figures mean is in docs/metrics.md.
     """

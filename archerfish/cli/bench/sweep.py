@@ -55,12 +55,11 @@ def command(
     dataset: DatasetOptions,
     **output: Any,
 ) -> None:
-    """Measure a server at many loads, and find the most that it serves in time.
+    """Find the highest load that a server serves in time.
 
-    A load is held when --goodput-share of its requests meet --goodput, or, without objectives, when the server keeps up
-    with it. Between the highest load that is held and the lowest that is not, the limit is found by bisection. The
-    server is started once for all loads. A measurement that is invalid by the client's or the load's own fault is not
-    counted.
+    A load is met when --goodput-share of its requests meet --goodput, or, without objectives, when the server keeps up
+    with it. The limit between the highest load that is met and the lowest that is not is found by bisection. The server
+    is started once for all loads. Measurements that are invalid because of the client or the load do not count.
     """
     writer = _Output(**output)
     plan = chosen.plan(parse_objectives(goodput), dollars_per_hour)

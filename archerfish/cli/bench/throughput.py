@@ -27,18 +27,18 @@ _NUM_PROMPTS, _INPUT_LEN, _OUTPUT_LEN = 64, 256, 64
 @click.option(
     "--dataset-name",
     type=click.Choice(["random", "prompts"]),
-    help="random: prompts of random tokens that have nothing in common; prompts: those of --dataset-path. "
+    help="random: prompts of random tokens without shared prefixes; prompts: those of --dataset-path. "
     "[default: random]",
 )
 @click.option(
     "--dataset-path",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help='With prompts: a file with one prompt a line; in a .jsonl file each line is {"prompt": "text"}.',
+    help='With prompts: a file with one prompt per line; in a .jsonl file each line is {"prompt": "text"}.',
 )
-@click.option("--num-prompts", type=_COUNT, help=f"Requests to run. [default: {_NUM_PROMPTS}, or all of a file]")
-@click.option("--input-len", type=_COUNT, help=f"Tokens of each random prompt. [default: {_INPUT_LEN}]")
-@click.option("--output-len", type=_COUNT, help=f"Tokens to write for each. [default: {_OUTPUT_LEN}]")
+@click.option("--num-prompts", type=_COUNT, help=f"Number of requests. [default: {_NUM_PROMPTS}, or all of a file]")
+@click.option("--input-len", type=_COUNT, help=f"Length of random prompts, in tokens. [default: {_INPUT_LEN}]")
+@click.option("--output-len", type=_COUNT, help=f"Output length, in tokens. [default: {_OUTPUT_LEN}]")
 @click.option(
     "--workload",
     type=click.Choice(["nano-vllm"]),
@@ -57,9 +57,9 @@ def command(
     as_json: bool,
     config: EngineConfig,
 ) -> None:
-    """Measure how many tokens a second the engine alone computes.
+    """Measure the throughput of the engine alone.
 
-    All requests arrive at once; answers are always of full length, greedy unless a workload says otherwise.
+    All requests arrive at once. Outputs are of full length, and greedy unless --workload says otherwise.
     """
     _check_options(
         workload,

@@ -7,5 +7,5 @@ _COMMANDS = {
 }
 
 command = lazy_group(
-    "tune", "archerfish.cli.tune", _COMMANDS, "Measure what is fastest here, and keep it for later starts."
+    "tune", "archerfish.cli.tune", _COMMANDS, "Measure what is fastest here, and store it for later starts."
 )

@@ -33,46 +33,47 @@ class DrafterOptions:
     """Checked when made."""
 
     method: Method
-    """medusa: heads that guess several places ahead from the model's last states; eagle: a layer that goes on by \
-itself from states of the model (EAGLE-3); draft_model: a smaller Llama of the same vocabulary."""
+    """Kind of drafter: medusa, heads that predict several positions ahead from the model's last hidden state; eagle, \
+an autoregressive layer over the model's hidden states (EAGLE-3); draft_model, a smaller Llama with the same \
+vocabulary."""
     output: str
-    """Directory to write to. It holds the state while training goes on: the same command goes on where it stopped."""
+    """Directory to write to. It also holds checkpoints of the training: the same command resumes where it stopped."""
     prompts: str | None = None
-    """File of prompts that the model answers, one a line: texts, or in a .jsonl file objects with a prompt or \
-messages. By default the model writes the beginnings itself."""
+    """File of prompts for the model to answer, one per line: texts, or in a .jsonl file objects with a prompt or \
+messages. By default the model writes the openings itself."""
     samples: int = 4096
-    """Texts that the model writes to learn from; a sixteenth of them is held out to measure with."""
+    """Number of texts that the model generates for training; a sixteenth is held out for evaluation."""
     length: int = 256
-    """Most tokens of such a text, its prompt included."""
+    """Maximum length of these texts in tokens, prompt included."""
     depths: int = 4
-    """Guesses one after the other that are learned and measured: the number of Medusa's heads, and the steps that \
-EAGLE is unrolled for."""
+    """Draft length that is trained and evaluated: the number of Medusa heads, or of EAGLE's unrolled steps."""
     vocabulary: int | None = None
-    """medusa, eagle: so many tokens can be guessed, those most frequent in the samples; by default all."""
+    """medusa, eagle: restrict draft tokens to the most frequent ones in the samples, this many; by default all."""
     layers: int | None = None
-    """draft_model: layers of a new model, by default 2; medusa: blocks of each head, by default 1."""
+    """draft_model: layers of a new model, by default 2; medusa: blocks per head, by default 1."""
     hidden_size: int | None = None
-    """draft_model: width of a new model; by default half of the model's."""
+    """draft_model: hidden size of a new model, by default half of the model's."""
     intermediate_size: int | None = None
-    """eagle, draft_model: width of the feed-forward part; by default the model's, or 8/3 of a draft model's width."""
+    """eagle, draft_model: size of the feed-forward layer; by default the model's, or 8/3 of a draft model's hidden \
+size."""
     start: str | None = None
-    """draft_model: the model to start from, named like a model, instead of a new one."""
+    """draft_model: model to start from, named like a model, instead of a new one."""
     batch: int = 32
-    """Texts of one step."""
+    """Texts per step."""
     steps: int | None = None
-    """Steps to train for; by default 2000."""
+    """Number of training steps; by default 2000."""
     minutes: float | None = None
-    """Instead of --steps: as many as fit into so much time, writing samples included; measured over the first ones."""
+    """Instead of --steps: time budget in minutes, sample generation included; the number of steps is estimated from \
+the first ones."""
     max_steps: int | None = None
-    """Stop after so many steps for now; the same command goes on from there."""
+    """Stop after this many steps; the same command resumes from there."""
     learning_rate: float = 1e-3
-    """Its highest; it rises over the first steps and falls to nothing with the last."""
+    """Peak learning rate; it warms up over the first steps and decays to zero."""
     divergence: float = 0.1
-    """Share of the Kullback-Leibler divergence in the loss, from 0 to 1; the rest is the share of guesses refused. \
-It falls from 1 to this over the first quarter of the steps, because guesses that are far off hardly learn from being \
-refused."""
+    """Weight of the Kullback-Leibler divergence in the loss, from 0 to 1; the rest is the share of rejected draft \
+tokens. It falls from 1 to this value over the first quarter of the steps."""
     seed: int = 0
-    """Of new weights, samples and their order."""
+    """Seed of new weights, samples and their order."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

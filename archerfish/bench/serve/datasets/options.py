@@ -25,30 +25,30 @@ class DatasetOptions:
     """Checked when made."""
 
     dataset_name: Literal["random", "prefix_repetition", "sharegpt", "custom", "azure", "mooncake", "box"] = "random"
-    """What to ask: random words, prefixes that come again, conversations in ShareGPT's JSON, custom prompts as JSONL, \
-traces of Azure (CSV) or Mooncake (JSONL), or prompts for the models in the box."""
+    """Prompts to send: random words, repeated prefixes, conversations in ShareGPT's JSON, custom prompts (JSONL), \
+traces of Azure (CSV) or Mooncake (JSONL), or prompts for the bundled models (box)."""
     dataset_path: str | None = None
     """File of the dataset."""
     output_len: int | None = None
-    """sharegpt, custom, box: most tokens to write, instead of what the file says or 256."""
+    """sharegpt, custom, box: maximum output tokens, instead of the file's or 256."""
     random_input_len: int = 512
-    """random: tokens of a prompt."""
+    """random: prompt length in tokens."""
     random_output_len: int = 128
-    """random: tokens of an answer."""
+    """random: output length in tokens."""
     random_range_ratio: float = 0.0
-    """random: lengths lie between 1 - ratio and 1 + ratio times the ones above."""
+    """random: lengths vary between 1 - ratio and 1 + ratio times the ones above."""
     random_prefix_len: int = 0
-    """random: tokens that all prompts begin with, beside their own."""
+    """random: length of a prefix that all prompts share, in addition to the prompt length."""
     prefix_repetition_prefix_len: int = 256
-    """prefix_repetition: tokens of a prefix."""
+    """prefix_repetition: prefix length in tokens."""
     prefix_repetition_suffix_len: int = 256
-    """prefix_repetition: tokens of each prompt after it."""
+    """prefix_repetition: length of each prompt after its prefix."""
     prefix_repetition_num_prefixes: int = 10
-    """prefix_repetition: different prefixes."""
+    """prefix_repetition: number of distinct prefixes."""
     prefix_repetition_output_len: int = 128
-    """prefix_repetition: tokens of an answer."""
+    """prefix_repetition: output length in tokens."""
     length_scale: float = 1.0
-    """azure, mooncake: by which the trace's lengths are multiplied, for models with less context."""
+    """azure, mooncake: factor on the lengths of the trace, for models with less context."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
