@@ -103,7 +103,7 @@ class EngineMetrics:
 
     @property
     def accepted_per_position(self) -> list[int]:
-        """How often the first guess of a draft stood, the second, and so on, over all engines there have been."""
+        """How often the first draft token was accepted, the second, and so on, over all engines there have been."""
         now = self.state.accepted_per_position if self.state is not None else ()
         return [sum(counts) for counts in zip_longest(self._accepted_before, now, fillvalue=0)]
 

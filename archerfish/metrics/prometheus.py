@@ -147,17 +147,29 @@ def add_engine(to: Families, engine: EngineMetrics, now: float) -> None:
         ("prefix_cache_hits", "Those of them that were found.", "num_prefix_tokens_hit"),
         ("engine_steps", "Forward passes.", "num_steps"),
         ("engine_busy_seconds", "Time spent in steps.", "busy_time"),
-        ("spec_decode_num_drafts", "Sequences that tokens were guessed for, each step anew.", "num_drafts"),
-        ("spec_decode_num_draft_tokens", "Tokens that were guessed, and checked.", "num_draft_tokens"),
-        ("spec_decode_num_accepted_tokens", "Guesses that stood.", "num_accepted_tokens"),
-        ("spec_decode_seconds", "Time spent on guessing; checking is part of steps.", "drafting_time"),
-        ("spec_decode_seconds_saved", "By steps that took less for guesses, as estimated.", "saved_seconds"),
-        ("spec_decode_seconds_lost", "By steps that took more for guesses, likewise.", "lost_seconds"),
+        ("spec_decode_num_drafts", "Sequences that had draft tokens, summed over steps.", "num_drafts"),
+        ("spec_decode_num_draft_tokens", "Draft tokens that were verified.", "num_draft_tokens"),
+        ("spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", "num_accepted_tokens"),
+        (
+            "spec_decode_seconds",
+            "Time spent on proposing draft tokens.",
+            "drafting_time",
+        ),
+        (
+            "spec_decode_seconds_saved",
+            "Estimated time saved by draft tokens.",
+            "saved_seconds",
+        ),
+        (
+            "spec_decode_seconds_lost",
+            "Estimated time lost to draft tokens.",
+            "lost_seconds",
+        ),
     ):
         to.counter(name, meaning, engine.total(total))
     to.counter(
         "spec_decode_num_accepted_tokens_per_pos",
-        "Guesses that stood, by their place in a draft.",
+        "Draft tokens that were accepted, by their position in a draft.",
         [({"position": str(place)}, count) for place, count in enumerate(engine.accepted_per_position)],
     )
     to.counter("engine_restarts", "Engines that ended and were started again.", engine.num_restarts)

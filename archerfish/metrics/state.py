@@ -1,4 +1,4 @@
-"""What the engine process tells of itself after each step: plain numbers, small enough to send every time."""
+"""What the engine process reports of itself after each step: plain numbers, small enough to send every time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -68,16 +68,16 @@ class EngineState:
     busy_time: float
     """Seconds spent in steps."""
     num_drafts: int = 0
-    """Sequences that tokens were guessed for, each step anew."""
+    """Sequences that had draft tokens, summed over steps."""
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     """Guesses that were what would have been drawn."""
     accepted_per_position: tuple[int, ...] = ()
-    """How often the first guess of a draft stood, the second, and so on."""
+    """How often the first draft token of a sequence was accepted, the second, and so on."""
     drafting_time: float = 0.0
-    """Seconds spent on guessing."""
+    """Seconds spent on proposing draft tokens."""
     saved_seconds: float = 0.0
-    """That guessing saved, and that it cost in steps that took longer for it: estimates of the engine."""
+    """Estimated seconds that speculation saved; `lost_seconds` is what it cost in steps that took longer for it."""
     lost_seconds: float = 0.0
     last_step: StepRecord | None = None
     """None before the first. Told again if nothing was computed since: num_steps says so."""

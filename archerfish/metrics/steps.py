@@ -1,4 +1,4 @@
-"""Counts what the engine's steps did, and keeps what the last one held."""
+"""Counts what the engine's steps did, and records the last one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,19 +16,19 @@ class StepCounts:
     busy_time: float = 0.0
     """Seconds spent in steps."""
     num_drafts: int = 0
-    """Sequences that tokens were guessed for, each step anew."""
+    """Sequences that had draft tokens, summed over steps."""
     num_draft_tokens: int = 0
-    """Tokens that were guessed, and checked."""
+    """Draft tokens that were verified."""
     num_accepted_tokens: int = 0
     """Those of them that were what would have been drawn."""
     accepted_per_position: list[int] = field(default_factory=list)
-    """How often the first guess of a draft stood, the second, and so on."""
+    """How often the first draft token of a sequence was accepted, the second, and so on."""
     drafting_time: float = 0.0
-    """Seconds spent on guessing. Checking is part of the step."""
+    """Seconds spent on proposing draft tokens. Verification is part of the step."""
     saved_seconds: float = 0.0
-    """By steps with guesses that took less than their tokens would have taken without, as the engine estimates."""
+    """Estimated seconds saved by steps with draft tokens that took less than their tokens would have taken without."""
     lost_seconds: float = 0.0
-    """By those that took more."""
+    """Estimated seconds lost by those that took more."""
 
     def record(self, num_computed: int, num_generated: int, duration: float) -> None:
         self.num_steps += 1
@@ -37,17 +37,17 @@ class StepCounts:
         self.busy_time += duration
 
     def record_drafts(
-        self, guessed: Mapping[int, int], drawn: Sequence[Sequence[int]], seconds: float, saved: float = 0.0
+        self, num_drafted: Mapping[int, int], drawn: Sequence[Sequence[int]], seconds: float, saved: float = 0.0
     ) -> None:
-        """By chunk, how many tokens were guessed; and what was drawn, the last token of which nobody guessed.
+        """Count the draft tokens of a step, by chunk; the last of the drawn tokens of a chunk was never drafted.
 
-        What was saved and what was lost are kept apart: totals that never fall can be told from another engine's.
+        Savings and losses are counted separately, so that both totals only ever grow.
         """
         self.drafting_time += seconds
         self.saved_seconds += max(0.0, saved)
         self.lost_seconds += max(0.0, -saved)
-        for place, count in guessed.items():
-            num_accepted_tokens = max(0, len(drawn[place]) - 1)
+        for index, count in num_drafted.items():
+            num_accepted_tokens = max(0, len(drawn[index]) - 1)
             self.num_drafts += 1
             self.num_draft_tokens += count
             self.num_accepted_tokens += num_accepted_tokens

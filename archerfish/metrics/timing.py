@@ -1,4 +1,4 @@
-"""When things happened to a request, and the latencies that follow; and what was guessed for it.
+"""When things happened to a request, and the latencies that follow; and its draft tokens.
 
 All times come from one clock, in seconds.
 """
@@ -23,9 +23,9 @@ class RequestTiming:
     num_answers: int = 1
     """Written side by side."""
     num_drafts: int = 0
-    """Steps of its answers in which tokens were guessed."""
+    """Steps of its answers that had draft tokens."""
     num_draft_tokens: int = 0
-    """Tokens that were guessed, and checked."""
+    """Draft tokens that were verified."""
     num_accepted_tokens: int = 0
     """Those of them that stood."""
 
@@ -43,7 +43,7 @@ class RequestTiming:
 
     @property
     def acceptance_length(self) -> float | None:
-        """Tokens that a step with guesses wrote, on average; None where nothing was guessed."""
+        """Mean number of tokens that a step with draft tokens added; None where there were none."""
         return acceptance_length(self.num_drafts, self.num_accepted_tokens)
 
     @property
@@ -99,5 +99,5 @@ def _between(start: float | None, end: float | None) -> float | None:
 
 
 def acceptance_length(num_drafts: float, num_accepted: float) -> float | None:
-    """The guesses of a draft that stood, on average, and the token that follows them."""
+    """Return the mean number of accepted draft tokens per draft, plus the token that follows them."""
     return 1 + num_accepted / num_drafts if num_drafts else None

@@ -1,4 +1,4 @@
-"""Who may join the running sequences: anyone at any step, or a whole batch at a time. Knows no rows and no blocks."""
+"""When waiting sequences may be admitted: at any step, or a whole batch at a time."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -6,34 +6,35 @@ from typing import Protocol
 
 from archerfish.scheduling.sequence import Sequence
 
-_CLOCK_GRAIN = 1e-6  # Seconds: a wait that is shorter than this is over, whatever rounding says.
+_CLOCK_GRAIN = 1e-6
+"""Seconds below which a wait is over, whatever rounding says."""
 
 
 class BatchingPolicy(Protocol):
     def open_batch(self, waiting: Iterable[Sequence], now: float, *, expects_more: bool) -> None:
-        """Before each plan: decide who may join from now on. `waiting` is in order of admission."""
+        """Decide, before each plan, what may be admitted from now on. `waiting` is in order of admission."""
 
     def admits(self, sequence: Sequence) -> bool:
-        """Whether a waiting sequence may join, if there is room."""
+        """Return whether a waiting sequence may be admitted if it fits."""
 
     def forget(self, request_id: str) -> None:
-        """A request has ended."""
+        """Forget a request that has ended."""
 
     def seconds_until_start(self, waiting: Iterable[Sequence], now: float) -> float | None:
-        """After a plan that found nothing to run: how long to wait; None if only an arrival can change anything."""
+        """Return, after a plan without chunks, how long to wait; None if only an arrival can change anything."""
 
 
 class ContinuousBatching:
-    """Join whenever there is room: a short answer never waits for a long one."""
+    """Sequences are admitted whenever they fit: a short answer never waits for a long one."""
 
     def open_batch(self, waiting: Iterable[Sequence], now: float, *, expects_more: bool) -> None:
-        """Everyone may join."""
+        """Every sequence may be admitted."""
 
     def admits(self, _: Sequence) -> bool:
         return True
 
     def forget(self, request_id: str) -> None:
-        """Nobody is kept."""
+        """No request is remembered."""
 
     def seconds_until_start(self, waiting: Iterable[Sequence], _: float) -> float | None:
         return 0.0 if any(True for _ in waiting) else None
@@ -49,24 +50,24 @@ class WholeBatches:
 
     max_num_seqs: int
     window: float | None
-    """Seconds."""
+    """Seconds after which an incomplete batch starts; None for static batching."""
     _members: set[str] = field(default_factory=set, init=False, compare=False)
-    """Requests of the batch that runs. Their forks, and what had to make way, join it again."""
+    """Requests of the running batch. Their forks, and sequences that were preempted, are admitted at any time."""
 
     def open_batch(self, waiting: Iterable[Sequence], now: float, *, expects_more: bool) -> None:
         if self._members:
             return
-        line = list(waiting)
-        wanted = {sequence.request.request_id: len(sequence.siblings) for sequence in line}
-        full = sum(wanted.values()) >= self.max_num_seqs
-        if not (full or self._window_passed(line, now) or not expects_more):
+        queued = list(waiting)
+        num_wanted = {sequence.request.request_id: len(sequence.siblings) for sequence in queued}
+        full = sum(num_wanted.values()) >= self.max_num_seqs
+        if not (full or self._window_passed(queued, now) or not expects_more):
             return
-        seats = self.max_num_seqs
-        for request_id, num_sequences in wanted.items():
-            if self._members and num_sequences > seats:
+        free_rows = self.max_num_seqs
+        for request_id, num_sequences in num_wanted.items():
+            if self._members and num_sequences > free_rows:
                 break
             self._members.add(request_id)
-            seats -= num_sequences
+            free_rows -= num_sequences
 
     def admits(self, sequence: Sequence) -> bool:
         return sequence.request.request_id in self._members
@@ -75,19 +76,19 @@ class WholeBatches:
         self._members.discard(request_id)
 
     def seconds_until_start(self, waiting: Iterable[Sequence], now: float) -> float | None:
-        line = list(waiting)
-        if self._members or self.window is None or not line:
+        queued = list(waiting)
+        if self._members or self.window is None or not queued:
             return None
-        return max(_CLOCK_GRAIN, self.window - _longest_wait(line, now))
+        return max(_CLOCK_GRAIN, self.window - _longest_wait(queued, now))
 
-    def _window_passed(self, line: list[Sequence], now: float) -> bool:
-        if self.window is None or not line:
+    def _window_passed(self, queued: list[Sequence], now: float) -> bool:
+        if self.window is None or not queued:
             return False
-        return _longest_wait(line, now) >= self.window - _CLOCK_GRAIN
+        return _longest_wait(queued, now) >= self.window - _CLOCK_GRAIN
 
 
-def _longest_wait(line: list[Sequence], now: float) -> float:
-    return now - min(sequence.request.arrival_time for sequence in line)
+def _longest_wait(queued: list[Sequence], now: float) -> float:
+    return now - min(sequence.request.arrival_time for sequence in queued)
 
 
 def batching_policy(name: str, max_num_seqs: int, window: float) -> BatchingPolicy:

@@ -1,4 +1,4 @@
-"""Decides what each step computes and keeps every sequence's progress. Knows ids and numbers only: no tensors, no text.
+"""Decides what each step computes, and records every sequence's progress.
 
 There is one notion of progress: todo = length - computed. Prefill, chunked prefill, decode, cache hits, forks and
 preemption are that number growing and shrinking; nothing here asks which of them it is. Both sides count what is in
@@ -26,7 +26,7 @@ _RESERVED_SHARE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a step and a sequence may be."""
+    """Bounds of a step and of a sequence."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -70,7 +70,7 @@ class Scheduler:
         self.policy = policy
         self.prefix_counts = PrefixCounts()
         self.expects_more = False
-        """Whether more requests may come: batches that wait to be full go on waiting."""
+        """Whether more requests may arrive: batches that are not full go on waiting. Changes while a program runs."""
         self._sequences = SequenceTable(limits.max_num_seqs, tables)
         self._requests: dict[str, list[Sequence]] = {}
         """Sequences of each open request that have not ended."""
@@ -152,12 +152,12 @@ class Scheduler:
         # Its grammar must have read the token that a step in flight draws before the next can be drawn.
         if any(len(s.tokens) < s.length < s.length_limit for s in self._sequences.drawn_on_host):
             return False
-        # Who makes way gives up a row and blocks that steps in flight use; and should one of these end somebody else,
-        # nobody need make way at all.
+        # A preempted sequence gives up a row and blocks that steps in flight use; and if one of these ends another
+        # sequence, no preemption is needed at all.
         return not would_preempt(self._sequences, self.limits.max_num_batched_tokens, self._admits)
 
     def plan(self, now: float) -> Plan:
-        """What the next step computes; no chunks if nothing can run, and then it is no step and need not be run."""
+        """Return what the next step computes. A plan without chunks is no step: nothing can run."""
         assert self.can_plan_ahead(), "commit what is in flight first"
         self.policy.open_batch(self._sequences.waiting, now, expects_more=self.expects_more)
         builder = PlanBuilder(self._sequences, self.limits.max_num_batched_tokens, now, ahead=bool(self._in_flight))
@@ -182,9 +182,9 @@ class Scheduler:
         return len(waiting) > 0 and self._admits(next(iter(waiting)))
 
     def _admits(self, sequence: Sequence) -> bool:
-        """Whether a waiting sequence may join, if there is room.
+        """Return whether a waiting sequence may be admitted if it fits.
 
-        Where more requests may come, bulk work leaves some rows and blocks free: a single request finds them at once.
+        Where more requests may arrive, bulk work leaves some rows and blocks free: a single request finds them at once.
         """
         if sequence.is_bulk and self.expects_more:
             pool, num_rows = self.tables.pool, self._sequences.num_rows_for(sequence.request.request_class)
@@ -195,7 +195,7 @@ class Scheduler:
         return self.policy.admits(sequence)
 
     def seconds_until_start(self, now: float) -> float | None:
-        """After a plan without chunks: when to plan again. None if only an arrival or a cancel can help."""
+        """Return, after a plan without chunks, when to plan again. None if only an arrival or a cancel can help."""
         return self.policy.seconds_until_start(self._sequences.waiting, now)
 
     def _count_prefixes(self, builder: PlanBuilder, admitted: list[Sequence]) -> None:
@@ -206,35 +206,35 @@ class Scheduler:
     # -- commit ---------------------------------------------------------------------------------------------------
 
     def commit(self, plan: Plan, result: StepResult) -> list[TokenEvent]:
-        """Take in what the oldest step in flight computed; the events are news for clients."""
+        """Record what the oldest step in flight computed, and return the events for clients."""
         assert len(result.tokens) == len(plan.chunks), "a result must answer every chunk"
         if not plan.chunks:
             return []
         self._max_draft_tokens = result.max_draft_tokens
         sequences = self._in_flight.pop(plan)
-        # Only now: the step was still reading the blocks of those who ended meanwhile.
+        # Only now: the step was still reading the blocks of sequences that ended meanwhile.
         self._sequences.free_retired(plan.step)
         self.tables.release_sources(plan.copies)
         events: list[TokenEvent] = []
-        for place, (sequence, chunk, tokens) in enumerate(zip(sequences, plan.chunks, result.tokens, strict=True)):
+        for index, (sequence, chunk, tokens) in enumerate(zip(sequences, plan.chunks, result.tokens, strict=True)):
             if sequence.ended:
                 continue  # By an earlier step or a cancel in flight, or a sibling failed a moment ago.
-            if place in result.failures:
-                events.extend(self._fail(sequence, result.failures[place]))
+            if index in result.failures:
+                events.extend(self._fail(sequence, result.failures[index]))
                 continue
             event = self._grow(sequence, chunk, tokens)
             if sequence.wants_logprobs:
                 event = _with_logprobs(
-                    event, sequence, chunk, result.logprobs.get(place), result.prompt_logprobs.get(place)
+                    event, sequence, chunk, result.logprobs.get(index), result.prompt_logprobs.get(index)
                 )
             if event is not None:
-                if place in result.embeddings:
-                    event = event._replace(prompt_embedding=result.embeddings[place])
-                if place in result.states:
-                    event = event._replace(prompt_states=result.states[place])
-                if place in result.num_draft_tokens:
+                if index in result.embeddings:
+                    event = event._replace(prompt_embedding=result.embeddings[index])
+                if index in result.states:
+                    event = event._replace(prompt_states=result.states[index])
+                if index in result.num_draft_tokens:
                     event = event._replace(
-                        num_draft_tokens=result.num_draft_tokens[place], num_accepted_tokens=len(tokens) - 1
+                        num_draft_tokens=result.num_draft_tokens[index], num_accepted_tokens=len(tokens) - 1
                     )
                 events.append(event)
                 if event.finish_reason is not None:
@@ -242,7 +242,7 @@ class Scheduler:
         return events
 
     def abandon(self) -> None:
-        """Forget the steps in flight, whose outcome nobody will know: everything that runs is computed again."""
+        """Drop the steps in flight, whose outcome is lost: everything that runs is computed again."""
         self._drop_steps()
         self._sequences.preempt_all()
 
@@ -252,7 +252,7 @@ class Scheduler:
         self._sequences.free_all_retired()
 
     def _grow(self, sequence: Sequence, chunk: Chunk, tokens: list[int]) -> TokenEvent | None:
-        """Append what was drawn, as far as the sequence goes, and publish what the chunk computed."""
+        """Append the drawn tokens up to the sequence's end, and publish what the chunk computed."""
         assert sequence.table is not None
         length, ending = len(sequence.tokens) + len(tokens), None
         if length >= sequence.length_limit or not sequence.stop_token_ids.isdisjoint(tokens):
@@ -264,7 +264,7 @@ class Scheduler:
         block_size, before, computed = self.tables.block_size, sequence.stored, chunk.start + chunk.length
         if len(tokens) != 1 and chunk.samples:
             assert not self._in_flight, "steps in flight count on exactly one token for each draw"
-            # The last token was never an input: its keys and values are still to come.
+            # The last token was never an input: its keys and values are not computed yet.
             computed = min(computed + chunk.max_draft_tokens, length - 1)
             sequence.length, sequence.computed = length, computed
         sequence.stored = computed
@@ -275,15 +275,13 @@ class Scheduler:
         if sequence.index == 0 and sequence.request.params.n > 1:
             self._queue_forks(sequence)
         return TokenEvent(
-            sequence.request.request_id,
-            sequence.index,
-            tokens,
-            None,
-            None,
-            sequence.num_cached_tokens,
-            sequence.scheduled_time,
-            None if ending is None else ending.finish_reason,
-            None if ending is None else ending.stop_reason,
+            request_id=sequence.request.request_id,
+            sequence_index=sequence.index,
+            token_ids=tokens,
+            num_cached_tokens=sequence.num_cached_tokens,
+            scheduled_time=sequence.scheduled_time,
+            finish_reason=None if ending is None else ending.finish_reason,
+            stop_reason=None if ending is None else ending.stop_reason,
         )
 
     def _queue_forks(self, parent: Sequence) -> None:
@@ -301,7 +299,7 @@ class Scheduler:
         return [_end_event(sibling, FinishReason.ERROR, error) for sibling in siblings]
 
     def _end(self, sequence: Sequence) -> None:
-        """Take the sequence out of everything; its row and blocks when no step in flight uses them any more."""
+        """End a sequence. Its row and blocks are freed when no step in flight uses them any more."""
         request_id = sequence.request.request_id
         sequence.ended = True
         sequence.siblings.remove(sequence)
@@ -317,7 +315,7 @@ class Scheduler:
             self._sequences.release(sequence)
 
     def check(self) -> None:
-        """Every row, block and sequence is accounted for exactly once, and every step in flight is for somebody."""
+        """Check that every row, block and sequence is accounted for exactly once, and the steps in flight with them."""
         self._sequences.check(self._most_draft_tokens, self._in_flight.copies)
         running = [sequence for sequences in self._sequences.running.values() for sequence in sequences]
         self._in_flight.check(running, self._sequences.retired)
@@ -327,13 +325,13 @@ class _Ending(NamedTuple):
     """Where and why drawn tokens end a sequence."""
 
     num_tokens: int
-    """How many of them still belong to it."""
+    """How many of them still belong to the sequence."""
     finish_reason: FinishReason
     stop_reason: int | None = None
 
 
 def _ending(sequence: Sequence, drawn: list[int]) -> _Ending | None:
-    """The first stop token that counts, or the length limit; None if the sequence goes on."""
+    """Return the end at the first stop token that counts or at the length limit; None if the sequence goes on."""
     for num_tokens, token in enumerate(drawn, start=1):
         length = len(sequence.tokens) + num_tokens
         if token in sequence.stop_token_ids and length > sequence.stops_after:
@@ -364,7 +362,7 @@ def _with_logprobs(
     prompt_logprobs: list[TokenLogprobs] | None,
 ) -> TokenEvent | None:
     if prompt_logprobs is not None:
-        # After a preemption the prompt is computed again; what was told once is not told twice.
+        # After a preemption the prompt is computed again; what was reported is not reported twice.
         prompt_logprobs = prompt_logprobs[max(0, sequence.num_prompt_logprobs - chunk.start) :]
         sequence.num_prompt_logprobs += len(prompt_logprobs)
     if not logprobs and not prompt_logprobs:

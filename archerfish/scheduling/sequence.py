@@ -1,4 +1,4 @@
-"""One stream of tokens being grown for a request. Its one measure of progress is length - computed."""
+"""One stream of tokens that is generated for a request. Its one measure of progress is length - computed."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -9,13 +9,13 @@ from archerfish.request import Request, SamplingParams
 _MASK = 2**64 - 1
 
 _FIRST_FEW = 8
-"""Sequences of one body that are scheduled like single requests; those behind them are bulk work."""
+"""Sequences of one body that are scheduled like single requests; the others are bulk work."""
 _BULK_SPACING = 30.0
-"""Seconds by which each further few of them are ordered as if they had arrived later."""
+"""Seconds by which each further group of so many is ordered as if it had arrived later."""
 
 
 class SequenceFacts(NamedTuple):
-    """What is the same for all sequences of an engine."""
+    """Facts that all sequences of an engine share."""
 
     block_size: int
     max_model_len: int
@@ -62,14 +62,14 @@ class Sequence:
         self.index = index
         self.seed = sequence_seed(seed, index)
         self.tokens = list(request.prompt_token_ids)
-        """Those that are known."""
+        """Tokens that are known, in contrast to those still in flight."""
         self.num_prompt_tokens = len(self.tokens)
         self.length = len(self.tokens)
         """How many tokens it has, counting one for each draw that is in flight."""
         self.computed = 0
         """How many of them have their keys and values stored, or will once the steps in flight are done."""
         self.stored = 0
-        """How many have them stored for sure: a step in flight may still fail."""
+        """How many tokens have them stored for certain: a step in flight may still fail."""
         self.ended = False
         self.table: BlockTable | None = None
         """None while waiting."""
@@ -90,17 +90,17 @@ class Sequence:
         """Whether it is one of many sequences of a body, and not among the first: those of other bodies may pass it."""
         arrival = request.arrival_time + _BULK_SPACING * few_before
         self.order = (request.request_class, request.priority, arrival, number, index)
-        """Who goes first among a tenant's own: smaller is earlier. Preemption takes the largest of all."""
+        """Order among a tenant's sequences: the smallest is admitted first. The largest of all is preempted first."""
         self.num_cached_tokens = 0
         self.num_prompt_logprobs = 0
-        """How many prompt tokens' probabilities have been told."""
+        """How many prompt tokens' log-probabilities have been reported."""
         self.prompt_served = 0
-        """Prompt tokens that were computed, however often, or came from the cache. Its tenant has had them."""
+        """Prompt tokens that were computed, however often, or came from the cache: what the tenant has received."""
         self.scheduled_time: float | None = None
         """When it first left the queue."""
         self.wants_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
         self.draws_on_host = params.structured is not None
-        """A grammar is moved on by the host: each draw must wait until the last one is known here."""
+        """Whether each draw must wait until the last token is known here: the host advances grammars."""
 
     @property
     def todo(self) -> int:
@@ -116,7 +116,7 @@ def _without_prompt_outputs(params: SamplingParams) -> SamplingParams:
 
 
 def open_sequences(request: Request, number: int, seed: int, facts: SequenceFacts) -> list[Sequence]:
-    """The n sequences of a request, the list of which they share."""
+    """Return the n sequences of a request, which share the list of them."""
     sequences = [Sequence(request, number, index, seed, facts) for index in range(request.params.n)]
     for sequence in sequences:
         sequence.siblings = sequences
@@ -124,7 +124,7 @@ def open_sequences(request: Request, number: int, seed: int, facts: SequenceFact
 
 
 def sequence_seed(seed: int, index: int) -> int:
-    """The seed of a request's index-th sequence: the first has the request's own, the others scrambled ones."""
+    """Return the seed of a request's index-th sequence: the first has the request's own, the others scrambled ones."""
     if index == 0:
         return seed
     x = (seed + index * 0x9E3779B97F4A7C15) & _MASK  # splitmix64
