@@ -142,7 +142,7 @@ def test_prompts_of_many_shapes(tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = [
         {"prompt": "a b c", "output_tokens": 7},
         {"question": "who"},
-        {"question_id": 81, "serial": ["first", "second"]},
+        {"question_id": 81, "turns": ["first", "second"]},
         {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]},
     ]
     path = tmp_path / "prompts.jsonl"
