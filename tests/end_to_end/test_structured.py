@@ -170,7 +170,9 @@ def write_model(directory: Path, **changed: Any) -> str:
 @pytest.mark.parametrize("vocab_size", [290, 300, 333])
 def test_model_and_tokenizer_need_not_know_equally_many_tokens(tmp_path: Path, vocab_size: int) -> None:
     with LLM(write_model(tmp_path, vocab_size=vocab_size), load_format="dummy", threads=1, max_num_seqs=2) as llm:
-        for answer in answers(llm, *(form(Structured(regex="[a-z]{3,5}"), seed=i) for i in range(4)), prompt="T"):
+        for answer in answers(
+            llm, *(form(Structured(regex="[a-z]{3,5}"), seed=i, max_tokens=200) for i in range(4)), prompt="T"
+        ):
             assert re.fullmatch("[a-z]{3,5}", answer.text) and answer.finish_reason == "stop"
 
 
@@ -178,7 +180,9 @@ def test_a_model_without_an_end_token_fails_alone(tmp_path: Path) -> None:
     model = write_model(tmp_path, eos_token_id=None)
     (tmp_path / "tokenizer_config.json").write_text("{}")
     with LLM(model, load_format="dummy", threads=1, max_num_seqs=2) as llm:
-        bound, free = answers(llm, form(Structured(regex="a")), SamplingParams(max_tokens=3), prompt="T")
+        bound, free = answers(
+            llm, form(Structured(regex="a"), max_tokens=200), SamplingParams(max_tokens=3), prompt="T"
+        )
     assert bound.finish_reason == "error" and "no end token" in str(bound.error)
     assert free.finish_reason == "length"
 
@@ -187,5 +191,5 @@ def test_without_a_tokenizer_it_is_refused(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True, "threads": 1, "max_num_seqs": 2}
     with LLM(write_model(tmp_path), **settings) as llm:
         with pytest.raises(InvalidParameter, match=r"structured.*tokenizer"):
-            llm.generate([5, 6], form(Structured(regex="a")), progress=False)
+            llm.generate([5, 6], form(Structured(regex="a"), max_tokens=200), progress=False)
         assert llm.generate([5, 6], SamplingParams(max_tokens=2), progress=False)[0].finished
