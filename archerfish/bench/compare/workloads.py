@@ -1,4 +1,4 @@
-"""Whether runs were asked for the same. Knows nothing of how they did."""
+"""Compares the workloads of runs: only runs with the same one are comparable."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -29,8 +29,8 @@ def differences(runs: Sequence[BenchRun]) -> tuple[Difference, ...]:
         if field.name not in _FREE:
             found += _differing(field.name, [str(getattr(run.workload, field.name)) for run in runs])
     found += _differing("endpoint", [run.target.endpoint for run in runs])
-    found += _lengths("mean input tokens asked", runs, lambda request: request.num_prompt_tokens_requested)
-    found += _lengths("mean output tokens asked", runs, lambda request: request.num_output_tokens_requested)
+    found += _lengths("mean input tokens requested", runs, lambda request: request.num_prompt_tokens_requested)
+    found += _lengths("mean output tokens requested", runs, lambda request: request.num_output_tokens_requested)
     if not all(run.is_valid for run in runs):
         outcomes = ["valid" if run.is_valid else f"INVALID ({_reasons(run)})" for run in runs]
         found.append(Difference(VALIDITY, tuple(dict.fromkeys(outcomes))))

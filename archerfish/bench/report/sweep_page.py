@@ -22,7 +22,7 @@ def sweep_page(sweep: Sweep) -> ReportPage:
     uncounted = uncounted_reasons(sweep.points)
     return ReportPage(
         title=f"Load sweep of {sweep.label}",
-        subtitle=f"By {sweep.axis}; a load is held when {condition}.",
+        subtitle=f"By {sweep.axis}; a load is met when {condition}.",
         alarm="" if any(point.counted for point in sweep.points) else "INVALID: no measurement could be counted.",
         notices=tuple(Notice(name="not counted", text=text, is_alarm=False) for text in uncounted),
         conclusion=Conclusion(headline=_headline(sweep), sentence=verdict_text(sweep)),

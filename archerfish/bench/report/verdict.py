@@ -1,4 +1,4 @@
-"""Says what held a run back, by which figures, and what to try next. Knows no chart."""
+"""Names the bottleneck of a run, the figures behind it, and what to try next."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,10 +9,10 @@ from archerfish.bench.serve.records import BenchRun, Workload
 from archerfish.bench.serve.summary import Summary
 
 _MOST = 0.5
-"""A cause holds a run back when it takes at least this share of the time in question."""
+"""Share of the time in question from which on a cause counts as the bottleneck."""
 _ROWS_FULL = 0.9
 _CROWDED = 0.1
-"""Share of the time with the KV cache full and someone waiting, from which on room is what is missing."""
+"""Share of the time with a full KV cache and waiting requests, from which on capacity is the bottleneck."""
 
 
 class RunLimit(StrEnum):
@@ -52,7 +52,7 @@ def judge_run(run: BenchRun, summary: Summary) -> RunVerdict:
     if facts is None:
         return RunVerdict(
             limit=RunLimit.UNKNOWN,
-            reason="the server told nothing of itself while it was measured",
+            reason="the server published no metrics during the run",
             evidence=(),
             advice=_ADVICE_TO_LOOK,
         )
@@ -91,7 +91,7 @@ def _find_in_steps(facts: ServerFacts, roof: Roof | None) -> tuple[RunLimit, str
             f"a perfect machine would need {roof.share:.0%} of the time in steps: the rest is neither arithmetic nor "
             "memory, but kernels that are slow or too small, and everything around them"
         )
-    return RunLimit.UNKNOWN, "steps fill the time, but the machine's peak is not known"
+    return RunLimit.UNKNOWN, "steps fill the time, but the peak of the machine is unknown"
 
 
 def _is_queueing(facts: ServerFacts) -> bool:
@@ -107,15 +107,15 @@ def _of(seconds: float, roof: Roof) -> str:
 def _capacity_reason(facts: ServerFacts) -> str:
     if facts.engine.num_preemptions > 0:
         num_preemptions = facts.engine.num_preemptions
-        return f"the KV cache ran out of room: {num_preemptions:,} times a sequence had to make way and start again"
+        return f"the KV cache was full: sequences were preempted {num_preemptions:,} times and computed again"
     return f"the KV cache was full while requests waited, {facts.crowded_share:.0%} of the time"
 
 
 def _queue_reason(facts: ServerFacts) -> str:
-    waiting = f"requests waited for a place {facts.waiting_share:.0%} of the time"
+    waiting = f"requests were queued for {facts.waiting_share:.0%} of the time"
     if facts.occupancy >= _ROWS_FULL:
-        return f"{waiting}, because every row of the batch was taken"
-    return f"{waiting}, though rows and KV cache had room: prompts come faster than steps take them in"
+        return f"{waiting}, because every row of the batch was in use"
+    return f"{waiting}, though rows and KV cache were free: prompts arrive faster than steps compute them"
 
 
 # -- by which figures -------------------------------------------------------------------------------------------------
@@ -184,8 +184,8 @@ def _advice(limit: RunLimit, facts: ServerFacts, workload: Workload) -> tuple[Ad
     if limit is RunLimit.BANDWIDTH:
         return _more_at_once(facts, workload, _ONE_READING), _SMALLER_NUMBERS
     if limit is RunLimit.CAPACITY:
-        more = Advice("--gpu-memory-utilization", "raise it", "more blocks: sequences keep their place")
-        fewer = Advice("--max-num-seqs", "lower it", "fewer at once, none computed twice")
+        more = Advice("--gpu-memory-utilization", "raise it", "more blocks, so that sequences are not preempted")
+        fewer = Advice("--max-num-seqs", "lower it", "fewer sequences at once, none computed twice")
         return more, (fewer if facts.engine.num_preemptions > 0 else _SMALLER_NUMBERS)
     if limit is RunLimit.HOST:
         return Advice("--threads", "lower it", _LEAVE_A_CORE), _more_at_once(facts, workload, _ONE_STEP)

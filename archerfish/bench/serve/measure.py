@@ -219,7 +219,7 @@ async def _warm_up(client: BenchClient, count: int) -> None:
     for _ in range(count):
         record = await client.send(0, _WARM_UP, body, None)
         if record.error is not None:
-            raise ConfigError(f"the server does not answer a first small request: {record.error}")
+            raise ConfigError(f"the server failed a small warm-up request: {record.error}")
 
 
 async def _wait_for_peak(client: BenchClient) -> None:

@@ -66,7 +66,7 @@ def command(
     from archerfish.bench.serve.measure import measure_load, open_server, prepare_load
 
     is_own = url is None
-    # A mistake in the dataset is told before a server is started.
+    # Mistakes in the dataset are reported before a server is started.
     prepare_load(replace(load, num_prompts=1), dataset, is_own=is_own)
     with open_server(load, url) as address:
 
@@ -96,7 +96,7 @@ def _first_words(run: BenchRun) -> str:
 
 
 class _Output:
-    """What is printed and saved. Mistakes in how are told before anything is measured."""
+    """Prints and saves the results; wrong options are refused before anything is measured."""
 
     def __init__(self, *, report: Path | None, result_dir: Path | None, as_json: bool) -> None:
         if result_dir is not None and not result_dir.is_dir():
@@ -146,8 +146,8 @@ def _print(found: Sweep) -> None:
     if found.costs is not None and found.costs.per_million_tokens is not None:
         per_output = found.costs.per_million_output_tokens_in_all or 0.0
         click.echo(
-            f"There, 1M tokens cost ${found.costs.per_million_tokens:.4f}; 1M output tokens that pay for everything "
-            f"${per_output:.4f}."
+            f"At this load, 1M tokens cost ${found.costs.per_million_tokens:.4f}; 1M output tokens, if they pay for "
+            f"everything, ${per_output:.4f}."
         )
 
 

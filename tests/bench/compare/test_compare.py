@@ -155,7 +155,7 @@ def test_lengths_tell_loads_apart_that_have_the_same_name() -> None:
     assert differences([asked(100), asked(104)]) == ()
     assert differences([quick_run(seed) for seed in range(6)]) == ()  # Their means differ by a tenth, by chance.
     found = differences([asked(100), asked(200)])
-    assert [(one.field, one.values) for one in found] == [("mean output tokens asked", ("100.0", "200.0"))]
+    assert [(one.field, one.values) for one in found] == [("mean output tokens requested", ("100.0", "200.0"))]
 
 
 def test_seeds_may_differ_and_validity_may_not_be_lacking() -> None:
