@@ -71,7 +71,7 @@ def test_what_cannot_be_had_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="--quantization int8 needs fast kernels"):
         LLM(quantization="int8", kernels="reference")
     if "amx" not in KERNELS:
-        with pytest.raises(ConfigError, match="--kernels amx: this CPU runs avx"):
+        with pytest.raises(ConfigError, match="--kernels amx: this CPU supports avx"):
             LLM(kernels="amx")
     with pytest.raises(ConfigError, match="--quantization int4 needs fast kernels"):
         LLM(quantization="int4", kernels="reference")
@@ -79,7 +79,7 @@ def test_what_cannot_be_had_is_refused_by_name() -> None:
         LLM(quantization="int4", quantization_group=48)
     with pytest.raises(ConfigError, match="belong to --quantization int4"):
         LLM(quantization="int8", quantization_zero_points=True)
-    with pytest.raises(ConfigError, match="--block-size 8 is no multiple of 16"):
+    with pytest.raises(ConfigError, match="--block-size 8 is not a multiple of 16"):
         LLM(quantization="int8", block_size=8)
     with LLM(block_size=8, max_num_seqs=2) as llm:
         assert llm.generate("Once", PARAMS, progress=False)[0].outputs[0].token_ids
