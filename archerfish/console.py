@@ -19,7 +19,7 @@ _PATIENCE = 0.7  # Seconds of work before a bar is worth showing.
 def enable_logging(*, as_json: bool = False) -> None:
     """Show the package's messages, unless the program has set up logging itself.
 
-    As JSON also those of libraries: whoever reads objects can do nothing with a line that is none.
+    As JSON, log lines of libraries are objects too, because a reader of objects cannot parse other lines.
     """
     if not logger.handlers and not logging.getLogger().handlers:
         handler = logging.StreamHandler(sys.stderr)

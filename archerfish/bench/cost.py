@@ -18,7 +18,7 @@ def dollars_per_million(per_second: float, dollars_per_hour: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """In dollars. What nobody can tell is None."""
+    """Costs in dollars; None where they are unknown."""
 
     total: float
     per_request: float | None

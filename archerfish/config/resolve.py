@@ -142,7 +142,7 @@ def _rounding(config: EngineConfig, facts: ResolveFacts, *, on_cpu: bool) -> Rou
         return "nearest"
     if config.quantization_rounding != "auto":
         return config.quantization_rounding
-    # What random weights lose by rounding is nobody's loss.
+    # Random weights lose nothing by rounding.
     is_worth_it = config.load_format != "dummy" and facts.num_parameters <= MOST_CALIBRATED_PARAMETERS
     return "calibrated" if is_worth_it else "nearest"
 

@@ -59,7 +59,7 @@ class Assembly:
     tokenizer_directory: Path | None
     engine: Engine
     executor: Executor
-    """What the engine runs its plans with, for whoever measures it apart."""
+    """The executor that runs the engine's plans, for benchmarks that measure it alone."""
     processor: InputProcessor
     speculation_methods: tuple[str, ...]
     """What a request may choose from."""
@@ -199,7 +199,7 @@ def _processor(
 
 
 def _allocated(device: str) -> int:
-    """Bytes that tensors hold; of a CPU nobody asks."""
+    """Return the bytes that tensors hold on the device; 0 on a CPU, where they are not counted."""
     return torch.cuda.memory_allocated() if device == "cuda" else 0
 
 

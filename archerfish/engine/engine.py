@@ -40,7 +40,7 @@ class Engine:
         self.scheduler = scheduler
         self.clock = clock
         self.cost = cost
-        """What the model's steps cost, for whoever measures them."""
+        """Cost of the model's steps, for metrics."""
         self.counts = StepCounts()
         self.last_step: LastStep | None = None
         self._executor = executor
@@ -88,12 +88,12 @@ class Engine:
         return events
 
     def close(self) -> list[TokenEvent]:
-        """End what is open and let go of the device. The ends, for whoever listens; none if it was stopped before."""
+        """End open requests and release the device. Return the end events; none if it was stopped before."""
         if self.stopped is not None:
             return []
         self.stopped = "it was closed"
         events = self.scheduler.cancel_all(self.stopped)
-        self._forget_flights()
+        self._drop_in_flight()
         self._executor.close()
         return events
 
@@ -113,9 +113,9 @@ class Engine:
         except Exception as error:
             return events + self._fail(error)
         except BaseException:
-            # An interrupt tore the step apart: whoever was running starts again from the queue.
+            # An interrupt left the step incomplete: running sequences start again from the queue.
             self.scheduler.abandon()
-            self._forget_flights()
+            self._drop_in_flight()
             raise
         return events
 
@@ -134,7 +134,7 @@ class Engine:
             self.counts.record_drafts(
                 result.num_draft_tokens, result.tokens, result.drafting_seconds, result.saved_seconds
             )
-        # As told in events: what was drawn for sequences that had ended is nobody's.
+        # Counted from events: tokens sampled for sequences that had ended do not count.
         self.counts.record(num_tokens, sum([len(event.token_ids) for event in events]), seconds)
         self.last_step = LastStep(plan.chunks, num_tokens, seconds, num_draft_tokens)
         return events
@@ -142,14 +142,14 @@ class Engine:
     def _fail(self, error: Exception) -> list[TokenEvent]:
         self.stopped = f"a step failed with {type(error).__name__}: {error}"
         events = self.scheduler.cancel_all(self.stopped)
-        self._forget_flights()
+        self._drop_in_flight()
         with suppress(Exception):  # A broken device may not even close; the reason that counts is the first.
             self._executor.close()
         return events
 
-    def _forget_flights(self) -> None:
-        """Wait for steps whose results nobody wants any more: until then the device may write to their blocks."""
-        flights, self._in_flight = self._in_flight, deque()
-        for flight in flights:
-            with suppress(Exception):  # What counts is why it is forgotten.
-                flight.launched.result()
+    def _drop_in_flight(self) -> None:
+        """Wait for steps whose results are dropped: until then the device may write to their blocks."""
+        dropped, self._in_flight = self._in_flight, deque()
+        for step in dropped:
+            with suppress(Exception):  # Only the reason for dropping it counts.
+                step.launched.result()

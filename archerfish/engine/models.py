@@ -76,7 +76,7 @@ def facts_of(checkpoint: Checkpoint) -> ResolveFacts:
 
 
 def load_decoder(config: EngineConfig) -> Decoder:
-    """A model without an engine around it, for whoever brings an attention of their own."""
+    """Load a model without an engine, for callers with an attention of their own."""
     checkpoint = read_checkpoint(config)
     resolved = resolve(config, facts_of(checkpoint))
     torch.set_num_threads(resolved.threads)
@@ -135,11 +135,11 @@ def build_model(
         total = sum(parameter.nbytes for parameter in model.parameters())
         with ProgressBar("loading weights", total, in_bytes=True) as bar:
 
-            def tell(num_bytes: float) -> None:
+            def report(num_bytes: float) -> None:
                 bar.update(num_bytes)
                 on_progress(num_bytes / total)
 
-            load_weights(model, checkpoint.family, checkpoint.directory, tell, keep, config.device)
+            load_weights(model, checkpoint.family, checkpoint.directory, report, keep, config.device)
         logger.info("%s: %s", checkpoint.directory.name, size)
     return model
 

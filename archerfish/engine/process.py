@@ -1,4 +1,4 @@
-"""The engine in a process of its own: takes requests from a socket, steps, sends what came of it. Waits for nobody.
+"""The engine in a process of its own: takes requests from a socket, steps, sends the events, and waits for no client.
 
 python -m archerfish.engine.process ADDRESS
 """
@@ -75,7 +75,7 @@ class Channel:
         self._socket.send(encode(message), copy=True)
 
     def receive(self, timeout_ms: int) -> ToEngine | None:
-        """The next message, or None if none comes in time or somebody rings."""
+        """Return the next message, or None if none comes in time or `wake` is called."""
         ready = dict(self._poller.poll(timeout_ms))
         if self._wakeup_read in ready:
             os.read(self._wakeup_read, 4096)
@@ -141,7 +141,7 @@ class EngineLoop:
                 self._channel.send(found)
             self._channel.send(Heartbeat())
         if os.getppid() != self._parent:
-            self._running = False  # Whoever wanted the answers is gone.
+            self._running = False  # The process that wanted the answers is gone.
 
     def _take(self, message: ToEngine) -> None:
         match message:
@@ -207,7 +207,7 @@ def _serve(start: Start, channel: Channel) -> int:
         message = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
         channel.send(Ending(message, can_be_fixed=isinstance(error, UserError)))
         return 1
-    # Before it is ready: whoever looks from then on sees the cache as it is, though no step has been made.
+    # Before it is ready, so that the first state already describes the cache, though no step has been made.
     channel.send(Stepped([], read_state(assembly.engine)))
     channel.send(Ready(_facts(start, assembly)))
     engine = assembly.engine
@@ -222,12 +222,12 @@ def _serve(start: Start, channel: Channel) -> int:
 
 def _build(start: Start, channel: Channel) -> "Assembly":
     module, _, name = start.builder.partition(":")
-    told = 0.0
+    reported = 0.0
 
-    def tell(share: float) -> None:
-        nonlocal told
-        if share - told >= _LOADING_STEP:
-            told = share
+    def report(share: float) -> None:
+        nonlocal reported
+        if share - reported >= _LOADING_STEP:
+            reported = share
             channel.send(Loading(share))
 
     if start.config.device != "cpu":
@@ -235,7 +235,7 @@ def _build(start: Start, channel: Channel) -> "Assembly":
     # It brings torch, which a GPU need not wait for.
     with import_frozen_from_gc(module):
         build = getattr(import_module(module), name)
-    assembly: Assembly = build(start.config, tell)
+    assembly: Assembly = build(start.config, report)
     return assembly
 
 
@@ -286,6 +286,6 @@ def _leave_signals_to_the_parent() -> None:
 
 if __name__ == "__main__":
     code = main(sys.argv[1])
-    # Libraries have threads and tables to tear down that nobody will use again.
+    # Libraries would tear down threads and tables that are not used again.
     sys.stderr.flush()
     os._exit(code)

@@ -72,7 +72,7 @@ def refusing(memory: MemoryBudget, config: ResolvedConfig, weights: int | None =
         yield
     except torch.OutOfMemoryError:
         weights = memory.weights if weights is None else weights
-        # How much more it would have taken nobody knows: all that there was is the least.
+        # How much more it needed is unknown: all the memory there was is the lower bound.
         measured = MeasuredMemory(weights, max(0, memory.available - weights), config)
         raise replace(memory, measured=measured).refusal(config) from None
 

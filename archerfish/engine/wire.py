@@ -125,7 +125,7 @@ class Ending(_Message, frozen=True):
 
     reason: str
     can_be_fixed: bool
-    """By whoever started it: another try with the same settings would end the same way."""
+    """A user can fix it: another start with the same settings would end the same way."""
 
 
 FromEngine = Loading | Ready | Refused | Stepped | Heartbeat | Blocks | PeakMeasured | Ending

@@ -51,7 +51,7 @@ class RunnerSettings:
     group_seconds: float = 0.05
     """How long a result waits for others to be saved with."""
     poll_seconds: float = 1.0
-    """How often to look for what nobody has told: batches of other processes, windows that have ended."""
+    """Seconds between looks for changes without an event: batches of other processes, windows that have ended."""
     retry_seconds: float = 1.0
     """How long to wait after the engine has failed, or where the service takes no line and does not say until when."""
     max_retry_seconds: float = 60.0

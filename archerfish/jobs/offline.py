@@ -68,7 +68,7 @@ class OfflineAnswers:
                     return
                 yield from self._step()
         finally:
-            # Whoever reads this may stop early.
+            # The reader of this generator may stop early.
             for request_id in list(self._open):
                 self._engine.cancel(request_id)
             self._open.clear()

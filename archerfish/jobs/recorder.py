@@ -49,7 +49,7 @@ class Recorder:
         self._news.set()
         if len(self._waiting) >= self._group_size:
             self._full.set()
-        # Whoever adds holds a line's place: while nothing can be saved, no new lines start.
+        # A caller of add holds its line's slot: while nothing can be saved, no new lines start.
         while len(self._waiting) > 2 * self._group_size and not self._task.done():
             self._saved.clear()
             await self._saved.wait()

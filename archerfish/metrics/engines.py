@@ -34,7 +34,7 @@ _TOTALS = (
     "lost_seconds",
 )
 _TOKENS_PER_STEP = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
-_SOONEST, _LATEST = 1, 600  # Seconds to come back in: not at once, and not so late that nobody would.
+_SOONEST, _LATEST = 1, 600  # Bounds of Retry-After, in seconds.
 
 
 class _Sums(NamedTuple):

@@ -18,7 +18,7 @@ class Verdict(NamedTuple):
 
 
 def judge(slo: SLO | None, timing: RequestTiming, finish_reason: FinishReason) -> Verdict | None:
-    """None for a request that its client gave up: nobody can say what would have become of it."""
+    """None for a request that its client cancelled: whether it would have met its SLO is unknown."""
     if finish_reason is FinishReason.ABORT:
         return None
     ttft = tpot = None

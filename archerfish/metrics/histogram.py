@@ -35,9 +35,9 @@ class Histogram:
                 self.observe(value)
             return
         array = np.asarray(values, np.float64)
-        places = np.searchsorted(self._bounds, array, side="left")
-        for place, count in enumerate(np.bincount(places, minlength=len(self._counts)).tolist()):
-            self._counts[place] += count
+        buckets = np.searchsorted(self._bounds, array, side="left")
+        for bucket, count in enumerate(np.bincount(buckets, minlength=len(self._counts)).tolist()):
+            self._counts[bucket] += count
         self.sum += float(array.sum())
 
     @property

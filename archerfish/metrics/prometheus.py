@@ -170,7 +170,7 @@ def add_engine(to: Families, engine: EngineMetrics, now: float) -> None:
     to.counter(
         "spec_decode_num_accepted_tokens_per_pos",
         "Draft tokens that were accepted, by their position in a draft.",
-        [({"position": str(place)}, count) for place, count in enumerate(engine.accepted_per_position)],
+        [({"position": str(position)}, count) for position, count in enumerate(engine.accepted_per_position)],
     )
     to.counter("engine_restarts", "Engines that ended and were started again.", engine.num_restarts)
     to.counter("estimated_flops", "Operations, from the model's shape.", _by_phase(engine.flops))

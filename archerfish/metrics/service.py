@@ -93,9 +93,9 @@ class ServiceMetrics:
         finish_reason: FinishReason | str,
         gaps: Sequence[float] = (),
     ) -> None:
-        """All answers of a request have ended, or nobody waits for them any more.
+        """All answers of a request have ended, or its client is gone.
 
-        `gaps` are the seconds between its tokens, from whoever does not tell `tokens`.
+        `gaps` are the seconds between its tokens, from callers that do not report `tokens`.
         """
         self._requests.finished(request, timing, usage, FinishReason(finish_reason), gaps, self._clock())
 

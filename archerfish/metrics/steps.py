@@ -68,7 +68,7 @@ class PlannedChunk(Protocol):
 
 
 class LastStep(NamedTuple):
-    """What a step held, as it was planned: kept at no cost, worked out only by whoever reads it."""
+    """The chunks of a step as they were planned; aggregated only when they are read."""
 
     chunks: Sequence[PlannedChunk]
     num_tokens: int

@@ -38,9 +38,9 @@ class BadWords:
         """Logits of rows whose next tokens are at these positions, behind the tokens in history [all rows, longest]."""
         barred: list[tuple[int, int]] = []
         for index, row in enumerate(rows.tolist() if self._rows else ()):
-            if (asked := self._rows.get(row)) is not None:
-                written = history[row, asked.start : int(positions[index])].tolist()
-                barred += [(index, token) for token in _completing(asked.sequences, written)]
+            if (sequences := self._rows.get(row)) is not None:
+                written = history[row, sequences.start : int(positions[index])].tolist()
+                barred += [(index, token) for token in _completing(sequences.sequences, written)]
         if not barred:
             return logits
         logits = logits.clone()

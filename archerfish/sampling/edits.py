@@ -25,9 +25,9 @@ class _RowEdits(NamedTuple):
 
 
 class _Spots(NamedTuple):
-    """Single logits of a step: spot i is token tokens[i] at place places[i]."""
+    """Single logits of a step: spot i is token tokens[i] of logits row indices[i]."""
 
-    places: Tensor
+    indices: Tensor
     tokens: Tensor
 
 
@@ -44,7 +44,7 @@ class LogitEdits:
         return len(self._rows)
 
     def set_row(self, row: int, params: SamplingParams, barred: tuple[int, ...], barred_until: int) -> None:
-        """Replace whatever the row's last sequence asked for."""
+        """Replace the edits of the row's last sequence."""
         self._rows.pop(row, None)
         barred = barred if params.min_tokens else ()
         if params.logit_bias or params.allowed_token_ids is not None or barred:
@@ -58,15 +58,15 @@ class LogitEdits:
 
     def apply(self, logits: Tensor, rows: Ints, positions: Ints) -> Tensor:
         """Edited logits of these rows, whose next tokens are at these positions. A row may occur several times."""
-        edits = {place: self._rows[row] for place, row in enumerate(rows.tolist()) if row in self._rows}
-        biased = {place: edit.biased for place, edit in edits.items() if len(edit.biased)}
-        allowed = {place: edit.allowed for place, edit in edits.items() if edit.allowed is not None}
-        barred = {place: edit.barred for place, edit in edits.items() if positions[place] < edit.barred_until}
+        edits = {index: self._rows[row] for index, row in enumerate(rows.tolist()) if row in self._rows}
+        biased = {index: edit.biased for index, edit in edits.items() if len(edit.biased)}
+        allowed = {index: edit.allowed for index, edit in edits.items() if edit.allowed is not None}
+        barred = {index: edit.barred for index, edit in edits.items() if positions[index] < edit.barred_until}
         if not (biased or allowed or barred):
             return logits
         logits = logits.clone()
         if biased:
-            values = np.concatenate([edits[place].biases for place in biased])
+            values = np.concatenate([edits[index].biases for index in biased])
             spots = _spots(biased, logits.device)
             logits.index_put_(spots, torch.from_numpy(values).to(logits.device), accumulate=True)
         if allowed:
@@ -80,6 +80,6 @@ class LogitEdits:
 
 
 def _spots(tokens: dict[int, Ints], device: torch.device) -> _Spots:
-    places = np.repeat(np.array(list(tokens), np.int64), [len(listed) for listed in tokens.values()])
+    indices = np.repeat(np.array(list(tokens), np.int64), [len(listed) for listed in tokens.values()])
     listed = np.concatenate(list(tokens.values()))
-    return _Spots(torch.from_numpy(places).to(device), torch.from_numpy(listed).to(device))
+    return _Spots(torch.from_numpy(indices).to(device), torch.from_numpy(listed).to(device))

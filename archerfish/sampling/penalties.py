@@ -17,9 +17,9 @@ def penalize(
 
     history [rows, longest] holds token ids, of which the first `lengths` count and the first `num_prompt` are prompt.
     """
-    places = torch.arange(history.shape[1], device=history.device)
-    known = places < lengths[:, None]
-    written = known & (places >= num_prompt[:, None])
+    indices = torch.arange(history.shape[1], device=history.device)
+    known = indices < lengths[:, None]
+    written = known & (indices >= num_prompt[:, None])
     zeros = torch.zeros_like(logits)
     seen = zeros.scatter_add(1, history, known.float()) > 0
     counts = zeros.scatter_add(1, history, written.float())

@@ -56,7 +56,7 @@ class Key:
     min_priority: int | None = None
     """Of its requests; None if they may name any. Lower goes first."""
     cache_group: str | None = None
-    """Keys that share cached prefixes; None for a key that shares them with nobody."""
+    """Name of the group of keys that share cached prefixes; None for a key that shares none."""
     admin: bool = False
     """Whether it may see what other keys did."""
 
@@ -84,7 +84,7 @@ class _Version(NamedTuple):
 
 
 class Keys:
-    """False where there are none: then nobody is asked for one."""
+    """Whether there are keys; without any, requests need none."""
 
     def __init__(self, fixed: list[_Entry], file: "_KeyFile | None" = None) -> None:
         """Use `load`."""

@@ -17,7 +17,7 @@ from archerfish.server.tracing import RequestTrace
 _OPEN_TO_ALL = ("/health", "/version", "/page/")
 """Needs no key: says nothing of anybody's requests."""
 _WATCHED = (*_OPEN_TO_ALL, "/metrics", "/live", "/usage")
-"""Asked again and again by whoever watches: not worth a span."""
+"""Paths that monitors poll: they get no span."""
 
 
 class RequestMiddleware:
@@ -103,7 +103,7 @@ class RequestMiddleware:
 
     def _log(self, scope: Scope, status: int, seconds: float, fields: Mapping[str, object]) -> None:
         if scope["path"].startswith(_OPEN_TO_ALL) and status == 200:
-            return  # Asked every few seconds by whoever watches.
+            return  # Monitors poll it every few seconds.
         line = {"method": scope["method"], "path": scope["path"], "status": status, "ms": round(seconds * 1000, 1)}
         more = " ".join(f"{name}={_on_one_line(value)}" for name, value in fields.items())
         shown = [_on_one_line(value) for value in line.values()]

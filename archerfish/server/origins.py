@@ -33,7 +33,7 @@ class Origins:
         return f"pages of the Origin {origin!r} may not call this service; allow them with --cors-origins"
 
     def _knows(self, name: str) -> bool:
-        # An address is no name that somebody else could make mean this machine.
+        # An IP address is not a name that another party could resolve to this machine.
         return name in self._hosts or "*" in self._hosts or _is_address(name)
 
 

@@ -121,7 +121,7 @@ class RequestTrace:
         self._end_if_over()
 
     def responded(self, route: str | None, status: int) -> None:
-        """The HTTP response has been sent, or nobody waits for it any more (status 0). Not the end of its answers."""
+        """The HTTP response has been sent, or its client is gone (status 0). Its answers may not have ended."""
         self._is_responded = True
         self._has_failed |= status >= 500
         if route is not None:

@@ -83,7 +83,7 @@ class Body(BaseModel):
         return schema
 
     CONTENT: ClassVar[tuple[str, ...]] = ()
-    """Fields that grow with what a client sends and that nobody reads once a prompt has been made of them."""
+    """Fields that grow with what a client sends and are not needed once the prompt has been made from them."""
 
     def without_content(self) -> Self:
         """A copy that is small enough to be kept, and sent between processes, for every open request."""

@@ -67,7 +67,7 @@ class ThinkingBlock(Body):
     type: Literal["thinking"]
     thinking: Text
     signature: str | None = None
-    """Not needed: a model's thoughts are taken from whoever sends them."""
+    """Accepted and not checked: reasoning is accepted from every client."""
 
 
 Block = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Discriminator("type")]
@@ -108,7 +108,7 @@ class MessagesToolChoice(Body):
         return {"auto": None, "any": "required", "none": "none"}[self.type]
 
 
-class NamedToolChoice(Body):
+class NamedAnthropicTool(Body):
     type: Literal["tool"]
     name: Label
     disable_parallel_tool_use: bool = False
@@ -165,7 +165,7 @@ class CountTokensBody(GenerationBody):
     system: TextBlocks | None = None
     """A text, or blocks."""
     tools: list[MessagesTool] | None = None
-    tool_choice: Annotated[MessagesToolChoice | NamedToolChoice, Discriminator("type")] | None = None
+    tool_choice: Annotated[MessagesToolChoice | NamedAnthropicTool, Discriminator("type")] | None = None
     output_config: OutputConfig | None = None
     thinking: Annotated[NoThinking | ThinkingBudget | AdaptiveThinking, Discriminator("type")] | None = None
     cache_control: CacheControl | None = None

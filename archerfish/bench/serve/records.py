@@ -45,7 +45,7 @@ class RequestRecord:
     ended: float
     """When the stream was over or had failed."""
     num_prompt_tokens_requested: int | None = None
-    """As long as the prompt was made; None where nobody counted."""
+    """Number of prompt tokens as generated; None where they were not counted."""
     num_output_tokens_requested: int | None = None
     num_shared_tokens_requested: int | None = None
     """First tokens of the prompt that others were made to begin with, too; None where prompts are as they are."""

@@ -22,7 +22,7 @@ class TrainingBatch(NamedTuple):
 
 
 class Batches:
-    """Training batches by their step, so that whoever goes on need not know what came before."""
+    """Training batches by step number, so that a resumed run needs nothing of the earlier steps."""
 
     def __init__(self, samples: Samples, num_rows: int, seed: int, device: str) -> None:
         self._samples = samples
@@ -58,6 +58,6 @@ class Batches:
         lengths, given = self._samples.lengths[rows], self._samples.given[rows]
         longest = int(lengths.max())
         positions = torch.arange(longest)
-        # Of what would follow a text's last token nobody guesses anything: there the model has ended it.
+        # Nothing is predicted after a text's last token: there the model has ended it.
         own = (positions >= given[:, None]) & (positions < lengths[:, None] - 1)
         return TrainingBatch(self._tokens[rows.to(self._tokens.device), :longest].long(), own)

@@ -1,4 +1,4 @@
-"""What all that guesses looks like to whoever trains it, and how its guesses are judged. Knows no kind of it."""
+"""The interface of trainable drafters, and how their draft tokens are scored."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -46,7 +46,7 @@ class Drafter(Protocol):
         """[rows, width] -> [rows, tokens it can guess], in float32."""
 
     def save(self, directory: Path, about: Mapping[str, Any]) -> None:
-        """As whoever serves it reads it."""
+        """Write the checkpoint in the format that serving reads."""
 
 
 def judged(drafter: Drafter, target: DraftingTarget, batch: TrainingBatch, num_depths: int) -> list[Judgement]:

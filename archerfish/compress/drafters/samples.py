@@ -35,7 +35,7 @@ class Samples:
     lengths: Tensor
     """[samples] int32: tokens of each text."""
     given: Tensor
-    """[samples] int32: tokens at its beginning that nobody has to guess."""
+    """[samples] int32: number of first tokens that are not predicted."""
     num_training: int
     """The first ones are learned from, the others are held out: no prompt is among both."""
 

@@ -132,7 +132,7 @@ class Training:
 
     @property
     def _done(self) -> float:
-        """Share of the steps; none as long as nobody knows how many there will be."""
+        """Share of the steps that are done; None while their number is unknown."""
         return 0.0 if self.num_steps is None else self._step / self.num_steps
 
     def _pace(self) -> float:

@@ -14,7 +14,7 @@ const STILL_THINKING = "still thinking at max tokens; raise Max tokens";
 export class Chat {
   #exchanges = [];
   #writing = null;
-  // Whoever scrolled up to read is left there.
+  // A reader who has scrolled up stays there.
   #following = true;
   #ask;
   #contextOf;
@@ -189,7 +189,7 @@ export class Chat {
   }
 
   #end(control) {
-    // Whoever stopped this answer may have begun the next one.
+    // The next answer may have begun since this one was stopped.
     if (this.#writing !== control) return;
     this.#writing = null;
     this.#at("log").setAttribute("aria-busy", "false");

@@ -4,7 +4,7 @@ import { ask, events } from "./service.js";
 
 const FIRST_WAIT_MS = 1000;
 const LONGEST_WAIT_MS = 30_000;
-// A snapshot comes every second: silence this long means the connection is dead even where nobody closed it.
+// A snapshot comes every second: silence this long means the connection is dead even if it was not closed.
 const SILENCE_MS = 10_000;
 
 export class Live {

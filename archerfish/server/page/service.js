@@ -84,7 +84,7 @@ export async function* events(response) {
       }
     }
   } finally {
-    // Whoever stops listening early also hangs up.
+    // A caller that stops reading early also disconnects.
     reader.cancel().catch(() => {});
   }
 }

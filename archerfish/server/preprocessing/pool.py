@@ -108,7 +108,7 @@ class Preprocessing:
 
 
 class _Worker:
-    """One process after another. Whoever has made it busy is the only one that uses it."""
+    """One process after another, used only by the task that has marked it busy."""
 
     def __init__(self, spec: ModelSpec, *, takes_long: bool) -> None:
         self.takes_long = takes_long

@@ -20,6 +20,6 @@ class Sample:
     must_write_all: bool
     """Whether the load needs exactly so many, and not at most."""
     num_shared_tokens: int | None
-    """First tokens that other samples were made to begin with, too; None where nobody made them."""
+    """Number of first tokens shared with other samples by construction; None where that is unknown."""
     time: float | None = None
     """When a trace saw it, in seconds."""

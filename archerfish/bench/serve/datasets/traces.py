@@ -87,7 +87,7 @@ class _Blocks:
         whole = [self._block(one) for one in hashes[: length // self.size]]
         rest = length - len(whole) * self.size
         if rest or not whole:
-            # What does not fill a block is nobody else's, unless the hash says otherwise.
+            # Tokens that do not fill a block belong to this request alone, unless the hash says otherwise.
             whole.append(self._tail(hashes, len(whole), max(1, rest)))
         counts = [one.num_tokens for one in whole]
         known = [count for count in counts if count is not None]
