@@ -68,7 +68,7 @@ def test_no_tools(tool_choice: object) -> None:
         ([function("now\n")], "tools[0].function.name", "letters, digits"),
         ([function(None)], "tools[0].function.name", "letters, digits"),
         ([*TOOLS, function("now")], "tools[3].function.name", "tools[1] has the same name"),
-        ([function(description=3)], "tools[0].function.description", "text"),
+        ([function(description=3)], "tools[0].function.description", "string"),
         ([function(strict="yes")], "tools[0].function.strict", "true or false"),
         ([function(parameters=[])], "tools[0].function.parameters", '{"type": "object"'),
         ([function(parameters={"type": "string"})], "tools[0].function.parameters.type", '"object"'),
