@@ -17,7 +17,7 @@ GREEDY_BELOW = 1e-5
 """A temperature under this is greedy: dividing by it would only overflow."""
 
 Verification = Literal["coupled", "rejection", "typical"]
-"""Which draft tokens are accepted. Coupled keeps the very tokens, rejection their distribution; typical is lossy."""
+"""Which draft tokens are accepted. Coupled preserves the tokens, rejection their distribution; typical is lossy."""
 MAX_DRAFT_TOKENS = 63
 """For one sequence in one step."""
 
@@ -89,7 +89,7 @@ class Speculation:
     num_speculative_tokens: int | None = None
     """Maximum draft length per sequence and step."""
     verification: Verification | None = None
-    """Acceptance of draft tokens: coupled keeps the very tokens, rejection their distribution; typical is lossy."""
+    """Acceptance of draft tokens: coupled preserves the tokens, rejection their distribution; typical is lossy."""
 
     def __post_init__(self) -> None:
         if self.method is not None and (not isinstance(self.method, str) or not self.method):
@@ -150,7 +150,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     """Texts that end the answer."""
     stop_token_ids: tuple[int, ...] = ()
-    """Token ids that end the answer, beside the model's own."""
+    """Token ids that end the answer, besides the model's own."""
     ignore_eos: bool = False
     """Write on past the model's end token."""
     include_stop_str_in_output: bool = False
@@ -176,9 +176,9 @@ class SamplingParams:
     structured: Structured | None = None
     """What the answer must look like: a JSON schema, a regular expression, one of several texts, a grammar."""
     structured_outputs: StructuredOutputsParams | None = None
-    """The same under vLLM's names. It is kept as `structured`."""
+    """The grammar under vLLM's name. It becomes `structured`."""
     guided_decoding: GuidedDecodingParams | None = None
-    """The same under vLLM's older names. It is kept as `structured`."""
+    """The grammar under vLLM's older name. It becomes `structured`."""
     speculation: Speculation | None = None
     """Speculative decoding of this request, where it differs from the service's."""
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
@@ -407,7 +407,7 @@ class BeamSearchParams:
     """How LLM.beam_search goes: the names are vLLM's."""
 
     beam_width: int
-    """Answers that are kept at each step, and returned in the end."""
+    """Beams that survive each step, and answers that are returned."""
     max_tokens: int
     """Most tokens to write."""
     ignore_eos: bool = False

@@ -180,7 +180,7 @@ class _LogprobLists:
                 continue
             self.value["token_logprobs"].append(finite(candidates[token].logprob))
             top: dict[str, float] = {}
-            # The engine may have told more of them, for another field.
+            # The engine may have returned more of them, for another field.
             shown = (one for token_id, one in candidates.items() if token_id == token or one.rank <= self._num_top)
             for one in sorted(shown, key=lambda one: one.rank):
                 top.setdefault(one.decoded_token, finite(one.logprob))  # Several tokens may have one text.

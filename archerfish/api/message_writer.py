@@ -130,5 +130,5 @@ def _input(arguments: str) -> dict[str, Any]:
         value = from_json(arguments, allow_partial=True)
     except ValueError:
         value = None
-    # Not JSON: told the way Anthropic's documentation tells clients to send it back.
+    # Not JSON: in the form in which Anthropic's documentation has clients send it back.
     return value if isinstance(value, dict) else {"INVALID_JSON": arguments}

@@ -203,7 +203,7 @@ class AsyncEngine:
         """
         if self.status is not EngineStatus.READY:
             raise EngineStopped(f"the engine is {self.status.value}")
-        # Late events of a cancelled request are told apart by its id alone, so no id may come a second time.
+        # Late events of a cancelled request are distinguished by its id alone, so no id may come a second time.
         assert request.request_id not in self._open, "every submission has an id of its own"
         message = encode(Submit(request))  # Before anything is registered: it may refuse a value.
         output = OutputStream(request, prompt, tokenizer, self._stop_sequence)

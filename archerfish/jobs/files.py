@@ -150,7 +150,7 @@ class FileStore:
 
     @contextmanager
     def publishing(self, drafts: Iterable[UnpublishedFile]) -> Iterator[sqlite3.Connection]:
-        """A transaction in which sealed drafts are published. They are kept if it succeeds."""
+        """Open a transaction in which sealed files are published. They are published if it succeeds."""
         try:
             with self.database.transaction() as connection:
                 yield connection

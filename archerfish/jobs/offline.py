@@ -41,7 +41,7 @@ class _Open(NamedTuple):
 
 
 class OfflineAnswers:
-    """Keeps the engine's queue filled, so that no row stands empty while there are lines left."""
+    """Keeps the engine's queue filled, so that no row is idle while there are lines left."""
 
     def __init__(self, engine: Engine, model: ServedModel, most_open: int) -> None:
         """`most_open` requests are given to the engine at once, and what more a line has."""

@@ -44,7 +44,7 @@ class Recorder:
         return len(self._waiting)
 
     async def add(self, entry: Entry) -> None:
-        """Take in an entry. It is taken even if the caller is cancelled while it waits for room."""
+        """Take in an entry. It is taken even if the caller is cancelled while it waits for capacity."""
         self._waiting.append(entry)
         self._news.set()
         if len(self._waiting) >= self._group_size:

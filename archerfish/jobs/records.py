@@ -86,7 +86,7 @@ class RequestCounts(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """A batch as it stood when it was read. Times are whole seconds since 1970."""
+    """A batch as it was when it was read. Times are whole seconds since 1970."""
 
     batch_id: str
     tenant: str
@@ -180,7 +180,7 @@ class LineReply(NamedTuple):
 
 
 class LineRecord(NamedTuple):
-    """One line of the output or the error file, as it is kept."""
+    """One line of the output or the error file, as it is stored."""
 
     line: int
     is_error: bool

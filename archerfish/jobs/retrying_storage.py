@@ -19,7 +19,7 @@ _Result = TypeVar("_Result")
 
 
 class RetryingStorage:
-    """Tries until it succeeds, or until it is told to give up."""
+    """Retries until a call succeeds, or until `give_up`."""
 
     def __init__(self, wait: Wait, retry_seconds: float) -> None:
         self._wait = wait

@@ -52,7 +52,7 @@ class UnpublishedFile:
         self._is_published = True
 
     def discard(self) -> None:
-        """Remove it, unless it is kept."""
+        """Remove the file, unless it was published."""
         if not self._is_published:
             self.path.unlink(missing_ok=True)
         with suppress(OSError):  # What a full disk has not taken is tried once more when the stream closes.

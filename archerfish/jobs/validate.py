@@ -22,7 +22,7 @@ class InputLimits:
     max_line_bytes: int = 16 * 1024 * 1024
     """Bytes in one line."""
     max_errors: int = 20
-    """Errors that are told one by one; of the others only the number is."""
+    """Errors that are listed one by one; the others are only counted."""
 
 
 class ValidationResult(NamedTuple):

@@ -187,7 +187,7 @@ class WorkStore:
         self.forget_results(batch.batch_id)
 
     def forget_results(self, batch_id: str) -> None:
-        """Make room: the answers are in the files now. A few at a time, because undoing needs room too."""
+        """Free disk space: the answers are in the files now. A few at a time, because rollback needs space too."""
         while True:
             with self._database.transaction() as connection:
                 num_deleted = connection.execute(

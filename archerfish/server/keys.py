@@ -149,7 +149,7 @@ class _KeyFile:
             self._looked_at = now
             version = self._current_version()
             if version != self._version:
-                self._version = version  # Also of one that cannot be read: it is told once.
+                self._version = version  # Also of one that cannot be read: it is logged once.
                 self._read_again()
         return self._entries
 

@@ -32,7 +32,7 @@ class _Bucket:
     filled_at: float
 
     def fill(self, now: float, limit: int) -> None:
-        """Bring the level up to now. If the limit changed, the level keeps its proportion."""
+        """Bring the level up to now. If the limit changed, the level changes in proportion."""
         self.level *= limit / self.limit
         self.limit = limit
         self.level = min(limit, self.level + max(0.0, now - self.filled_at) * limit / _MINUTE)

@@ -82,7 +82,7 @@ async def _watch_engine(service: Service, running: "_Server") -> None:
 
 
 class _Server(uvicorn.Server):
-    """Goes on answering while it drains, so that clients and health checks are told."""
+    """Keeps answering while it drains, so that clients and health checks learn of it."""
 
     def __init__(self, service: Service) -> None:
         config = service.config

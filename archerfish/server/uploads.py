@@ -21,7 +21,7 @@ _MOST_UPLOADS = 16
 """At a time; so much disk space can be taken by files that are not there yet."""
 _MOST_UPLOADS_OF_A_TENANT = 4
 _MULTIPART_OVERHEAD = 64 * 1024
-"""Of a body beside its file: boundaries, headers and fields."""
+"""Bytes of a body besides its file: boundaries, headers and fields."""
 _MAX_HEADERS, _MAX_HEADER_BYTES = 8, 4 * 1024
 """Of each part."""
 _LONGEST_PURPOSE = 64

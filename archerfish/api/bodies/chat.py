@@ -38,11 +38,11 @@ class ChatMessage(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     reasoning_content: Text | None = None
-    """What the assistant thought, as it was told. Templates show what they have use for."""
+    """Reasoning of an earlier answer, sent back unchanged. Templates show what they have use for."""
     reasoning: Annotated[Text | None, Field(exclude=True)] = None
     """Another name for reasoning_content."""
     invalid_tool_calls: Annotated[list[Any] | None, Field(exclude=True)] = None
-    """As they were told. The model is not shown them."""
+    """Invalid calls of an earlier answer. The model does not see them."""
     name: Label | None = None
     tool_calls: list[MessageToolCall] | None = None
     tool_call_id: Label | None = None

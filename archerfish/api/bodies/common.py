@@ -36,7 +36,7 @@ CacheSalt = Annotated[str, Field(max_length=LONGEST_NAME)]
 RequestId = Annotated[str, Field(min_length=1, max_length=128)]
 User = Annotated[str, Field(max_length=256)]
 Truncation = Annotated[int, Field(ge=-1)]
-"""Number of tokens at the end of a prompt that are kept; -1 keeps as many as the context has space for."""
+"""Number of tokens to which a prompt is truncated from the left; -1 is as many as the context allows."""
 Prompts = Text | TokenIds | Annotated[list[Text | TokenIds], Field(min_length=1, max_length=MOST_PROMPTS)]
 """One prompt or several, each a text or token ids."""
 
@@ -86,7 +86,7 @@ class Body(BaseModel):
     """Fields that grow with what a client sends and are not needed once the prompt has been made from them."""
 
     def without_content(self) -> Self:
-        """A copy that is small enough to be kept, and sent between processes, for every open request."""
+        """Return a copy without large fields, which every open request retains and sends between processes."""
         return self.model_copy(update=dict.fromkeys(self.CONTENT))
 
 
@@ -142,7 +142,7 @@ class SpeculationBody(Body):
     num_speculative_tokens: Annotated[int, Field(ge=1, le=MAX_DRAFT_TOKENS)] | None = None
     """Maximum draft length per sequence and step."""
     verification: Verification | None = None
-    """Acceptance of draft tokens: coupled keeps the very tokens, rejection their distribution; typical is lossy."""
+    """Acceptance of draft tokens: coupled preserves the tokens, rejection their distribution; typical is lossy."""
 
 
 class JsonSchema(Body):
@@ -268,7 +268,7 @@ class GenerationBody(RequestBody):
     metrics: bool = False
     """Tell in the answer how long each part took."""
     user: User | None = None
-    """Whom this is for: stands in the log line of the request."""
+    """The end user, for the log line of the request."""
 
     @property
     def wants_usage(self) -> bool:

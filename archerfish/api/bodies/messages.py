@@ -20,7 +20,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
 class CacheControl(Body):
-    """Not needed: prefixes are kept as long as there is room for them."""
+    """Has no effect: prefixes are cached as long as there is memory for them."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None

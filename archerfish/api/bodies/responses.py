@@ -181,7 +181,7 @@ class ReasoningConfig(Body):
     effort: Effort | None = None
     """How much the model should think, where its chat template has a variable for it."""
     summary: Literal["auto"] | None = None
-    """No summaries are written: reasoning is told as it is."""
+    """Has no effect: reasoning is returned in full, without summaries."""
     generate_summary: None = None
 
 
@@ -202,7 +202,7 @@ class ResponsesBody(GenerationBody):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     metadata: Metadata | None = None
     store: bool | None = None
-    """Keep it, to be read or continued later. By default it is kept."""
+    """Whether the response is stored, to be read or continued later. By default it is."""
     background: bool | None = None
     """Write it whether or not anybody waits for it."""
     truncation: Literal["disabled"] | None = None

@@ -25,7 +25,7 @@ class ToolFormat:
     """What may stand before the first call; one of them must."""
     between: str = ""
     ending: str = ""
-    """What stands behind the last call."""
+    """Text that follows the last call."""
     closers: tuple[str, ...] = ()
     """Texts that belong to a call where they follow it: its own end, or the end of the turn."""
     may_be_bare: bool = False

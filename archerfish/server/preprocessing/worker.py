@@ -31,7 +31,7 @@ from archerfish.server.preprocessing.protocol import (
 )
 
 _MAX_RETAINED = 64 << 20
-"""Bytes that a worker may have kept after a job; one with more ends, and a new one takes its place."""
+"""Bytes by which a worker may have grown after a job; with more it ends, and a new one replaces it."""
 _GRACE = 1.0
 """Seconds of processor time after which what does not notice the limit is killed."""
 
