@@ -62,5 +62,5 @@ def build(config: EngineConfig, _on_progress: Any) -> Any:
         speculation_methods=NON_SPECULATIVE_METHODS,
         cache_size=SimpleNamespace(num_blocks=NUM_BLOCKS),
         recommended={},
-        forms=None,
+        grammars=None,
     )
