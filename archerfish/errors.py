@@ -86,6 +86,12 @@ class InvalidParameter(RequestError):
         super().__init__(f"{name} = {shown_value(value)} is not valid: {allowed}")
         self.name = name
 
+    def renamed(self, name: str) -> "InvalidParameter":
+        """Change the name to the one that the client used."""
+        self.args = (f"{name}{str(self).removeprefix(self.name)}",)
+        self.name = name
+        return self
+
 
 def shown_value(value: object) -> str:
     """The value as Python writes it, within a bound: it may be a whole document, or a number of a million digits."""

@@ -89,9 +89,12 @@ class Conversation:
 
     def inputs(self, body: GenerationBody, params: SamplingParams, *, add_special_tokens: bool = False) -> EngineInputs:
         """Return everything that the engine needs to answer. Rendered templates have their special tokens already."""
-        return self._model.processor.inputs(
-            [self.prompt], params, add_special_tokens=add_special_tokens, **body.request_fields
-        )
+        try:
+            return self._model.processor.inputs(
+                [self.prompt], params, add_special_tokens=add_special_tokens, **body.request_fields
+            )
+        except InvalidParameter as error:
+            raise (error.renamed(body.max_tokens_name) if error.name == "max_tokens" else error) from None
 
     def reader(self, body: GenerationBody) -> AnswerReader:
         """Return a reader for one answer."""

@@ -308,3 +308,21 @@ def test_how_likely_the_prompt_is(model: ServedModel) -> None:
     assert set(choice["prompt_logprobs"][1]) == {"21", "0", "1", "2"}
     assert [len(top or ()) for top in choice["logprobs"]["top_logprobs"]] == [0, 2, 2, 2]
     assert "prompt_logprobs" not in completed(model, [([30], -1.0)])["choices"][0]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "name"),
+    [
+        (CHAT, "max_tokens"),
+        (CHAT, "max_completion_tokens"),
+        (RESPONSES, "max_output_tokens"),
+        (MESSAGES, "max_tokens"),
+        (COMPLETIONS, "max_tokens"),
+    ],
+)
+def test_a_limit_beyond_the_context_is_refused_under_the_name_it_was_given(
+    model: ServedModel, endpoint: str, name: str
+) -> None:
+    reply = refusal(model, endpoint, **{name: 1 << 20})
+    assert reply.param == name and reply.message.startswith(f"{name} = 1048576 is not valid")
+    assert "--max-model-len" in reply.message

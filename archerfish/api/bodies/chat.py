@@ -95,3 +95,7 @@ class ChatBody(TaggedBody):
     """Variables for the model's chat template."""
     modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None
     verbosity: Literal["medium"] | None = None
+
+    @property
+    def max_tokens_name(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"

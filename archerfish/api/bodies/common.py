@@ -292,6 +292,11 @@ class GenerationBody(RequestBody):
         return SamplingParams.from_dict({**recommended, **given, **more})
 
     @property
+    def max_tokens_name(self) -> str:
+        """The field in which the client limited the answer."""
+        return "max_tokens"
+
+    @property
     def request_fields(self) -> dict[str, Any]:
         """Fields of EngineInputs that a body has under the same names."""
         return {

@@ -229,6 +229,10 @@ class ResponsesBody(GenerationBody):
         return self
 
     @property
+    def max_tokens_name(self) -> str:
+        return "max_output_tokens"
+
+    @property
     def is_stored(self) -> bool:
         return self.store is not False
 
