@@ -92,7 +92,7 @@ def _parse_json_line(line: str, where: str) -> Prompt:
         raise RequestError(f"{where} has the field {unknown!r}, which is not understood; prompt is the only one")
     prompt = record["prompt"]
     if not isinstance(prompt, (str, list)) or not prompt:
-        raise RequestError(f"the prompt on {where} must be a text or a list of token ids, and not empty")
+        raise RequestError(f"the prompt on {where} must be a non-empty string or list of token ids")
     return prompt
 
 

@@ -61,8 +61,10 @@ class TenantCounter:
         return next((sequence for sequence in self.waiting if admits(sequence)), None)
 
     def catch_up(self, least: int) -> None:
-        """Raise the tenant's count to that of the least served one."""
-        self._settled += max(0, least - self.served)
+        """Raise a count that is not above the least of all tenants to it; the tenant then goes first among equals."""
+        if (missing := least - self.served) >= 0:
+            self._settled += missing
+            self.turn = 0
 
     def start(self, sequence: Sequence) -> None:
         """Count a sequence's tokens from now on. The rest of its prompt counts at once: it is computed first."""

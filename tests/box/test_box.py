@@ -26,7 +26,7 @@ def test_models_are_directories_with_a_config_the_default_first(box: Path) -> No
 
 def test_what_ships_can_be_loaded_and_is_named_in_the_help() -> None:
     help_text = field_docs(EngineConfig)["model"]
-    assert help_text.endswith(f"by default {DEFAULT_MODEL}.")
+    assert help_text.endswith(f"By default {DEFAULT_MODEL}.")
     for name, directory in models_in_box().items():
         assert describe(directory).problem is None
         assert name in help_text

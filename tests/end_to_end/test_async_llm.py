@@ -22,7 +22,7 @@ from archerfish import (
 from archerfish.errors import ConfigError, EngineStopped, InvalidParameter, PromptTooLong, RequestError, UserError
 
 ARGS: dict[str, Any] = {"model": "perch", "threads": 1, "max_num_seqs": 8, "max_model_len": 256}
-GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
 PROMPT = "Once upon a time"
 
@@ -57,7 +57,7 @@ def test_outputs_are_all_so_far_or_what_was_added_or_the_last(expected: RequestO
             found = {}
             for kind in RequestOutputKind:
                 params = SamplingParams(
-                    temperature=0, max_tokens=12, ignore_eos=True, output_kind=kind, logprobs=logprobs
+                    temperature=0, max_tokens=100, ignore_eos=True, output_kind=kind, logprobs=logprobs
                 )
                 found[kind] = await collect(engine.generate(PROMPT, params, request_id=f"{kind}"))
                 assert [output.finished for output in found[kind]] == [False] * (len(found[kind]) - 1) + [True]
@@ -114,7 +114,7 @@ def test_an_aborted_request_ends_with_what_it_has() -> None:
         assert len(last.outputs[0].token_ids) >= len(outputs[1].outputs[0].token_ids)
         # The name is free again, and may be used twice.
         both = [collect(engine.generate(PROMPT, GREEDY, request_id="mine")) for _ in range(2)]
-        assert all(len(found[-1].outputs[0].token_ids) == 12 for found in await asyncio.gather(*both))
+        assert all(len(found[-1].outputs[0].token_ids) == GREEDY.max_tokens for found in await asyncio.gather(*both))
 
     run(work)
 
@@ -139,7 +139,7 @@ def test_leaving_the_outputs_cancels_the_request(leave: str) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await task
         assert engine._engine.num_open == 0
-        assert len((await collect(engine.generate(PROMPT, GREEDY)))[-1].outputs[0].token_ids) == 12
+        assert len((await collect(engine.generate(PROMPT, GREEDY)))[-1].outputs[0].token_ids) == GREEDY.max_tokens
 
     run(work)
 
@@ -177,7 +177,7 @@ def test_what_is_wrong_with_a_request_is_raised_and_concerns_it_alone() -> None:
                 await collect(engine.generate(prompt, **arguments))
         with pytest.raises(InvalidParameter, match="classification head"):
             await collect(engine.encode(PROMPT, pooling_task="classify"))
-        assert len((await collect(engine.generate(PROMPT, GREEDY)))[-1].outputs[0].token_ids) == 12
+        assert len((await collect(engine.generate(PROMPT, GREEDY)))[-1].outputs[0].token_ids) == GREEDY.max_tokens
 
     run(work)
 
@@ -210,7 +210,7 @@ def test_a_dead_engine_is_started_again_and_its_requests_fail() -> None:
         process.kill()
         with pytest.raises(EngineStopped, match="SIGKILL"):
             await collect(outputs)
-        assert len((await collect(engine.generate(PROMPT, GREEDY)))[-1].outputs[0].token_ids) == 12
+        assert len((await collect(engine.generate(PROMPT, GREEDY)))[-1].outputs[0].token_ids) == GREEDY.max_tokens
         await engine.check_health()
 
     run(work)

@@ -133,5 +133,5 @@ def test_recorded_experts_take_no_more_than_was_set_aside(tmp_path, quantization
     with LLM(file, load_format="dummy", quantization=quantization, device="cpu", threads=1, max_num_seqs=2) as llm:
         arch, config = llm.assembly.arch, llm.assembly.config
         set_aside = MemoryBudget(arch, kv_layout(arch), 2**40, 2, bytes_per_activation=4).activations(config)
-        arena = llm.assembly.executor._model._forward._program.alive[0]
+        arena = llm.assembly.executor._model._forward._program.referenced[0]
     assert 8 * (2 * size + hidden_size) * config.max_num_batched_tokens < arena.nbytes <= set_aside + SLACK

@@ -191,7 +191,7 @@ def test_without_locks_age_decides_what_is_swept_away(store: JobStore, monkeypat
 
 def test_places_that_cannot_keep_files(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no directory")
-    with pytest.raises(ConfigError, match="cannot keep files"):
+    with pytest.raises(ConfigError, match="cannot store files"):
         JobStore(tmp_path / "file")
     (tmp_path / "jobs.sqlite").write_text("no database" * 100)
     with pytest.raises(ConfigError, match=r"jobs\.sqlite cannot be used"):

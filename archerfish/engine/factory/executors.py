@@ -1,19 +1,12 @@
 """Builds executors: the backend that runs a model, the state of its steps, and the speculation around it."""
 
-from collections.abc import Callable
-
-import torch
-
 from archerfish.config.resolve import ResolvedConfig
-from archerfish.disk_cache import DiskCache
 from archerfish.engine.factory.kernels import Kernels
 from archerfish.engine.factory.speculation import DrafterFactory, build_controller, build_verification
-from archerfish.engine.sizing import Stage
 from archerfish.execution.backends.cpu_program import RecordedModel
 from archerfish.execution.backends.eager import EagerModel
 from archerfish.execution.executor import Executor
 from archerfish.execution.local import LocalExecutor
-from archerfish.execution.profile_run import CudaMemory
 from archerfish.execution.prompt_outputs import PromptOutputs
 from archerfish.execution.step.model import RunnableModel, StepLimits
 from archerfish.execution.step.rows import Rows
@@ -83,13 +76,3 @@ def build_executor(
     if executor.speculation is not None:
         executor.speculation.profile(step_limits(config))
     return executor
-
-
-def profile_stage(build: Callable[[int], Executor]) -> Stage:
-    """Return what a profile run on a GPU needs, given how an executor is built with a cache of so many blocks."""
-    from archerfish.ops.triton import runtime
-
-    where = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-    # Stored with the kernels that the run compiled: once these are deleted, the run is repeated.
-    cache = DiskCache("archerfish-steps", runtime.kernel_version(), runtime.compile_cache_directory())
-    return Stage(build, runtime.compile_only, CudaMemory(), cache, where)

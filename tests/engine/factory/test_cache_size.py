@@ -13,9 +13,9 @@ import torch
 from archerfish.config import EngineConfig
 from archerfish.config.resolve import ResolvedConfig, ResolveFacts, resolve
 from archerfish.disk_cache import DiskCache
+from archerfish.engine.factory.cache_size import ProfileSetup, as_does_not_fit, measured_size
 from archerfish.engine.factory.executors import build_executor
 from archerfish.engine.factory.kernels import choose_kernels
-from archerfish.engine.sizing import Stage, measured_size, refusing
 from archerfish.errors import DoesNotFit
 from archerfish.execution.executor import Executor, FinishedStep
 from archerfish.execution.memory import CacheSize, MemoryBudget
@@ -53,7 +53,7 @@ class Device:
     has_room: bool = True
     is_compile_only: bool = False
     launched: list[tuple[int, bool]] = field(default_factory=list)
-    """Tokens of a step, and whether it was only rehearsed."""
+    """Tokens of a step, and whether it was only compiled."""
     cache: int = 0
     peak: int = 0
     closed: int = 0
@@ -76,7 +76,7 @@ class Device:
         self.closed += 1
 
     @contextmanager
-    def rehearse(self, num_threads: int) -> Iterator[None]:
+    def compile_only(self, num_threads: int) -> Iterator[None]:
         assert num_threads == 3
         self.is_compile_only = True
         yield
@@ -91,8 +91,8 @@ class Device:
 
 def sized(device: Device, directory: Path, available: int = 100_000_000, **changes: Any) -> CacheSize:
     memory = MemoryBudget(FULL, kv_layout(FULL), available, 4)
-    stage = Stage(device.build, device.rehearse, device, DiskCache("steps", "1", directory), "a device")
-    return measured_size(memory, config(**changes), stage, WEIGHTS, {"temperature": 0.0, "repetition_penalty": 2.0})
+    setup = ProfileSetup(device.build, device.compile_only, device, DiskCache("steps", "1", directory), "a device")
+    return measured_size(memory, config(**changes), setup, WEIGHTS, {"temperature": 0.0, "repetition_penalty": 2.0})
 
 
 def test_what_the_largest_step_leaves_is_the_cache(tmp_path: Path) -> None:
@@ -136,12 +136,12 @@ def test_a_step_that_finds_no_room_is_told_as_what_does_not_fit(tmp_path: Path) 
 
 def test_weights_that_find_no_room_are_told_so_too() -> None:
     memory = MemoryBudget(FULL, kv_layout(FULL), 100_000_000, 4)
-    with pytest.raises(DoesNotFit, match="weights"), refusing(memory, config()):
+    with pytest.raises(DoesNotFit, match="weights"), as_does_not_fit(memory, config()):
         raise torch.OutOfMemoryError("no room")
 
 
 @pytest.mark.parametrize("name", ["rotated", "windows and caps"])
-def test_a_real_engine_is_rehearsed_and_gone_afterwards(name: str, tmp_path: Path) -> None:
+def test_a_real_engine_is_profiled_and_closed(name: str, tmp_path: Path) -> None:
     arch, device = ARCHS[name], "cuda" if torch.cuda.is_available() else "cpu"
     step = {"max_model_len": 32, "max_num_seqs": 2, "max_num_batched_tokens": 16, "dtype": "float16", "device": device}
     settings = resolve(EngineConfig(**step, kernels="triton"), replace(FACTS, has_cuda=device == "cuda"))
@@ -158,7 +158,7 @@ def test_a_real_engine_is_rehearsed_and_gone_afterwards(name: str, tmp_path: Pat
         stored.append(weakref.ref(storage))
         return build_executor(kernels, model, storage, settings, None)
 
-    stage = Stage(build, kernel_launch.compile_only, Device(0), DiskCache("steps", "1", tmp_path), "a device")
+    setup = ProfileSetup(build, kernel_launch.compile_only, Device(0), DiskCache("steps", "1", tmp_path), "a device")
     memory = MemoryBudget(arch, kv_layout(arch), 100_000_000, 2)
-    assert measured_size(memory, settings, stage, 0, {}).num_requests == settings.max_num_seqs
+    assert measured_size(memory, settings, setup, 0, {}).num_requests == settings.max_num_seqs
     assert [reference() for reference in stored] == [None]
