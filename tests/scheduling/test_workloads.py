@@ -165,7 +165,7 @@ LONG_RUNS = {
     "guesses": shape_of(num_draft_tokens=3),
     "guesses, and hardly room for them": shape_of(num_draft_tokens=5, spare_blocks=5),
     "guesses, with windows": shape_of(num_draft_tokens=4, windows=(None, 5), block_size=2, spare_blocks=30),
-    "guesses, without caching": shape_of(num_draft_tokens=2, prefix_caching=False, block_size=3),
+    "guesses, without caching": shape_of(step_tokens=24, num_draft_tokens=2, prefix_caching=False, block_size=3),
 }
 SEVERAL_TENANTS = {"plain": 3, "room for one": 2, "windows without caching": 5, "dynamic batches": 3}
 QUICK = (
