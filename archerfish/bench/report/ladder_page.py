@@ -1,6 +1,7 @@
 """What the page of a ladder says, and its charts. Knows no HTML; charts need plotly."""
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 from archerfish.bench.ladder.ladder import Ladder, LadderRow, verdict_lines
@@ -55,7 +56,8 @@ def _conclusion(measured: Sequence[LadderRow]) -> Conclusion:
 
 
 def _figures(measured: Sequence[LadderRow]) -> tuple[Headline, ...]:
-    exact = [row for row in measured if not row.is_lossy]
+    # Each line has what the lines before it have: from the first lossy one on, none is lossless.
+    exact = list(takewhile(lambda row: not row.is_lossy, measured))
     named = (("Tokens/s, lossless", exact), ("Tokens/s, with quantization", measured))
     return tuple(Headline(name, f"{max(map(_rate, rows)):,.1f}") for name, rows in named if rows)
 

@@ -72,3 +72,9 @@ def test_lines_that_disagree_are_an_alarm(conditions: Conditions) -> None:
 def test_a_ladder_of_which_nothing_could_be_measured_has_a_page(conditions: Conditions) -> None:
     made = page(conditions, LadderRow(name="naive", reason="no reason at all"))
     assert made.conclusion.headline == "Nothing was measured" and made.charts == ()
+
+
+def test_a_line_after_a_lossy_one_is_not_lossless(conditions: Conditions) -> None:
+    lossy = row("+ int8 weights", 400.0, 4.0, is_lossy=True)
+    made = page(conditions, row("naive", 100.0), lossy, row("+ speculation", 300.0, 0.75))
+    assert [figure.value for figure in made.figures] == ["100.0", "400.0"]
