@@ -14,7 +14,7 @@ from archerfish.console import enable_logging
 from archerfish.errors import ConfigError
 
 _SETTINGS = ("model", "revision", "load_format", "hf_overrides", "device", "threads")
-"""What decides about the model that is guessed; how it is served does not matter here."""
+"""Engine settings that describe the target; how it is served does not matter here."""
 _OTHER_SETTINGS = tuple(field.name for field in fields(EngineConfig) if field.name not in _SETTINGS)
 _NEEDED = ("method", "output")
 
@@ -43,7 +43,7 @@ def command(**settings: Any) -> None:
         return
     first, last = trained.score.depths[0], trained.score.depths[-1]
     click.echo(
-        f"{trained.directory}: {first.agreement:.1%} of first guesses stand greedy, {first.acceptance:.1%} at "
-        f"temperature 1; a step that checks {options.depths} gives {last.greedy_tokens:.2f} and "
-        f"{last.sampled_tokens:.2f} tokens"
+        f"{trained.directory}: {first.agreement:.1%} of first draft tokens are accepted greedy, "
+        f"{first.acceptance:.1%} at temperature 1; a step that verifies {options.depths} generates "
+        f"{last.greedy_tokens:.2f} and {last.sampled_tokens:.2f} tokens"
     )

@@ -1,1 +1,1 @@
-"""Training of what guesses a model's tokens, by self-distillation: on what the model itself writes."""
+"""Training of drafters by self-distillation, on what the target itself writes."""

@@ -16,7 +16,7 @@ class TrainingBatch(NamedTuple):
     """[rows, length] bool, on the host: the next token is one of the text, and not the first that the model drew."""
 
     def positions(self, depth: int) -> Tensor:
-        """Which of the guesses of some depth are worth a look, of all [rows, starts] one after the other."""
+        """Return which draft tokens of a depth count, as indices of all [rows, starts] one after the other."""
         found = self.own[:, depth + 1 :].flatten().nonzero().flatten()
         return found.to(self.tokens.device, non_blocking=True)
 

@@ -1,4 +1,4 @@
-"""A smaller model of the same vocabulary that guesses by running ahead: made, trained and written as a Llama."""
+"""A draft model of the same vocabulary: made, trained and written as a Llama."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ _ROUND = 32
 
 
 class DraftModelTraining:
-    """Every depth is the same to it: it reads the guesses before as it reads any text."""
+    """A draft model. All depths are alike: it reads earlier draft tokens as it reads any text."""
 
     taps: tuple[int, ...] = ()
     trained_depths = 1
@@ -89,7 +89,7 @@ def _check_start(decoder: Decoder, made: Mapping[str, Any], blueprint: Blueprint
     wanted, found = blueprint.arch.vocab_size, decoder.arch.vocab_size
     if wanted != found:
         raise ConfigError(
-            f"--start {start} has {found} tokens, and the model to guess {wanted}: give one of the same vocabulary"
+            f"--start {start} has {found} tokens, and the target {wanted}: give one of the same vocabulary"
         )
     placements = find_family(made).placements(decoder.arch)
     if any(placement.transform is not None or placement.expert is not None for placement in placements):

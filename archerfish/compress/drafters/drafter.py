@@ -14,43 +14,43 @@ from archerfish.compress.drafters.loss import Judgement, judge
 from archerfish.compress.drafters.target import DraftingTarget, TargetReading, half_precision
 
 _MOST_LOGITS = 1 << 27
-"""Numbers of logits that are there at once: half a gigabyte. What is beyond is computed again for its gradients."""
+"""Logits that are in memory at once: half a gigabyte. Others are computed again for their gradients."""
 
 
 class Drafter(Protocol):
-    """Guesses after a start: the target has read a text up to and including the start's token and drawn the next one.
+    """Drafts after a start: the target has read a text up to and including the start's token and sampled the next one.
 
-    The guess of depth d is the token d + 2 places after the start, given the ones before it.
+    The draft token of depth d is the token d + 2 positions after the start, given the ones before it.
     """
 
     @property
     def module(self) -> nn.Module:
-        """Its own parameters, in float32. What it borrows of the target takes no gradients."""
+        """Parameters of the drafter, in float32. Modules shared with the target take no gradients."""
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """Layers of the target that it hears the stream of."""
+        """Layers of the target whose inputs the drafter reads."""
 
     @property
     def trained_depths(self) -> int:
-        """How many depths there is something to learn at."""
+        """Number of depths with something to learn."""
 
     @property
     def target_ids(self) -> Tensor | None:
-        """The target's ids of the tokens it can guess; None where it can guess all."""
+        """The target's ids of the tokens that it can draft; None where it can draft all."""
 
     def states(self, reading: TargetReading, num_depths: int) -> list[Tensor]:
-        """For each depth [rows, length - 1 - depth, width]: of every start from the first token on."""
+        """Return states for each depth, [rows, length - 1 - depth, width]: one for every start, in order."""
 
     def logits(self, depth: int, states: Tensor) -> Tensor:
-        """[rows, width] -> [rows, tokens it can guess], in float32."""
+        """[rows, width] -> [rows, tokens it can draft], in float32."""
 
     def save(self, directory: Path, about: Mapping[str, Any]) -> None:
         """Write the checkpoint in the format that serving reads."""
 
 
 def judged(drafter: Drafter, target: DraftingTarget, batch: TrainingBatch, num_depths: int) -> list[Judgement]:
-    """For each depth, of the guesses at the batch's places."""
+    """Judge the draft tokens of each depth, at the positions of the batch that count."""
     reading = target.read(batch.tokens)
     with half_precision(batch.tokens.device):
         return [

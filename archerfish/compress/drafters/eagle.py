@@ -1,4 +1,4 @@
-"""EAGLE-3 heads in training: unrolled over several depths, each fed with what the one before gave."""
+"""Training of EAGLE-3 heads, unrolled over several depths: each reads the states of the one before."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -40,7 +40,7 @@ class EagleDrafter:
         return self.module.target_ids
 
     def states(self, reading: TargetReading, num_depths: int) -> list[Tensor]:
-        """At each depth all places are run at once, as if guessing had begun so many places before each."""
+        """Run all positions of a depth at once, as if each draft had begun that many positions earlier."""
         assert reading.taps is not None
         tokens = reading.tokens[:, 1:]
         positions = row_positions(tokens)
@@ -51,7 +51,7 @@ class EagleDrafter:
             states = self.module(tokens.flatten(), positions, states, lines.at(depth))
             rows = states.view(*tokens.shape, -1)
             found.append(rows[:, depth:])
-            # Places before the depth have no line that began early enough; what they compute reaches no loss.
+            # Positions before the depth have no draft that began early enough; what they compute reaches no loss.
             states = F.pad(rows[:, :-1], (0, 0, 1, 0)).flatten(0, 1)
         return found
 
@@ -64,7 +64,7 @@ class EagleDrafter:
 
 
 class LineAttention:
-    """Attention of guesses at some depth: over what was fed from the target, then over the line's own guesses.
+    """Attention of draft tokens at a depth: over the target's features, then over the draft's own tokens.
 
     The line of depth d at place i began at i - d: it sees the keys of depth 0 up to there, and of each depth m above
     it the key at i - d + m.

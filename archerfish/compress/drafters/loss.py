@@ -1,4 +1,4 @@
-"""How good guesses are, from logits: the share of them that stand, and what is learned from. Knows no model."""
+"""Scores of draft tokens, computed from logits: how often they are accepted, and the loss of training."""
 
 from typing import NamedTuple
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 
 class Judgement(NamedTuple):
-    """Of each guess, in float32."""
+    """Scores of each draft token, in float32."""
 
     acceptance: Tensor
-    """[rows] the sum over tokens of min(p, q): how often a drawn guess stands, if both draw at temperature 1."""
+    """[rows] the sum over tokens of min(p, q): how often a sampled draft token is accepted, at temperature 1."""
     agreement: Tensor
-    """[rows] 1 where both have the same likeliest token: a greedy guess stands."""
+    """[rows] 1 where both have the same likeliest token: a greedy draft token is accepted."""
     divergence: Tensor
-    """[rows] Kullback-Leibler, over the tokens that can be guessed."""
+    """[rows] Kullback-Leibler, over the tokens that can be drafted."""
 
 
 def judge(wanted: Tensor, predicted: Tensor, target_ids: Tensor | None) -> Judgement:
@@ -35,5 +35,5 @@ def judge(wanted: Tensor, predicted: Tensor, target_ids: Tensor | None) -> Judge
 
 
 def loss_of(found: Judgement, divergence_share: float) -> Tensor:
-    """[rows] what is made small: guesses refused, and as a share of it the divergence."""
+    """Return the loss, [rows]: draft tokens rejected, plus a share of the divergence."""
     return (1 - divergence_share) * (1 - found.acceptance) + divergence_share * found.divergence

@@ -1,4 +1,4 @@
-"""How many guesses of a drafter stand, on texts it has not learned from."""
+"""Measures how many draft tokens are accepted, on texts that the drafter was not trained on."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,22 +15,22 @@ from archerfish.compress.drafters.target import DraftingTarget
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DepthScore:
-    """Of the guesses at one depth, and of chains that end there."""
+    """Scores of the draft tokens at one depth, and of chains that end there."""
 
     agreement: float
-    """Share of guesses that are the model's likeliest token, where all before them are right."""
+    """Share of draft tokens that are the model's likeliest token, where all before them are."""
     acceptance: float
-    """Mean over places of the sum of min(p, q), likewise."""
+    """Mean over positions of the sum of min(p, q), likewise."""
     greedy_tokens: float
-    """Expected of a step that checks a chain of so many greedy guesses: those that stand, and the one after them."""
+    """Expected tokens of a step that verifies a greedy chain of this length: those accepted, and one more."""
     sampled_tokens: float
-    """The same of guesses that are drawn and checked at temperature 1."""
+    """Expected tokens of a step whose chain is sampled and verified at temperature 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
     num_predictions: int
-    """First guesses, one after each token."""
+    """Number of first draft tokens, one after each token."""
     depths: tuple[DepthScore, ...]
 
 
@@ -54,7 +54,7 @@ def measure(drafter: Drafter, target: DraftingTarget, batches: Iterable[Training
 
 
 class _Grid(NamedTuple):
-    """Of all starts, [rows, starts], how likely it is that a chain stands up to some depth."""
+    """Probability, for all starts [rows, starts], that a chain is accepted up to some depth."""
 
     agreement: Tensor
     acceptance: Tensor

@@ -21,9 +21,9 @@ from archerfish.request import SamplingParams
 _HELD_OUT = 16
 """One sample in so many is measured with and never learned from."""
 _AT_ONCE = {"cpu": 64, "cuda": 1024}
-"""Samples that are written side by side."""
+"""Samples that are generated at once."""
 _TEMPERATURES = (0.0, 0.25, 0.0, 0.5, 0.0, 0.75, 0.0, 1.0)
-"""By turns: half of what a drafter is asked to guess is as likely as it gets, the rest as varied as people ask for."""
+"""Temperatures of the samples in turn: half are greedy, the others as varied as requests are."""
 _SHARES_GIVEN = (1 / 16, 1 / 4, 1 / 2)
 """Of a text: how much of it is the beginning that the model writes for itself."""
 
@@ -179,7 +179,7 @@ def _arranged(
     while num_training and beginnings[num_training - 1] == beginnings[num_training]:
         num_training -= 1
     if not num_training:
-        raise ConfigError(f"--samples {options.samples} leave none to learn from beside those held out: make it more")
+        raise ConfigError(f"--samples {options.samples} leave none to train on after those held out: make it more")
     return Samples(
         tokens=tokens,
         lengths=lengths,

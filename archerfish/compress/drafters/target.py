@@ -1,4 +1,4 @@
-"""The model that is to be guessed, read over whole texts: its states, without gradients. Knows no drafter."""
+"""Runs the target over whole texts and returns its states, without gradients."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ class TargetReading(NamedTuple):
     states: Tensor
     """[rows, length, hidden] after its final norm."""
     taps: Tensor | None
-    """[rows, length, taps * hidden] streams that a drafter is fed from, side by side; None where it asks for none."""
+    """[rows, length, layers * hidden] layer inputs that a drafter reads; None where it reads none."""
 
 
 class DraftingTarget:
@@ -82,6 +82,6 @@ def row_positions(tokens: Tensor) -> Tensor:
 
 @contextmanager
 def half_precision(device: torch.device) -> Iterator[None]:
-    """Products in bfloat16 where there is hardware for it; float32 on a CPU, whose bits can then be compared."""
+    """GEMMs in bfloat16 where there is hardware for it; float32 on a CPU, whose bits can then be compared."""
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
         yield

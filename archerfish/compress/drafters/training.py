@@ -1,4 +1,4 @@
-"""The steps of a training: from batch to batch, with progress told and kept. Knows no kind of drafter."""
+"""Runs the steps of a training, reports its progress and saves its state."""
 
 import math
 from collections.abc import Callable
@@ -20,12 +20,12 @@ Clock = Callable[[], float]
 
 SECONDS_BETWEEN_SAVES = 60.0
 _REPORT_SECONDS = 10
-"""Steps: to tell of one, the host waits for the device."""
+"""Steps between progress reports: for each, the host waits for the device."""
 _UNTIMED, _TIMED = 10, 30
 """Steps: the first ones pay for what is made once."""
 _WARM_UP = 100
 _DEPTH_DECAY = 0.8
-"""What a guess weighs against the one before it: it is wanted only where that one stands."""
+"""Weight of a draft token relative to the one before it: it counts only where that one is accepted."""
 _DIVERGENCE_UNTIL = 0.25
 """Share of the steps over which the divergence gives way."""
 _MOST_NORM = 1.0
@@ -38,7 +38,7 @@ class TrainingReport:
 
     loss: Tensor
     acceptance: Tensor
-    """Of first guesses."""
+    """Acceptance of first draft tokens."""
 
 
 class Training:
