@@ -42,7 +42,7 @@ def costs(
     num_output_tokens: int,
     prefill_share: float | None,
 ) -> Costs:
-    """Of a run of so many seconds. Without prefill's share of the time, input and output cannot be told apart."""
+    """Return the costs of a run of so many seconds. Input and output are split by prefill's share of the time."""
     total = dollars(seconds, dollars_per_hour)
     per_request = _each(total, num_requests)
     return Costs(

@@ -37,7 +37,7 @@ class CpuReport:
     has_hidden_amx: bool
     """AMX is advertised, but oneDNN would crash on it."""
     onednn_max_cpu_isa: str | None
-    """Where oneDNN is told to stop."""
+    """The highest instruction set that oneDNN may use."""
 
 
 @dataclass(frozen=True, slots=True)

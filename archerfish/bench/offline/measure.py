@@ -219,7 +219,7 @@ class LatencyResult:
     prefill: Phase
     decode: Phase
     speculation: SpeculationStats | None
-    """None where nothing was guessed."""
+    """None where nothing was drafted."""
 
 
 def measure_latency(
@@ -279,7 +279,7 @@ class ThroughputResult:
     prefill: Phase
     decode: Phase
     speculation: SpeculationStats | None
-    """None where nothing was guessed."""
+    """None where nothing was drafted."""
 
 
 def measure_throughput(

@@ -196,7 +196,7 @@ def _state(run: BenchRun) -> Chart:
     return Chart(
         name="state",
         title="Running and waiting",
-        caption="As the server told it. A line of waiting that only rises is a load that cannot be served.",
+        caption="As the server reported it. If the line of waiting requests only rises, the load cannot be served.",
         figure=figure,
     )
 

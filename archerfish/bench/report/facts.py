@@ -39,7 +39,7 @@ class ServerFacts:
     crowded_share: float
     """With one waiting while the KV cache was full."""
     occupancy: float
-    """Rows in use / rows; the highest that was told."""
+    """Rows in use / rows; the highest that was reported."""
     queue_share: float | None
     """Of the time to first token on the server, waiting for a place; None where it did not tell."""
     roof: Roof | None
@@ -47,7 +47,7 @@ class ServerFacts:
 
 
 def read_facts(run: BenchRun, summary: Summary) -> ServerFacts | None:
-    """None where the server told less than two moments of itself."""
+    """None where the server reported fewer than two samples."""
     samples = run.samples
     if summary.engine is None or samples[-1].time <= samples[0].time:
         return None

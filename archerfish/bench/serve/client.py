@@ -36,7 +36,7 @@ class RequestOptions:
 
 
 class BenchClient:
-    """Sends samples. Times are told from `start` on."""
+    """Sends samples. Times count from `start`."""
 
     def __init__(
         self,

@@ -137,7 +137,7 @@ class HttpClient:
         self._security = ssl.create_default_context() if origin.is_secure else None
 
     async def post(self, path: str, body: bytes, on_data: OnData) -> int:
-        """The status. The body's pieces are told as they come."""
+        """Return the status. Pieces of the body are passed on as they come."""
         about = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         return await self._send(f"POST {self._origin.path}{path} HTTP/1.1\r\n{self._head()}{about}\r\n", body, on_data)
 

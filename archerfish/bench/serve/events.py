@@ -78,7 +78,7 @@ class Arrival:
 
     time: float
     weight: int
-    """Characters, by which tokens that came together are told from one that came alone."""
+    """Number of characters, which tells several tokens that came together from a single one."""
     total: int | None
     """Tokens up to here, where the server tells as it goes."""
 

@@ -142,7 +142,7 @@ class ClientHealth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSample:
-    """What our server told of itself at a moment of the run; totals count from its start."""
+    """State that an Archerfish server reported at a moment of the run; totals count from its start."""
 
     time: float
     num_running: int

@@ -78,7 +78,7 @@ class EngineSummary:
     joules_per_token: float | None
     """Of those computed: prompt and answer."""
     speculation: SpeculationStats | None
-    """None where nothing was guessed."""
+    """None where nothing was drafted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +225,7 @@ def _prefill_share(samples: Sequence[ServerSample]) -> float | None:
 
 
 def reported_peak(sample: ServerSample) -> Peak | None:
-    """The most that the machine can do, if the server has told it by then."""
+    """Peak of the machine, if the server has reported it by then."""
     if sample.peak_flops is None or sample.peak_bandwidth is None:
         return None
     return Peak(sample.peak_flops, sample.peak_bandwidth)

@@ -81,7 +81,7 @@ class Found(Generic[Detail]):
 
 
 def search(measure: Callable[[float], LoadTrial[Detail]], plan: SearchPlan) -> Found[Detail]:
-    """The loads are measured one after the other; `measure` is told nothing but the load."""
+    """The loads are measured one after the other; `measure` gets only the load."""
     walk = _Walk(measure, plan)
     top: Ending = walk.visit_all(plan.loads) if plan.loads else walk.climb()
     ending = walk.bisect() or top

@@ -88,7 +88,7 @@ def phase_table(prefill: "Phase", decode: "Phase", peak: "Peak") -> "Table":
 
 
 def speculation_tables(stats: "SpeculationStats | None") -> "list[Table]":
-    """One, or none where nothing was guessed."""
+    """One line, or none where nothing was drafted."""
     if stats is None:
         return []
     from archerfish.metrics.speculation import speculation_rows

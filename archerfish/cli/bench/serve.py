@@ -79,7 +79,7 @@ def command(url: str | None, load: LoadOptions, dataset: DatasetOptions, disable
 
 
 class _Report:
-    """What is printed and saved of a run. Mistakes in how are told before it is made."""
+    """Output of a run: what is printed and saved. Mistakes in these options are reported before it starts."""
 
     def __init__(
         self,
