@@ -1,4 +1,4 @@
-"""What is told to a person at a terminal: log lines and progress bars, all on standard error, never standard output."""
+"""Log lines and progress bars, all on standard error."""
 
 import json
 import logging

@@ -121,7 +121,7 @@ class PromptTooLong(RequestError):
 
 
 class NotFound(RequestError):
-    """There is no such file or batch. Those of other tenants are not told apart from those that never were."""
+    """There is no such file or batch. The error is the same for those of other tenants and those that never existed."""
 
 
 class FileTooLarge(RequestError):

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 _PR_SET_PDEATHSIG = 1
 _LOADING_STEP = 0.05
-"""Of the weights: progress is told in steps of this size."""
+"""Share of the weights between two reports of progress."""
 
 _LONGEST_READ = 0.02
 """Seconds for which messages are read between two steps."""

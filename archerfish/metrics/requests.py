@@ -13,7 +13,7 @@ from archerfish.request import SLO, FinishReason, Request, TokenEvent
 WINDOW = 60
 """Seconds that recent latencies and goodput look back."""
 OTHERS = "(others)"
-"""Where tenants and endpoints go that are too many to be told apart."""
+"""Label of tenants and endpoints beyond the number that is counted separately."""
 _BETWEEN_TOKENS = (
     *(0.001, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),

@@ -138,7 +138,7 @@ class ServiceMetrics:
 
     @property
     def last_state(self) -> EngineState | None:
-        """What the engine told last; None while there is none."""
+        """The engine's last reported state; None while there is none."""
         return self._engine.state
 
     def snapshot(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ class StepRecord:
     prefill_tokens: int
     decode_tokens: int
     draft_tokens: int
-    """Guesses that were checked, beside the decode tokens they follow."""
+    """Draft tokens that were verified; the decode tokens that they follow count apart."""
     num_sequences: int
     seconds: float
     prefill_flops: float = 0.0
@@ -71,7 +71,7 @@ class EngineState:
     """Sequences that had draft tokens, summed over steps."""
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    """Guesses that were what would have been drawn."""
+    """Draft tokens that were accepted."""
     accepted_per_position: tuple[int, ...] = ()
     """How often the first draft token of a sequence was accepted, the second, and so on."""
     drafting_time: float = 0.0

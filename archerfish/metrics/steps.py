@@ -72,7 +72,7 @@ class LastStep(NamedTuple):
 
     chunks: Sequence[PlannedChunk]
     num_tokens: int
-    """Guesses among them."""
+    """Draft tokens among them."""
     seconds: float
     """From its plan to its commit, or from the commit before where that came later: steps may overlap."""
     num_draft_tokens: int = 0

@@ -27,7 +27,7 @@ class RequestTiming:
     num_draft_tokens: int = 0
     """Draft tokens that were verified."""
     num_accepted_tokens: int = 0
-    """Those of them that stood."""
+    """Draft tokens that were accepted."""
 
     def record_tokens(self, count: int, now: float) -> None:
         if self.first_token_time is None:
