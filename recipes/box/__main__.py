@@ -6,9 +6,9 @@ perch-main   train the larger model, the main phase
 perch        its last phase, on the cleaner mixture
 minnow-main  train the smaller one, the main phase
 minnow-plain its last phase, by itself
-minnow       its last phase again, this time taught to guess perch
+minnow       its last phase again, this time distilled from perch
 export       write what has been trained as model directories
-evaluate     bits per byte of what has been trained so far, and how well minnow guesses
+evaluate     bits per byte of what has been trained so far, and how well minnow drafts
 """
 
 import argparse

@@ -345,7 +345,7 @@ def _heads(heads: Mapping[str, Head], minnow_agreement: float) -> list[str]:
     rows = [
         ["parameters", *(f"{head.num_parameters / 1e6:.2f} million" for head in heads.values())],
         ["weights on disk, bfloat16", *(f"{head.num_bytes / 1e6:.1f} MB" for head in heads.values())],
-        ["draft vocabulary, the most frequent tokens", *(_count(head.num_guessable) for head in heads.values())],
+        ["draft vocabulary, the most frequent tokens", *(_count(head.num_draftable) for head in heads.values())],
         ["texts it was trained on", *(_count(head.num_texts) for head in heads.values())],
     ]
     for number, scores in enumerate(zip_longest(*(head.depths for head in heads.values()), fillvalue=None), 1):

@@ -1,4 +1,4 @@
-"""Teaches the small model to guess the large one: its whole distribution, on data and on what it writes itself."""
+"""Distills the large model into the small one: its whole distribution, on data and on what it writes itself."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""The heads that guess for perch: reads what their own directories tell. Knows nothing of the card it goes into."""
+"""Reads the sizes and scores of perch's draft heads from their directories."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,8 +9,8 @@ from typing import Any
 from recipes.box.curves import MissingMeasurement, require
 
 _TARGET = "perch"
-_GUESSABLE = {"eagle": "draft_vocab_size", "medusa": "truncated_vocab_size"}
-"""Where each says how many tokens it can guess, by its method."""
+_DRAFT_VOCABULARY = {"eagle": "draft_vocab_size", "medusa": "truncated_vocab_size"}
+"""Config field with the number of tokens that a head can draft, by method."""
 
 
 @dataclass(frozen=True)
@@ -21,16 +21,16 @@ class Head:
     """That were trained."""
     num_bytes: int
     """Of its weights on disk."""
-    num_guessable: int
+    num_draftable: int
     num_texts: int
     """It was trained on."""
     depths: Sequence[Mapping[str, float]]
-    """Agreement and acceptance of each guess behind right ones."""
+    """Agreement and acceptance of each draft token that follows accepted ones."""
 
 
 def read_heads(box: Path) -> dict[str, Head]:
     """By method, as training left them in the model's directory."""
-    return {method: _read_head(box / _TARGET / method, method) for method in _GUESSABLE}
+    return {method: _read_head(box / _TARGET / method, method) for method in _DRAFT_VOCABULARY}
 
 
 def _read_head(directory: Path, method: str) -> Head:
@@ -39,13 +39,13 @@ def _read_head(directory: Path, method: str) -> Head:
     if not path.exists():
         raise MissingMeasurement(f"{directory} has no config.json (made by {step})")
     config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    require([_GUESSABLE[method], "about"], config, str(path), step)
+    require([_DRAFT_VOCABULARY[method], "about"], config, str(path), step)
     about = config["about"]
     require(["num_parameters", "num_training", "score"], about, f"about in {path}", step)
     return Head(
         num_parameters=about["num_parameters"],
         num_bytes=sum(file.stat().st_size for file in directory.glob("*.safetensors")),
-        num_guessable=config[_GUESSABLE[method]],
+        num_draftable=config[_DRAFT_VOCABULARY[method]],
         num_texts=about["num_training"],
         depths=about["score"]["depths"],
     )

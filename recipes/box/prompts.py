@@ -1,4 +1,4 @@
-"""Beginnings for perch to go on with, so that whoever learns to guess its tokens sees it at all its work.
+"""Beginnings for perch to go on with, so that drafters are trained on all kinds of its answers.
 
 python -m recipes.box.prompts --data DIR --work DIR --out FILE.jsonl
 
