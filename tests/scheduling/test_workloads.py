@@ -162,10 +162,10 @@ LONG_RUNS = {
     "several tokens at once": shape_of(most_drawn=3, spare_blocks=6),
     "several tokens at once, with windows": shape_of(most_drawn=3, windows=(None, 5), block_size=2, spare_blocks=14),
     "several tokens at once, few of them fit": shape_of(most_drawn=3, step_tokens=5, block_size=3, spare_blocks=4),
-    "guesses": shape_of(num_draft_tokens=3),
-    "guesses, and hardly room for them": shape_of(num_draft_tokens=5, spare_blocks=5),
-    "guesses, with windows": shape_of(num_draft_tokens=4, windows=(None, 5), block_size=2, spare_blocks=30),
-    "guesses, without caching": shape_of(step_tokens=24, num_draft_tokens=2, prefix_caching=False, block_size=3),
+    "drafts": shape_of(num_draft_tokens=3),
+    "drafts, and hardly room for them": shape_of(num_draft_tokens=5, spare_blocks=5),
+    "drafts, with windows": shape_of(num_draft_tokens=4, windows=(None, 5), block_size=2, spare_blocks=30),
+    "drafts, without caching": shape_of(step_tokens=24, num_draft_tokens=2, prefix_caching=False, block_size=3),
 }
 SEVERAL_TENANTS = {"plain": 3, "room for one": 2, "windows without caching": 5, "dynamic batches": 3}
 QUICK = (
@@ -174,7 +174,7 @@ QUICK = (
     "windows and full layers",
     "static batches",
     "several tokens at once",
-    "guesses, with windows",
+    "drafts, with windows",
 )
 OVERLAPPED = [name for name, shape in LONG_RUNS.items() if shape.most_drawn == 1]
 
@@ -199,7 +199,7 @@ def check_that_it_was_hard(run: Run) -> None:
     if shape.most_drawn > 1:
         expected.append("several tokens at once")
     if shape.num_draft_tokens:
-        expected.append("guessed")
+        expected.append("drafted")
     if shape.policy == "continuous":
         expected += ["shared prompts"] if shape.prefix_caching else ["forks", "copies"]
     if shape.max_in_flight > 1:

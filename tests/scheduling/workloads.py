@@ -291,11 +291,11 @@ class Run:
     # -- what must hold -------------------------------------------------------------------------------------------
 
     def _check_plan(self, plan: Plan) -> None:
-        guesses = [chunk.max_draft_tokens for chunk in plan.chunks]
-        assert plan.num_tokens + sum(guesses) <= self.shape.step_tokens
-        num_drawn = sum(guesses) + sum(chunk.samples for chunk in plan.chunks)
+        num_draft_tokens = [chunk.max_draft_tokens for chunk in plan.chunks]
+        assert plan.num_tokens + sum(num_draft_tokens) <= self.shape.step_tokens
+        num_drawn = sum(num_draft_tokens) + sum(chunk.samples for chunk in plan.chunks)
         assert num_drawn <= self.shape.num_rows + 2 * self.shape.num_draft_tokens
-        self.happened["guessed"] += sum(guesses)
+        self.happened["drafted"] += sum(num_draft_tokens)
         rows = [chunk.row for chunk in plan.chunks]
         assert len(set(rows)) == len(rows) <= self.shape.num_rows
         assert all(chunk.length >= 1 and 0 <= chunk.row < self.shape.num_rows for chunk in plan.chunks)
