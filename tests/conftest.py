@@ -66,6 +66,37 @@ def exact_dots() -> None:
     InterpreterBuilder.create_dot = create_dot
 
 
+@pytest.fixture(scope="session", autouse=True)
+def language_patched_once() -> None:
+    """Let Triton's interpreter put its functions into the language once for each launch and module.
+
+    It does so again for every call from one function to another, and nothing undoes it before the launch ends.
+    """
+    if os.environ["TRITON_INTERPRET"] != "1":
+        return
+    from triton.runtime import interpreter
+
+    patched: set[int] = set()
+    patch, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
+
+    def patch_once(function: Any) -> Any:
+        module = id(function.__globals__)
+        if module in patched:
+            return None
+        patched.add(module)
+        return patch(function)
+
+    def launch_patched(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        patched.clear()
+        try:
+            return launch(self, *arguments, **keywords)
+        finally:
+            patched.clear()
+
+    interpreter._patch_lang = patch_once
+    interpreter.GridExecutor.__call__ = launch_patched
+
+
 @pytest.fixture
 def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty directory in place of the package's models."""
