@@ -1,7 +1,7 @@
 """The engine for an event loop: what a caller sees of requests, of their ends, and of an engine that ends."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,15 +27,22 @@ LONG = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
 PROMPT = "Once upon a time"
 
 
-def run(work: Callable[[AsyncLLM], Awaitable[None]]) -> None:
-    """With an engine of its own."""
+Run = Callable[[Callable[[AsyncLLM], Awaitable[None]]], None]
 
-    async def main() -> None:
-        async with AsyncLLM.from_engine_args(AsyncEngineArgs(**ARGS)) as engine:
-            await work(engine)
-            assert engine._engine.num_open == 0 and not engine._open, "a request was left open"
 
-    asyncio.run(main())
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """Run the work of a test with the engine that all of them share, in its event loop."""
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**ARGS))
+
+    async def check(work: Callable[[AsyncLLM], Awaitable[None]]) -> None:
+        await work(engine)
+        assert engine._engine.num_open == 0 and not engine._open, "a request was left open"
+
+    with asyncio.Runner() as runner:
+        runner.run(engine.__aenter__())
+        yield lambda work: runner.run(check(work))
+        runner.run(engine.__aexit__())
 
 
 async def collect(outputs: AsyncIterator[Any]) -> list[Any]:
@@ -49,7 +56,7 @@ def expected() -> RequestOutput:
     return output
 
 
-def test_outputs_are_all_so_far_or_what_was_added_or_the_last(expected: RequestOutput) -> None:
+def test_outputs_are_all_so_far_or_what_was_added_or_the_last(run: Run, expected: RequestOutput) -> None:
     answer = expected.outputs[0]
 
     async def work(engine: AsyncLLM) -> None:
@@ -81,7 +88,7 @@ def test_outputs_are_all_so_far_or_what_was_added_or_the_last(expected: RequestO
     run(work)
 
 
-def test_many_requests_run_at_once_each_with_its_own_parameters(expected: RequestOutput) -> None:
+def test_many_requests_run_at_once_each_with_its_own_parameters(run: Run, expected: RequestOutput) -> None:
     async def work(engine: AsyncLLM) -> None:
         choice = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["yes", "no"]))
         several = SamplingParams(n=3, seed=1, max_tokens=4, ignore_eos=True)
@@ -102,7 +109,7 @@ def test_many_requests_run_at_once_each_with_its_own_parameters(expected: Reques
     run(work)
 
 
-def test_an_aborted_request_ends_with_what_it_has() -> None:
+def test_an_aborted_request_ends_with_what_it_has(run: Run) -> None:
     async def work(engine: AsyncLLM) -> None:
         outputs = []
         async for output in engine.generate(PROMPT, LONG, request_id="mine"):
@@ -120,7 +127,7 @@ def test_an_aborted_request_ends_with_what_it_has() -> None:
 
 
 @pytest.mark.parametrize("leave", ["aclose", "cancel"])
-def test_leaving_the_outputs_cancels_the_request(leave: str) -> None:
+def test_leaving_the_outputs_cancels_the_request(run: Run, leave: str) -> None:
     async def work(engine: AsyncLLM) -> None:
         outputs = engine.generate(PROMPT, LONG)
         if leave == "aclose":
@@ -144,7 +151,7 @@ def test_leaving_the_outputs_cancels_the_request(leave: str) -> None:
     run(work)
 
 
-def test_prompts_become_vectors() -> None:
+def test_prompts_become_vectors(run: Run) -> None:
     async def work(engine: AsyncLLM) -> None:
         [states] = await collect(engine.encode(PROMPT, pooling_task="token_embed"))
         [mean] = await collect(engine.encode(PROMPT, PoolingParams(task="embed"), "id"))
@@ -156,7 +163,7 @@ def test_prompts_become_vectors() -> None:
     run(work)
 
 
-def test_what_is_wrong_with_a_request_is_raised_and_concerns_it_alone() -> None:
+def test_what_is_wrong_with_a_request_is_raised_and_concerns_it_alone(run: Run) -> None:
     impossible = SamplingParams(allowed_token_ids=[1], min_tokens=2, max_tokens=4)
     cases: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
         ("", {}, InvalidParameter, "prompt"),
@@ -201,7 +208,7 @@ def test_settings_that_cannot_work_are_refused_before_anything_is_started() -> N
         AsyncLLM.from_engine_args({"model": "perch"})  # type: ignore[arg-type]
 
 
-def test_a_dead_engine_is_started_again_and_its_requests_fail() -> None:
+def test_a_dead_engine_is_started_again_and_its_requests_fail(run: Run) -> None:
     async def work(engine: AsyncLLM) -> None:
         outputs = engine.generate(PROMPT, LONG)
         await anext(outputs)

@@ -87,31 +87,41 @@ def hostile(tmp_path: Path) -> Callable[[str], Path]:
     return write
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "body"),
-    [
-        (CHAT, HELLO),
-        (COMPLETIONS, {"prompt": ["Once", "upon"], "echo": True}),
-        (COMPLETIONS, {"prompt": [[1, 2, 3]], "logit_bias": {"5": -1}}),
-        ("/v1/embeddings", {"input": "Hello"}),
-        ("/v1/responses", {"input": "Hello", "instructions": "Be brief."}),
-        ("/v1/messages", {**HELLO, "system": "Be brief."}),
-        ("/tokenize", {"prompt": "Once upon a time", "return_token_strs": True}),
-        (CHAT, {"messages": []}),
-        (COMPLETIONS, {"prompt": "a", "colour": "blue"}),
-    ],
-)
-def test_a_worker_reads_a_body_as_the_service_does(endpoint: str, body: dict[str, Any]) -> None:
+BODIES: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, HELLO),
+    (COMPLETIONS, {"prompt": ["Once", "upon"], "echo": True}),
+    (COMPLETIONS, {"prompt": [[1, 2, 3]], "logit_bias": {"5": -1}}),
+    ("/v1/embeddings", {"input": "Hello"}),
+    ("/v1/responses", {"input": "Hello", "instructions": "Be brief."}),
+    ("/v1/messages", {**HELLO, "system": "Be brief."}),
+    ("/tokenize", {"prompt": "Once upon a time", "return_token_strs": True}),
+    (CHAT, {"messages": []}),
+    (COMPLETIONS, {"prompt": "a", "colour": "blue"}),
+]
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> list[tuple[Any, Any]]:
+    """Of each body: what it is read as in this process, and by a worker."""
+    read: list[tuple[Any, Any]] = []
+
     async def story(workers: Preprocessing) -> None:
-        given = job(endpoint, body)
-        here, there = given.run(workers._model, LIMITS), await workers.run(given)
-        assert type(there) is type(here)
-        if isinstance(here, (bytes, ErrorReply)):
-            assert there == here
-        else:
-            assert asked(there) == asked(here)
+        for endpoint, body in BODIES:
+            given = job(endpoint, body)
+            read.append((given.run(workers._model, LIMITS), await workers.run(given)))
 
     play(story)
+    return read
+
+
+@pytest.mark.parametrize("number", range(len(BODIES)))
+def test_a_worker_reads_a_body_as_the_service_does(outcomes: list[tuple[Any, Any]], number: int) -> None:
+    here, there = outcomes[number]
+    assert type(there) is type(here)
+    if isinstance(here, (bytes, ErrorReply)):
+        assert there == here
+    else:
+        assert asked(there) == asked(here)
 
 
 def asked(call: EndpointCall) -> EngineInputs:
