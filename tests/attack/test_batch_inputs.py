@@ -22,6 +22,7 @@ from tests.server.scripted_process import COMMAND
 URL = "/v1/completions"
 _OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 _M = 1_000_000
+NUM_LINES = 4
 
 BODIES: dict[str, Callable[[], bytes]] = {
     "empty arrays": lambda: b'{"prompt":[' + b"[]," * _M + b"[]]}",
@@ -67,14 +68,14 @@ def test_hostile_lines_hold_up_no_other_client(service: RunningService, name: st
     """Each is an error of its own, as the same body is in a request."""
     body = BODIES[name]()
     with httpx.Client(base_url=service.url, headers=by("alice"), timeout=60) as client:
-        file_id = upload(client, b"".join(line(str(number), body) for number in range(8)))
+        file_id = upload(client, b"".join(line(str(number), body) for number in range(NUM_LINES)))
         alone = client.post(URL, content=body, headers={"Content-Type": "application/json"})
 
     async def attack(alice: httpx.AsyncClient) -> None:
         batch = await run_batch(alice, file_id)
-        assert (batch["status"], batch["request_counts"]["failed"]) == ("completed", 8)
+        assert (batch["status"], batch["request_counts"]["failed"]) == ("completed", NUM_LINES)
         responses = await errors_of(alice, batch)
-        assert [response["status_code"] for response in responses] == [400] * 8
+        assert [response["status_code"] for response in responses] == [400] * NUM_LINES
         if name != "half characters":  # They come in other bytes.
             assert all(response["body"] == alone.json() for response in responses)
 
@@ -92,8 +93,7 @@ def test_a_service_stops_while_it_validates_and_goes_on_when_it_is_started_again
         content = (line(str(number), body) for number in range(14))
         file = store.files.upload("in.jsonl", "batch", content)
         batch_id = store.batches.create(file.file_id, URL).batch_id
-    peaks = ("--peak-flops", "1e9", "--peak-bandwidth", "1e9")  # Else they would be measured.
-    options = ("--data-dir", str(tmp_path), "--served-model-name", "scripted", *peaks)
+    options = ("--data-dir", str(tmp_path), "--served-model-name", "scripted")
     with running_service(*options, wait=False, command=COMMAND) as service:
         time.sleep(0.2)
         started = time.monotonic()

@@ -283,8 +283,7 @@ class Killing:
     """A batch in a directory, and the services that are killed over it."""
 
     def __init__(self, directory: Path, num_lines: int) -> None:
-        peaks = ("--peak-flops", "1e9", "--peak-bandwidth", "1e9")  # Else they would be measured.
-        self.options = ("--data-dir", str(directory), "--served-model-name", "scripted", *peaks)
+        self.options = ("--data-dir", str(directory), "--served-model-name", "scripted")
         self.num_lines = num_lines
         self.batch_id = ""
 

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from tests.server.running import RunningService, running_service
+from tests.server.scripted_process import COMMAND
 
 EVIL = "http://evil.example"
 LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "A"}}'
@@ -16,7 +17,7 @@ ASK = {"prompt": "Once", "max_tokens": 1}
 
 @pytest.fixture(scope="module")
 def keyless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
-    with running_service("--data-dir", str(tmp_path_factory.mktemp("jobs"))) as running:
+    with running_service("--data-dir", str(tmp_path_factory.mktemp("jobs")), command=COMMAND) as running:
         yield running
 
 
@@ -25,7 +26,7 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     """One that a page of another origin may call."""
     data = str(tmp_path_factory.mktemp("jobs"))
     options = ("--cors-origins", "http://good.example", "--allowed-hosts", "box.example", "--data-dir", data)
-    with running_service(*options) as running:
+    with running_service(*options, command=COMMAND) as running:
         yield running
 
 

@@ -12,6 +12,7 @@ from tests.attack.books import check_books_empty
 from tests.attack.conftest import by
 from tests.attack.raw import address, replies, send
 from tests.server.running import RunningService, running_service
+from tests.server.scripted_process import COMMAND
 
 KEY = b"Host: localhost\r\nX-Api-Key: alice-secret\r\n"
 JSON = b"Content-Type: application/json\r\n"
@@ -20,7 +21,8 @@ ASK = json.dumps({"prompt": "Once", "max_tokens": 2, "temperature": 0}).encode()
 
 @pytest.fixture(scope="module")
 def impatient(key_file: Path) -> Iterator[RunningService]:
-    with running_service("--key-file", str(key_file), "--body-timeout", "2", "--keep-alive-timeout", "2") as running:
+    options = ("--key-file", str(key_file), "--body-timeout", "2", "--keep-alive-timeout", "2")
+    with running_service(*options, command=COMMAND) as running:
         yield running
         check_books_empty(running, by("alice"))
 

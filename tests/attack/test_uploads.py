@@ -13,6 +13,7 @@ import pytest
 
 from tests.attack.conftest import by
 from tests.server.running import RunningService, running_service
+from tests.server.scripted_process import COMMAND
 
 MOST = 1_000_000
 BOUNDARY = "frontier"
@@ -38,11 +39,11 @@ class Uploading(NamedTuple):
 
 @pytest.fixture(scope="module")
 def uploading(key_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Uploading]:
-    """Files need no model, so it is not waited for."""
+    """Files need no model."""
     directory = tmp_path_factory.mktemp("uploads") / "data"
     options = ("--key-file", str(key_file), "--data-dir", str(directory), "--max-file-bytes", str(MOST))
     limits = ("--body-timeout", str(WINDOW), "--min-upload-rate", "1000", "--max-files", "60")
-    with running_service(*options, *limits, wait=False) as service:
+    with running_service(*options, *limits, wait=False, command=COMMAND) as service:
         yield Uploading(service, directory)
 
 

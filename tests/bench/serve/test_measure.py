@@ -44,7 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(model: Path) -> Iterator[RunningService]:
-    with running_service("--model", str(model)) as running:
+    with running_service("--model", str(model), measures_peaks=True) as running:
         yield running
 
 
