@@ -57,6 +57,12 @@ class Market:
                 )
             )
 
+    def fill_queue(self, num_waiting: int) -> None:
+        """Let every tenant have so many requests that wait."""
+        waiting = Counter(sequence.request.tenant for sequence in self.steps.scheduler._sequences.waiting)
+        for tenant in self.sizes:
+            self.ask(tenant, max(0, num_waiting - waiting[tenant]))
+
     def step(self) -> None:
         while len(self._in_flight) < self.max_in_flight and self.steps.scheduler.can_plan_ahead():
             plan = self.steps.plan()
@@ -110,14 +116,10 @@ def test_two_tenants_that_always_want_more_are_never_far_apart(
     # sequences on the rows still have to write, and a prompt of the other that counts and is not computed yet.
     largest = max(PROMPT_WEIGHT * a.prompt, PROMPT_WEIGHT * b.prompt)
     bound = 2 * largest + rows * max(ANSWER_WEIGHT * a.answer, ANSWER_WEIGHT * b.answer)
-    for name in house.sizes:
-        house.ask(name, rows + 1)
     for _ in range(300):
+        house.fill_queue(rows + 1)
         house.step()
         assert abs(house.served["a"] - house.served["b"]) <= bound
-        for name in house.sizes:
-            waiting = sum(sequence.request.tenant == name for sequence in house.steps.scheduler._sequences.waiting)
-            house.ask(name, max(0, rows + 1 - waiting))
     assert min(house.served.values()) > 0
 
 
@@ -125,9 +127,8 @@ def test_two_tenants_that_always_want_more_are_never_far_apart(
 def test_tenants_of_all_sizes_get_equal_shares_in_the_long_run(blocks: int) -> None:
     tenants = {"chat": Size(10, 20), "reader": Size(100, 2), "writer": Size(2, 60), "tiny": Size(1, 1)}
     house = market(tenants, rows=8, blocks=blocks)
-    for name, size in tenants.items():
-        house.ask(name, (6_000 if blocks == 40 else 12_000) // size.service)
     for _ in range(1000):
+        house.fill_queue(20)
         house.step()
     assert (house.steps.scheduler.num_preemptions > 0) == (blocks == 40)
     assert max(house.served.values()) < 1.1 * min(house.served.values())
@@ -135,9 +136,8 @@ def test_tenants_of_all_sizes_get_equal_shares_in_the_long_run(blocks: int) -> N
 
 def test_a_tenant_of_many_small_requests_does_not_get_more_than_one_of_few_large_ones() -> None:
     house = market({"many": Size(4, 4), "few": Size(40, 40)})
-    for name in house.sizes:
-        house.ask(name, 400)
     for _ in range(800):
+        house.fill_queue(20)
         house.step()
     starts = Counter(house.started)
     assert 9 < starts["many"] / starts["few"] < 11
