@@ -11,12 +11,19 @@ INSTALLED := $(VENV)/.installed
 # A directory or hub name; without one, the default model in the box.
 MODEL ?=
 
-.PHONY: run test test-full test-gpu soak check bench bench-gpu sanitize clean
+# Processes that tests start find this package compiled, whatever the shell says.
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: run test test-quick test-full test-gpu soak check bench bench-gpu sanitize clean
 
 run: $(INSTALLED)
 	$(BIN)/archerfish serve $(MODEL)
 
-test: check
+# The check takes the processor time that the tests leave, while they wait for something.
+test: $(INSTALLED)
+	$(MAKE) --no-print-directory --jobs 2 check test-quick
+
+test-quick: $(INSTALLED)
 	$(PYTEST)
 
 test-full: $(INSTALLED)
@@ -27,7 +34,7 @@ soak: $(INSTALLED)
 	$(BIN)/python -m tests.attack.soak
 
 check: $(INSTALLED)
-	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
+	PATH="$(CURDIR)/$(BIN):$$PATH" nice scripts/check
 
 # The thread team under ThreadSanitizer; then the native kernels' tests, and engines of the smallest sizes, with
 # AddressSanitizer and UndefinedBehaviorSanitizer, which see only in software what matrix tiles load. Needs CMake and gcc.
