@@ -4,7 +4,9 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
-from archerfish.api.answer_deltas import (
+from archerfish.api.answer_grammar import structured
+from archerfish.api.answers import (
+    AnswerReader,
     CallArguments,
     CallStart,
     Content,
@@ -14,9 +16,8 @@ from archerfish.api.answer_deltas import (
     Reasoning,
     as_field,
 )
-from archerfish.api.answer_reader import AnswerReader
 from archerfish.api.bodies.chat import ChatBody, NamedToolChoice
-from archerfish.api.bodies.tokens import TokenizeBody
+from archerfish.api.bodies.prompts import TokenizeBody
 from archerfish.api.conversation import Conversation, ReasoningOptions
 from archerfish.api.endpoint_call import Chunk, EndpointCall
 from archerfish.api.model import ServedModel
@@ -29,7 +30,6 @@ from archerfish.api.replies import (
     usage,
     usage_so_far,
 )
-from archerfish.api.structure import structured
 from archerfish.engine.outputs import CompletionOutput, Logprobs, OutputStream, StreamOutput
 from archerfish.errors import InvalidParameter
 
@@ -99,7 +99,7 @@ class ChatCall(EndpointCall):
         read = reader.feed(piece.text)
         if piece.finish_reason is not None:
             read += reader.finish()
-        deltas = [_delta(one) for one in read if self._is_shown(one)]
+        deltas = [_delta(delta) for delta in read if self._is_shown(delta)]
         logprobs = self._logprobs(piece.token_ids, piece.logprobs)
         for number, delta in enumerate(deltas or ([{}] if logprobs else [])):
             # All log-probabilities of a piece come with its first delta.
@@ -132,14 +132,14 @@ class ChatCall(EndpointCall):
 
     # -- both -----------------------------------------------------------------------------------------------------
 
-    def _choice(self, one: CompletionOutput) -> dict[str, Any]:
-        reader = self._readers[one.index]
+    def _choice(self, answer: CompletionOutput) -> dict[str, Any]:
+        reader = self._readers[answer.index]
         return {
-            "index": one.index,
-            "message": _message(reader.read(one.text), shows_reasoning=self._body.include_reasoning),
-            "logprobs": self._logprobs(one.token_ids, one.logprobs),
-            "finish_reason": self._finish_reason(one.finish_reason, reader),
-            "stop_reason": _stop_reason(one.stop_reason, reader),
+            "index": answer.index,
+            "message": _message(reader.read(answer.text), shows_reasoning=self._body.include_reasoning),
+            "logprobs": self._logprobs(answer.token_ids, answer.logprobs),
+            "finish_reason": self._finish_reason(answer.finish_reason, reader),
+            "stop_reason": _stop_reason(answer.stop_reason, reader),
         }
 
     def _is_shown(self, delta: Delta) -> bool:

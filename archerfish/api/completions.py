@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from archerfish.api.answer_grammar import structured
 from archerfish.api.bodies.common import each_prompt
-from archerfish.api.bodies.completions import CompletionBody
+from archerfish.api.bodies.prompts import CompletionBody
 from archerfish.api.endpoint_call import Chunk, EndpointCall
 from archerfish.api.model import ServedModel
 from archerfish.api.replies import (
@@ -17,7 +18,6 @@ from archerfish.api.replies import (
     usage,
     usage_so_far,
 )
-from archerfish.api.structure import structured
 from archerfish.engine.outputs import CompletionOutput, Logprobs, OutputStream, RequestOutput, StreamOutput
 from archerfish.errors import InvalidParameter
 from archerfish.request import SamplingParams
@@ -102,13 +102,13 @@ class CompletionsCall(EndpointCall):
             {"max_tokens": 16, **self._model.recommended},
             max_tokens=max(1, body.max_tokens) if body.max_tokens is not None else None,
             logprobs=body.logprobs,
-            prompt_logprobs=max((one for one in of_prompt if one is not None), default=None),
+            prompt_logprobs=max((count for count in of_prompt if count is not None), default=None),
             structured=structured(body, body.response_format),
         )
         return params if self._shows_answer else replace(params, min_tokens=0)
 
-    def _choice(self, index: int, output: RequestOutput, one: CompletionOutput) -> dict[str, Any]:
-        text, logprobs = one.text if self._shows_answer else "", None
+    def _choice(self, index: int, output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
+        text, logprobs = answer.text if self._shows_answer else "", None
         prompt = ""
         if self._body.echo:
             prompt = self._decoded(output.prompt_token_ids) if output.prompt is None else output.prompt
@@ -117,14 +117,14 @@ class CompletionsCall(EndpointCall):
             if self._body.echo:
                 lists.add(output.prompt_token_ids, output.prompt_logprobs or [], self._lengths_in(output, prompt))
             if self._shows_answer:
-                lists.add(one.token_ids, one.logprobs or [])
+                lists.add(answer.token_ids, answer.logprobs or [])
             logprobs = lists.value
         return {
             "index": index,
             "text": prompt + text,
             "logprobs": logprobs,
-            "finish_reason": one.finish_reason if self._shows_answer else "length",
-            "stop_reason": one.stop_reason,
+            "finish_reason": answer.finish_reason if self._shows_answer else "length",
+            "stop_reason": answer.stop_reason,
             **prompt_logprobs(output, self._body.prompt_logprobs),
         }
 
@@ -181,7 +181,11 @@ class _LogprobLists:
             self.value["token_logprobs"].append(finite(candidates[token].logprob))
             top: dict[str, float] = {}
             # The engine may have returned more of them, for another field.
-            shown = (one for token_id, one in candidates.items() if token_id == token or one.rank <= self._num_top)
-            for one in sorted(shown, key=lambda one: one.rank):
-                top.setdefault(one.decoded_token, finite(one.logprob))  # Several tokens may have one text.
+            shown = (
+                candidate
+                for token_id, candidate in candidates.items()
+                if token_id == token or candidate.rank <= self._num_top
+            )
+            for candidate in sorted(shown, key=lambda candidate: candidate.rank):
+                top.setdefault(candidate.decoded_token, finite(candidate.logprob))  # Several tokens may have one text.
             self.value["top_logprobs"].append(top)

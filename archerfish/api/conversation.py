@@ -3,17 +3,16 @@
 Every endpoint that answers conversations comes through here, with messages and tools in the words of the chat API.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from archerfish.api.answer_reader import AnswerReader, ReaderWithoutSpecialTexts, SpecialTexts
+from archerfish.api.answer_grammar import ReasoningPrefix, constraint
+from archerfish.api.answers import AnswerReader, ReaderWithoutSpecialTexts, SpecialTexts
 from archerfish.api.bodies.common import GenerationBody
-from archerfish.api.constraint import ReasoningPrefix, constraint
 from archerfish.api.model import ServedModel
-from archerfish.api.reasoning import ReasoningState
-from archerfish.api.reasoning.thinking import tag_ids
+from archerfish.api.reasoning import ReasoningState, tag_ids
 from archerfish.api.tool_use import ToolUse
-from archerfish.api.tools import template_messages
 from archerfish.engine.input_processor import EngineInputs
 from archerfish.engine.outputs import OutputStream
 from archerfish.errors import InvalidParameter
@@ -114,7 +113,7 @@ class Conversation:
         if self._thinking is None:
             return None
         answers = output.result.outputs
-        counts = [self._thinking.num_tokens(one.token_ids, self._tokenizer) for one in answers]
+        counts = [self._thinking.num_tokens(answer.token_ids, self._tokenizer) for answer in answers]
         times = [output.time_after(index, count) for index, count in enumerate(counts)]
         output.result.metrics.first_visible_time = min((time for time in times if time is not None), default=None)
         return sum(counts)
@@ -168,7 +167,7 @@ def _in_known_roles(model: ServedModel, messages: list[dict[str, Any]]) -> list[
     """Developers speak as the system to models that were made before there were any."""
     if "developer" in _template_text(model):
         return messages
-    return [{**one, "role": "system"} if one.get("role") == "developer" else one for one in messages]
+    return [{**message, "role": "system"} if message.get("role") == "developer" else message for message in messages]
 
 
 def _template_text(model: ServedModel) -> str:
@@ -179,3 +178,45 @@ def _template_text(model: ServedModel) -> str:
 def _text_of(message: Mapping[str, Any]) -> str:
     content = message.get("content") or ""
     return content if isinstance(content, str) else "".join(str(part.get("text", "")) for part in content)
+
+
+def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return copies of the messages with the arguments of calls as objects.
+
+    OpenAI's API has arguments as a text, but many templates write an object as JSON and would quote a text once more.
+    A text that is not the JSON of an object stays as it is; an empty one, which some clients send, is no arguments.
+    """
+    return [_with_objects(message) for message in messages]
+
+
+def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
+    copy = dict(message)
+    calls = copy.get("tool_calls")
+    if isinstance(calls, (list, tuple)):
+        copy["tool_calls"] = [_with_object(call) for call in calls]
+    return copy
+
+
+def _with_object(call: Any) -> Any:
+    if not isinstance(call, Mapping):
+        return call
+    function = call.get("function")
+    if not isinstance(function, Mapping):
+        return dict(call)
+    copy = dict(function)
+    arguments = copy.get("arguments")
+    if isinstance(arguments, str):
+        copy["arguments"] = _as_object(arguments)
+    return {**call, "function": copy}
+
+
+def _as_object(arguments: str) -> dict[str, Any] | str:
+    if not arguments.strip():
+        return {}
+    try:
+        value = json.loads(arguments)
+        # Not everything that can be read can be written: infinite numbers, half of a surrogate pair.
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments

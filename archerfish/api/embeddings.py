@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from archerfish.api.bodies.common import each_prompt
-from archerfish.api.bodies.embeddings import EmbeddingBody
+from archerfish.api.bodies.prompts import EmbeddingBody
 from archerfish.api.endpoint_call import EndpointCall
 from archerfish.api.model import ServedModel
-from archerfish.engine.embedding_sizes import cut_embedding
 from archerfish.engine.outputs import OutputStream
+from archerfish.engine.pooling import cut_embedding
 from archerfish.request import SamplingParams
 
 _PARAMS = SamplingParams(temperature=0.0, max_tokens=1, prompt_embedding=True)

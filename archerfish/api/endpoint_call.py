@@ -31,8 +31,9 @@ class EndpointCall(ABC):
         return iter(())
 
     def add(self, prompt_index: int, piece: StreamOutput) -> Iterator[Chunk]:
-        """Yield the chunks of what was added to an answer."""
-        raise NotImplementedError("this endpoint is not streamed")
+        """Yield the chunks of what was added to an answer; none where the endpoint is never streamed."""
+        del prompt_index, piece
+        return iter(())
 
     def end(self) -> Iterator[Chunk]:
         """Yield the chunks after the last token."""

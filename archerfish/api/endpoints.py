@@ -12,18 +12,15 @@ from pydantic_core import from_json
 
 from archerfish.api.bodies.chat import ChatBody
 from archerfish.api.bodies.common import Body
-from archerfish.api.bodies.completions import CompletionBody
-from archerfish.api.bodies.embeddings import EmbeddingBody
 from archerfish.api.bodies.messages import CountTokensBody, MessagesBody
+from archerfish.api.bodies.prompts import CompletionBody, DetokenizeBody, EmbeddingBody, TokenizeBody
 from archerfish.api.bodies.responses import ResponsesBody
-from archerfish.api.bodies.tokens import DetokenizeBody, TokenizeBody
 from archerfish.api.chat import ChatCall
 from archerfish.api.completions import CompletionsCall
-from archerfish.api.costs import check_costs
 from archerfish.api.embeddings import EmbeddingsCall
 from archerfish.api.endpoint_call import EndpointCall
 from archerfish.api.errors import ErrorReply, error_reply
-from archerfish.api.json_limits import JsonLimits
+from archerfish.api.limits import JsonLimits, check_costs
 from archerfish.api.messages import MessagesCall, count_tokens
 from archerfish.api.model import ServedModel
 from archerfish.api.responses import ResponsesCall

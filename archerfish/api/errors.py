@@ -163,9 +163,9 @@ def _field(location: tuple[int | str, ...], body: Any, *, is_missing: bool) -> s
     """The path of a field as the client wrote it: locations also name the kinds that a value could have been."""
     parts = []
     for part in location[1:] if location[:1] == ("body",) else location:
-        found = _within(body, part)
-        if found is not _ABSENT:
-            body = found
+        value = _within(body, part)
+        if value is not _ABSENT:
+            body = value
             parts.append(str(part))
     if is_missing:
         parts.append(str(location[-1]))

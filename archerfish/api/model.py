@@ -9,8 +9,8 @@ from archerfish.api.reasoning import ReasoningFormat
 from archerfish.api.reasoning import choose_format as choose_reasoning_format
 from archerfish.api.reasoning import find_format as find_reasoning_format
 from archerfish.api.tools import ToolFormat, choose_format, find_format
-from archerfish.engine.embedding_sizes import EmbeddingSizes as EmbeddingSizes
 from archerfish.engine.input_processor import InputProcessor
+from archerfish.engine.pooling import EmbeddingSizes as EmbeddingSizes
 from archerfish.tokenizer import Tokenizer
 
 

@@ -24,14 +24,14 @@ def seconds_now() -> int:
 
 def usage(written: Sequence[OutputStream], num_reasoning: int | None = None) -> dict[str, Any]:
     """Tokens read and written. `num_reasoning` of them were reasoning; None where none is read."""
-    used = [one.usage for one in written]
-    num_read = sum(one.num_prompt_tokens for one in used)
-    num_written = sum(one.num_generated_tokens for one in used)
+    used = [output.usage for output in written]
+    num_read = sum(counts.num_prompt_tokens for counts in used)
+    num_written = sum(counts.num_generated_tokens for counts in used)
     return {
         "prompt_tokens": num_read,
         "completion_tokens": num_written,
         "total_tokens": num_read + num_written,
-        "prompt_tokens_details": {"cached_tokens": sum(one.num_cached_tokens for one in used)},
+        "prompt_tokens_details": {"cached_tokens": sum(counts.num_cached_tokens for counts in used)},
         **({} if num_reasoning is None else {"completion_tokens_details": {"reasoning_tokens": num_reasoning}}),
     }
 
@@ -46,7 +46,7 @@ def token_logprobs(token_ids: Sequence[int], entries: Sequence[Logprobs], num_to
     entries_shown = []
     for token, candidates in zip(token_ids, entries, strict=True):
         # They come likeliest first; the chosen one follows if it is none of them.
-        top = [_candidate(one) for one in islice(candidates.values(), num_top)]
+        top = [_candidate(candidate) for candidate in islice(candidates.values(), num_top)]
         entries_shown.append({**_candidate(candidates[token]), "top_logprobs": top})
     return entries_shown
 
@@ -61,9 +61,13 @@ def prompt_logprobs(output: RequestOutput, num_top: int | None) -> dict[str, Any
             {}
             if candidates is None
             else {
-                str(one): {"logprob": finite(entry.logprob), "rank": entry.rank, "decoded_token": entry.decoded_token}
-                for one, entry in candidates.items()
-                if one == token or entry.rank <= num_top
+                str(token_id): {
+                    "logprob": finite(entry.logprob),
+                    "rank": entry.rank,
+                    "decoded_token": entry.decoded_token,
+                }
+                for token_id, entry in candidates.items()
+                if token_id == token or entry.rank <= num_top
             }
         )
         entries_shown.append(shown or None)
@@ -95,6 +99,6 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1000, 3)
 
 
-def _candidate(one: Logprob) -> dict[str, Any]:
-    text = one.decoded_token
-    return {"token": text, "logprob": finite(one.logprob), "bytes": list(text.encode("utf-8", "replace"))}
+def _candidate(entry: Logprob) -> dict[str, Any]:
+    text = entry.decoded_token
+    return {"token": text, "logprob": finite(entry.logprob), "bytes": list(text.encode("utf-8", "replace"))}

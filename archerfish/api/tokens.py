@@ -2,7 +2,7 @@
 
 import msgspec
 
-from archerfish.api.bodies.tokens import DetokenizeBody, TokenizeBody
+from archerfish.api.bodies.prompts import DetokenizeBody, TokenizeBody
 from archerfish.api.chat import template_variables
 from archerfish.api.conversation import Conversation
 from archerfish.api.model import ServedModel

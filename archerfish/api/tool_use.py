@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from archerfish.api.answer_deltas import CallArguments, CallStart, Delta
-from archerfish.api.answer_reader import AnswerReader
+from archerfish.api.answers import AnswerReader, CallArguments, CallStart, Delta
 from archerfish.api.model import ServedModel
 from archerfish.api.tools import ToolCallReader, ToolFormat, check_tools, grammar_for
 from archerfish.errors import InvalidParameter
@@ -37,7 +36,7 @@ class CallingReader(AnswerReader):
         if self._parallel:
             return deltas
         # One call was asked for; the model may go on all the same.
-        return [one for one in deltas if not isinstance(one, (CallStart, CallArguments)) or one.index == 0]
+        return [delta for delta in deltas if not isinstance(delta, (CallStart, CallArguments)) or delta.index == 0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ def has_no_effect(name: str, value: object) -> bool:
         return False
     # True is not taken for 1, nor 0 for False.
     return value is None or any(
-        value == one and isinstance(value, bool) == isinstance(one, bool) for one in field.neutral
+        value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in field.neutral
     )
 
 

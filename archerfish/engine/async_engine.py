@@ -15,8 +15,7 @@ import zmq.asyncio
 
 from archerfish.config.settings import EngineConfig
 from archerfish.console import logger
-from archerfish.engine.outputs import OutputStream
-from archerfish.engine.request_stream import RequestStream
+from archerfish.engine.outputs import RequestStream
 from archerfish.engine.socket_directory import SocketDirectory
 from archerfish.engine.wire import (
     Blocks,
@@ -33,7 +32,6 @@ from archerfish.engine.wire import (
     Start,
     Stepped,
     Stop,
-    Submit,
     ToEngine,
     encode,
     read_from_engine,
@@ -205,9 +203,8 @@ class AsyncEngine:
             raise EngineStopped(f"the engine is {self.status.value}")
         # Late events of a cancelled request are distinguished by its id alone, so no id may come a second time.
         assert request.request_id not in self._open, "every submission has an id of its own"
-        message = encode(Submit(request))  # Before anything is registered: it may refuse a value.
-        output = OutputStream(request, prompt, tokenizer, self._stop_sequence)
-        stream = RequestStream(output, self._clock)
+        message = encode(request)  # Before anything is registered: it may refuse a value.
+        stream = RequestStream(request, prompt, tokenizer, self._stop_sequence, self._clock)
         self._open[request.request_id] = stream
         try:
             self._send_bytes(message)

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from archerfish.config.engine_args import EngineArgs
 from archerfish.console import enable_logging
 from archerfish.engine.async_engine import DEFAULT_BUILDER, AsyncEngine, EngineStatus
-from archerfish.engine.embedding_sizes import EmbeddingSizes
 from archerfish.engine.input_processor import InputProcessor
-from archerfish.engine.outputs import CompletionOutput, OutputStream, RequestOutput, StreamOutput
+from archerfish.engine.outputs import CompletionOutput, OutputStream, RequestOutput, RequestStream, StreamOutput
 from archerfish.engine.pooling import (
+    EmbeddingSizes,
     PoolingOutput,
     PoolingParams,
     PoolingRequestOutput,
@@ -26,7 +26,6 @@ from archerfish.engine.pooling import (
     pooled,
 )
 from archerfish.engine.prompts import PromptType, as_prompt, one_of
-from archerfish.engine.request_stream import RequestStream
 from archerfish.engine.unsupported_features import refuse_unsupported, why_missing
 from archerfish.engine.wire import EngineFacts
 from archerfish.errors import (
@@ -266,19 +265,19 @@ class AsyncLLM:
             raise self.dead_error from None
 
     async def _outputs(self, stream: RequestStream) -> AsyncGenerator[RequestOutput, None]:
-        growing, kind, finished = stream.output, stream.request.params.output_kind, False
+        kind, finished = stream.request.params.output_kind, False
         while not finished:
-            pieces = await stream.next() or growing.add_all(_aborted(growing), time.monotonic())
-            finished = growing.finished
-            if growing.has_failed:
-                reason = growing.error or "the answer could not be finished"
+            pieces = await stream.next() or stream.add_all(_aborted(stream), time.monotonic())
+            finished = stream.finished
+            if stream.has_failed:
+                reason = stream.error or "the answer could not be finished"
                 raise EngineStopped(reason) if stream.engine_failed else RequestError(reason)
             if finished and kind is not RequestOutputKind.DELTA:
-                yield growing.result
+                yield stream.result
             elif kind is RequestOutputKind.CUMULATIVE and pieces:
-                yield _copied(growing.result)
+                yield _copied(stream.result)
             elif kind is RequestOutputKind.DELTA and (pieces or finished):
-                yield _added(growing.result, pieces) if pieces else growing.result
+                yield _added(stream.result, pieces) if pieces else stream.result
 
     def _named(self, request_id: str | None) -> str:
         """The caller's name for a request, or a number."""
@@ -319,8 +318,12 @@ def _aborted(output: OutputStream) -> list[TokenEvent]:
 def _copied(output: RequestOutput) -> RequestOutput:
     """As it is now: what is added later is not in it."""
     answers = [
-        replace(one, token_ids=list(one.token_ids), logprobs=None if one.logprobs is None else list(one.logprobs))
-        for one in output.outputs
+        replace(
+            answer,
+            token_ids=list(answer.token_ids),
+            logprobs=None if answer.logprobs is None else list(answer.logprobs),
+        )
+        for answer in output.outputs
     ]
     return replace(output, outputs=answers)
 

@@ -1,14 +1,44 @@
-"""Steps an engine in this process, for everything that has no process of its own for it."""
+"""Steps an engine in this process, for everything that has none of its own for it. Ctrl-C waits for whole steps."""
 
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 from archerfish.engine.engine import Engine
-from archerfish.engine.interrupts import uninterrupted
 from archerfish.errors import StepFailed
 from archerfish.request import TokenEvent
 
 OnEvent = Callable[[TokenEvent, float], None]
 """Called with each event, and the engine's time at the end of its step."""
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """A first Ctrl-C inside is raised at the end; a second one at once, for work that hangs.
+
+    Does nothing outside the main thread, or where the program handles the signal itself.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    pressed = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        if pressed:
+            signal.default_int_handler(number, frame)
+        pressed = True
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if pressed:
+        raise KeyboardInterrupt
 
 
 class EngineDriver:

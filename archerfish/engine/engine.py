@@ -9,7 +9,7 @@ from typing import NamedTuple
 from archerfish.arch.cost import StepCost
 from archerfish.errors import EngineStopped
 from archerfish.execution.executor import Executor, LaunchedStep
-from archerfish.metrics.steps import LastStep, StepCounts
+from archerfish.metrics.state import EngineState, LastStep, StepCounts, record_step
 from archerfish.request import FinishReason, Request, TokenEvent
 from archerfish.scheduling.plan import Plan
 from archerfish.scheduling.scheduler import Scheduler
@@ -96,6 +96,39 @@ class Engine:
         self._drop_in_flight()
         self._executor.close()
         return events
+
+    def state(self) -> EngineState:
+        """Return what the engine reports of itself between two steps. Changes nothing."""
+        scheduler, counts = self.scheduler, self.counts
+        limits, pool, prefixes = scheduler.limits, scheduler.tables.pool, scheduler.prefix_counts
+        num_free, num_cached = pool.num_free, pool.num_cached
+        return EngineState(
+            time=self.clock(),
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_waiting_tokens=scheduler.num_waiting_tokens,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            num_blocks=pool.num_blocks,
+            num_free_blocks=num_free,
+            num_cached_blocks=num_cached,
+            num_blocks_in_use=pool.num_blocks - num_free - num_cached,
+            num_steps=counts.num_steps,
+            num_computed_tokens=counts.num_computed_tokens,
+            num_generated_tokens=counts.num_generated_tokens,
+            num_preemptions=scheduler.num_preemptions,
+            num_prefix_tokens_queried=prefixes.num_queried,
+            num_prefix_tokens_hit=prefixes.num_hit,
+            busy_time=counts.busy_time,
+            num_drafts=counts.num_drafts,
+            num_draft_tokens=counts.num_draft_tokens,
+            num_accepted_tokens=counts.num_accepted_tokens,
+            accepted_per_position=tuple(counts.accepted_per_position),
+            drafting_time=counts.drafting_time,
+            saved_seconds=counts.saved_seconds,
+            lost_seconds=counts.lost_seconds,
+            last_step=None if self.last_step is None else record_step(self.last_step, self.cost),
+        )
 
     def _step(self, most_in_flight: int) -> list[TokenEvent]:
         events: list[TokenEvent] = []

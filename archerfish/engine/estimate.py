@@ -98,16 +98,16 @@ def estimate(config: EngineConfig, available: int | None = None) -> Estimate:
 
 def _find_drafter(model: str | None, revision: str | None = None) -> Path:
     """A draft model's config says how large it is; of a head only its files do."""
-    found = locate_config(model, revision, alone=True)
-    if found.is_file():
+    directory = locate_config(model, revision, alone=True)
+    if directory.is_file():
         return locate(model, revision)  # Which says that a drafter is no file.
-    is_here = any(path.suffix in _WEIGHTS for path in found.iterdir())
-    if not is_here and drafter_kind(found) != "draft_model":
+    is_here = any(path.suffix in _WEIGHTS for path in directory.iterdir())
+    if not is_here and drafter_kind(directory) != "draft_model":
         raise ConfigError(
             f"--speculative-config model {model}: a head is as large as its files, which are not here; "
             "download them first, or leave it out"
         )
-    return found
+    return directory
 
 
 def _resolved(config: EngineConfig, checkpoint: Checkpoint, available: int | None) -> ResolvedConfig:

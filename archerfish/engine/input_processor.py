@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from archerfish.config.speculation import NON_SPECULATIVE_METHODS
 from archerfish.errors import InvalidParameter, PromptTooLong, TokenizerError
@@ -19,19 +19,14 @@ Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 
 
-class TokenizedPrompt(NamedTuple):
-    """The token ids of a prompt, checked and truncated."""
-
-    token_ids: "array[int]"
-    text: str | None = None
-    """The text that was tokenized, if the reply repeats it."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInputs:
     """Everything that the engine needs to answer a body: complete requests but for their ids and their owner."""
 
-    prompts: Sequence[TokenizedPrompt]
+    prompts: Sequence["array[int]"]
+    """The token ids of each prompt, checked and truncated."""
+    prompt_texts: Sequence[str | None]
+    """The text that each prompt was tokenized from, if the reply repeats it."""
     params: SamplingParams
     """Checked against the model and the engine, except for the grammar."""
     best: Best | None = None
@@ -51,11 +46,11 @@ class EngineInputs:
     @property
     def num_prompt_tokens(self) -> int:
         """Number of tokens in all prompts."""
-        return sum(len(prompt.token_ids) for prompt in self.prompts)
+        return sum(map(len, self.prompts))
 
     def prompt_length(self, index: int = 0) -> int:
         """Return the number of tokens in one of the prompts."""
-        return len(self.prompts[index].token_ids)
+        return len(self.prompts[index])
 
     def requests(
         self,
@@ -76,7 +71,7 @@ class EngineInputs:
             Request(
                 request_id=uuid.uuid4().hex,
                 external_id=name if len(self.prompts) == 1 else f"{name}-{number}",
-                prompt_token_ids=tuple(prompt.token_ids),
+                prompt_token_ids=tuple(prompt),
                 params=self.params,
                 arrival_time=now,
                 request_class=request_class,
@@ -149,19 +144,21 @@ class InputProcessor:
         `repeats_prompt`: the reply contains the text of the prompts. `fields` are further ones of EngineInputs.
         """
         checked = self._checked(params)
-        tokenized = []
+        token_id_arrays: list[array[int]] = []
+        texts: list[str | None] = []
         for prompt in prompts:
             whole = self.token_ids(prompt, add_special_tokens=add_special_tokens)
             token_ids = self.truncated(whole, params)
             self.check_length(token_ids)
             # The reply repeats what is left of a prompt that was truncated.
             is_repeated = repeats_prompt and isinstance(prompt, str) and len(token_ids) == len(whole)
-            tokenized.append(TokenizedPrompt(array("i", token_ids), str(prompt) if is_repeated else None))
+            token_id_arrays.append(array("i", token_ids))
+            texts.append(str(prompt) if is_repeated else None)
         best = None
         if checked.best_of is not None and checked.best_of != checked.n:
             best = Best(checked.n, shows_logprobs=checked.logprobs is not None)
             checked = replace(checked, n=checked.best_of, best_of=None, logprobs=checked.logprobs or 0)
-        return EngineInputs(prompts=tokenized, params=checked, best=best, **fields)
+        return EngineInputs(prompts=token_id_arrays, prompt_texts=texts, params=checked, best=best, **fields)
 
     def check_grammar(self, structured: Structured | None) -> None:
         """Raise a RequestError if answers cannot have this grammar. The first check of a grammar compiles it."""

@@ -10,12 +10,12 @@ from archerfish.config.engine_args import EngineArgs
 from archerfish.config.load import check_settings
 from archerfish.console import enable_logging, progress_bar
 from archerfish.engine.beam_search import BeamSearch, BeamSearchOutput
-from archerfish.engine.embedding_sizes import EmbeddingSizes
 from archerfish.engine.input_processor import Message, Prompt
 from archerfish.engine.outputs import RequestOutput, StreamOutput
 from archerfish.engine.pooling import (
     WHY_NOT_CLASSIFIED,
     EmbeddingRequestOutput,
+    EmbeddingSizes,
     PoolingOutput,
     PoolingParams,
     PoolingRequestOutput,
@@ -228,14 +228,14 @@ class LLM:
         search = BeamSearch(
             params, self._run_token_ids, eos_token_ids, assembly.arch.vocab_size, assembly.config.max_model_len
         )
-        found: list[BeamSearchOutput] = []
+        outputs: list[BeamSearchOutput] = []
         for first in range(0, len(listed), at_once):
             with progress_bar("searching", params.max_tokens, use_tqdm) as bar:
-                found += search.search(listed[first : first + at_once], bar.update)
+                outputs += search.search(listed[first : first + at_once], bar.update)
         tokenizer = self._processor.tokenizer
-        for sequence in (sequence for output in found for sequence in output.sequences):
+        for sequence in (sequence for output in outputs for sequence in output.sequences):
             sequence.text = None if tokenizer is None else tokenizer.decode(sequence.tokens)
-        return found
+        return outputs
 
     # -- what a model makes of prompts ----------------------------------------------------------------------------
 
@@ -304,8 +304,8 @@ class LLM:
         pairs = paired(first, second)
         shown = _shown(progress, use_tqdm)
         prompts = [prompt.content for prompt in (*first, *second)]
-        found = self.embed(prompts, pooling_params=pooling_params, progress=shown, **options)
-        return [scored(found[one], found[len(first) + other]) for one, other in pairs]
+        embeddings = self.embed(prompts, pooling_params=pooling_params, progress=shown, **options)
+        return [scored(embeddings[index], embeddings[len(first) + other_index]) for index, other_index in pairs]
 
     def classify(self, prompts: PromptType | Sequence[PromptType], **_: Any) -> NoReturn:
         """Refused: no model here has a classification head."""

@@ -1,7 +1,9 @@
-"""The output of a request, in the shape that vLLM's users know, and the stream that builds it from token events."""
+"""The output of a request, in the shape that vLLM's users know, and the streams that build it from token events."""
 
+import asyncio
 from array import array
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -291,3 +293,70 @@ class OutputStream:
         answer.finish_reason = reason.value
         answer.stop_reason = stop_reason
         self.result.finished = all(output.finish_reason is not None for output in self.result.outputs)
+
+
+class RequestStream(OutputStream):
+    """The output of a request that runs in the engine process: its events wait here until they are read.
+
+    Several events are read at once if the reader is slow.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        prompt: str | None,
+        tokenizer: Tokenizer | None,
+        stop: StopSequence,
+        clock: Callable[[], float],
+    ) -> None:
+        super().__init__(request, prompt, tokenizer, stop)
+        self.engine_failed = False
+        """Whether the request ended because the engine did: another attempt may succeed."""
+        self._clock = clock
+        self._events: deque[TokenEvent] = deque()
+        self._news = asyncio.Event()
+        self._unended = set(range(self.request.params.n))
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether no further events will come, though not all of them may have been read."""
+        return not self._unended
+
+    async def next(self) -> list[StreamOutput]:
+        """Return what was added since the last call; wait while that is nothing. Empty after the end."""
+        while not self.finished:
+            while not self._events and not self.has_arrived:
+                self._news.clear()
+                await self._news.wait()
+            if not self._events:
+                break
+            events = list(self._events)
+            self._events.clear()
+            if pieces := self.add_all(events, self._clock()):
+                return pieces
+        return []
+
+    def push(self, event: TokenEvent) -> None:
+        """Append an event."""
+        self._events.append(event)
+        if event.finish_reason is not None:
+            self._unended.discard(event.sequence_index)
+        self._news.set()
+
+    def give_up(self, index: int | None = None) -> None:
+        """Expect no more events of one answer, or of all of them."""
+        if index is None:
+            self._unended.clear()
+        else:
+            self._unended.discard(index)
+        self._news.set()
+
+    def fail(self, error: str) -> None:
+        """End all unfinished answers because the engine has ended."""
+        self.engine_failed = True
+        self.refuse(error)
+
+    def refuse(self, error: str) -> None:
+        """End all unfinished answers with an error."""
+        for index in sorted(self._unended):
+            self.push(TokenEvent(self.request.request_id, index, [], finish_reason=FinishReason.ERROR, error=error))

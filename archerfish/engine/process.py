@@ -17,7 +17,6 @@ import zmq
 
 from archerfish.console import enable_logging
 from archerfish.engine.grammar_queue import GrammarCompileQueue
-from archerfish.engine.state import block_map, read_state
 from archerfish.engine.wire import (
     Blocks,
     Cancel,
@@ -33,7 +32,6 @@ from archerfish.engine.wire import (
     Start,
     Stepped,
     Stop,
-    Submit,
     ToEngine,
     encode,
     read_to_engine,
@@ -137,25 +135,25 @@ class EngineLoop:
             self._add(request)
             heard = True
         if timeout and not heard:
-            if (found := next(self._idle_work, None)) is not None:
-                self._channel.send(found)
+            if (report := next(self._idle_work, None)) is not None:
+                self._channel.send(report)
             self._channel.send(Heartbeat())
         if os.getppid() != self._parent:
             self._running = False  # The process that wanted the answers is gone.
 
     def _take(self, message: ToEngine) -> None:
         match message:
-            case Submit(request):
-                if not self._grammar_queue.begin(request):
-                    self._add(request)
+            case Request():
+                if not self._grammar_queue.begin(message):
+                    self._add(message)
             case Cancel(request_id, index, reason):
                 self._grammar_queue.forget(request_id)
                 self._grammar_queue.ended(self._engine.cancel(request_id, index, reason))
                 if not self._engine.has_work:
                     # No step will follow to tell that the blocks are free.
-                    self._channel.send(Stepped([], read_state(self._engine)))
+                    self._channel.send(Stepped([], self._engine.state()))
             case ShowBlocks():
-                self._channel.send(Blocks(block_map(self._engine.scheduler)))
+                self._channel.send(Blocks(self._engine.scheduler.tables.pool.states()))
             case Stop():
                 self._running = False
             case Start():
@@ -175,7 +173,7 @@ class EngineLoop:
             # These ends are the engine's own: the parent, which hears why, ends what is open as failed with the engine.
             events = [event for event in events if event.error != self._engine.stopped]
         self._grammar_queue.ended(events)
-        self._channel.send(Stepped(events, read_state(self._engine)))
+        self._channel.send(Stepped(events, self._engine.state()))
         if self._engine.counts.num_steps == steps_before and self._engine.stopped is None:
             self._wait_until_something_can_start()
 
@@ -208,7 +206,7 @@ def _serve(start: Start, channel: Channel) -> int:
         channel.send(Ending(message, can_be_fixed=isinstance(error, UserError)))
         return 1
     # Before it is ready, so that the first state already describes the cache, though no step has been made.
-    channel.send(Stepped([], read_state(assembly.engine)))
+    channel.send(Stepped([], assembly.engine.state()))
     channel.send(Ready(_facts(start, assembly)))
     engine = assembly.engine
     idle_work = _idle_work(assembly, measures_peak=start.measures_peak)

@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from archerfish.console import progress_bar
-from archerfish.engine.driver import EngineDriver
+from archerfish.engine.driver import EngineDriver, uninterrupted
 from archerfish.engine.engine import Engine
-from archerfish.engine.interrupts import uninterrupted
 from archerfish.engine.outputs import OutputStream, RequestOutput, StreamOutput
 from archerfish.errors import InvalidParameter
 from archerfish.request import FinishReason, Request, TokenEvent

@@ -25,10 +25,10 @@ class SocketDirectory:
         parent = Path(tempfile.gettempdir())
         _sweep(parent)
         # mkdtemp makes it readable by its owner alone. It gets its name once it is locked: swept is what has that name.
-        made = Path(tempfile.mkdtemp(prefix="." + _PREFIX, dir=parent))
-        self._lock = os.open(made / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        new_directory = Path(tempfile.mkdtemp(prefix="." + _PREFIX, dir=parent))
+        self._lock = os.open(new_directory / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self.path = made.rename(parent / made.name.removeprefix("."))
+        self.path = new_directory.rename(parent / new_directory.name.removeprefix("."))
 
     def remove(self) -> None:
         """Remove it with everything in it. A second time nothing happens."""

@@ -31,10 +31,6 @@ class Start(_Message, frozen=True):
     """How often an engine without work sends a heartbeat."""
 
 
-class Submit(_Message, frozen=True):
-    request: Request
-
-
 class Cancel(_Message, frozen=True):
     request_id: str
     index: int | None = None
@@ -50,7 +46,7 @@ class Stop(_Message, frozen=True):
     """End now; what is open is lost."""
 
 
-ToEngine = Start | Submit | Cancel | ShowBlocks | Stop
+ToEngine = Start | Request | Cancel | ShowBlocks | Stop
 
 
 # -- from the engine --------------------------------------------------------------------------------------------------

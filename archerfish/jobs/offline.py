@@ -8,9 +8,8 @@ from archerfish.api.endpoint_call import EndpointCall
 from archerfish.api.endpoints import read_line
 from archerfish.api.errors import ErrorReply, error_reply, failed_reply
 from archerfish.api.model import ServedModel
-from archerfish.engine.driver import EngineDriver
+from archerfish.engine.driver import EngineDriver, uninterrupted
 from archerfish.engine.engine import Engine
-from archerfish.engine.interrupts import uninterrupted
 from archerfish.engine.outputs import OutputStream
 from archerfish.errors import UserError
 from archerfish.jobs.input_lines import InputLine
@@ -84,8 +83,8 @@ class OfflineAnswers:
             now = self._engine.clock()
             requests = call.inputs.requests(now, open_line.request_id, request_class=RequestClass.BATCH)
             with uninterrupted():
-                for request, prompt in zip(requests, call.inputs.prompts, strict=True):
-                    self._add(open_line, request, prompt.text)
+                for request, text in zip(requests, call.inputs.prompt_texts, strict=True):
+                    self._add(open_line, request, text)
         except UserError as error:
             self._drop(open_line)
             return error_reply(error)

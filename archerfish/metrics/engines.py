@@ -6,10 +6,9 @@ from math import ceil
 from typing import NamedTuple
 
 from archerfish.machine.peak import Peak
-from archerfish.metrics.histogram import Histogram
+from archerfish.metrics.aggregates import Histogram, RecentSums
 from archerfish.metrics.state import EngineState, StepRecord
 from archerfish.metrics.utilization import Utilization, Work, utilization
-from archerfish.metrics.windows import RecentSums
 
 WINDOW = 60
 """Seconds that utilization looks back."""

@@ -7,8 +7,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from archerfish.metrics.aggregates import Histogram
 from archerfish.metrics.engines import EngineMetrics
-from archerfish.metrics.histogram import Histogram
 from archerfish.metrics.requests import OTHERS, RequestMetrics, TenantUsage
 from archerfish.metrics.state import EngineInfo, EngineState
 from archerfish.metrics.utilization import Utilization

@@ -4,10 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from archerfish.metrics.goodput import judge
-from archerfish.metrics.histogram import Histogram
-from archerfish.metrics.timing import RequestTiming
-from archerfish.metrics.windows import RecentSums, RecentValues, Span
+from archerfish.metrics.aggregates import Histogram, RecentSums, RecentValues, Span
+from archerfish.metrics.timing import RequestTiming, judge
 from archerfish.request import SLO, FinishReason, Request, TokenEvent
 
 WINDOW = 60
@@ -204,5 +202,5 @@ class RequestMetrics:
 
 def milliseconds(values: RecentValues, shares: Sequence[float], now: float) -> list[float | None]:
     """Quantiles of seconds; None where there are no values."""
-    found = values.quantiles(shares, now)
-    return [None] * len(shares) if found is None else [value * 1000 for value in found]
+    quantiles = values.quantiles(shares, now)
+    return [None] * len(shares) if quantiles is None else [value * 1000 for value in quantiles]

@@ -14,11 +14,11 @@ from prometheus_client.core import Metric
 from archerfish.machine.energy import EnergyMeter
 from archerfish.machine.peak import Peak
 from archerfish.metrics import prometheus
+from archerfish.metrics.aggregates import RecentValues
 from archerfish.metrics.engines import EngineMetrics
 from archerfish.metrics.requests import OTHERS, RequestMetrics, TenantUsage, Usage, milliseconds
 from archerfish.metrics.state import EngineInfo, EngineState, StepRecord
 from archerfish.metrics.timing import RequestTiming
-from archerfish.metrics.windows import RecentValues
 from archerfish.request import FinishReason, Request, TokenEvent
 
 __all__ = [

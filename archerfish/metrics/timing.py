@@ -1,9 +1,15 @@
-"""When things happened to a request, and the latencies that follow; and its draft tokens.
+"""The times of one request, and whether they meet its objectives."""
 
-All times come from one clock, in seconds.
-"""
-
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from archerfish.errors import ConfigError
+from archerfish.request import SLO, FinishReason
+
+_ENDED_WELL = (FinishReason.STOP, FinishReason.LENGTH)
+
+_NAMES = ("ttft", "tpot", "e2el")
 
 
 @dataclass(slots=True)
@@ -101,3 +107,59 @@ def _between(start: float | None, end: float | None) -> float | None:
 def acceptance_length(num_drafts: float, num_accepted: float) -> float | None:
     """Return the mean number of accepted draft tokens per draft, plus the token that follows them."""
     return 1 + num_accepted / num_drafts if num_drafts else None
+
+
+class Verdict(NamedTuple):
+    """How a request did. What was not asked for is None."""
+
+    ttft: bool | None
+    tpot: bool | None
+    good: bool
+    """It ended well and met all that was asked for."""
+
+
+def judge(slo: SLO | None, timing: RequestTiming, finish_reason: FinishReason) -> Verdict | None:
+    """None for a request that its client cancelled: whether it would have met its SLO is unknown."""
+    if finish_reason is FinishReason.ABORT:
+        return None
+    ttft = tpot = None
+    if slo is not None and slo.ttft_ms is not None:
+        ttft = timing.ttft is not None and timing.ttft * 1000 <= slo.ttft_ms
+    if slo is not None and slo.tpot_ms is not None:
+        # With fewer than two tokens there is no time between them to be late in.
+        tpot = timing.tpot is None or timing.tpot * 1000 <= slo.tpot_ms
+    return Verdict(ttft, tpot, finish_reason in _ENDED_WELL and ttft is not False and tpot is not False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objectives:
+    """Upper bounds in milliseconds; what is None is not asked for."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2el_ms: float | None = None
+    """For the whole answer."""
+
+    def met_by(self, timing: RequestTiming, finish_reason: FinishReason) -> bool:
+        verdict = judge(SLO(ttft_ms=self.ttft_ms, tpot_ms=self.tpot_ms), timing, finish_reason)
+        if verdict is None or not verdict.good:
+            return False
+        return self.e2el_ms is None or (timing.total is not None and timing.total * 1000 <= self.e2el_ms)
+
+
+def parse_objectives(texts: Sequence[str]) -> Objectives | None:
+    """From "ttft:200", "tpot:50", "e2el:5000"; None where there are none."""
+    given: dict[str, float] = {}
+    for text in texts:
+        name, _, value = text.partition(":")
+        if name not in _NAMES or name in given:
+            raise ConfigError(f"--goodput: {text!r} must be one of ttft:MS, tpot:MS, e2el:MS, each at most once")
+        try:
+            given[name] = float(value)
+        except ValueError:
+            raise ConfigError(f"--goodput: {value!r} in {text!r} is not a number of milliseconds") from None
+        if not given[name] > 0:
+            raise ConfigError(f"--goodput: {text!r} must be more than 0 ms")
+    if not given:
+        return None
+    return Objectives(ttft_ms=given.get("ttft"), tpot_ms=given.get("tpot"), e2el_ms=given.get("e2el"))

@@ -1,4 +1,4 @@
-"""Compiles response formats into grammars over a model's vocabulary.
+"""Compiles response formats into grammars over a model's vocabulary, and makes the compiler's errors readable.
 
 The library that does it is imported with the first grammar: not every machine has it.
 """
@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from archerfish.request import Structured
-from archerfish.sampling.grammar_errors import readable
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -24,6 +23,16 @@ _LAYOUT: "JsonCompileOptions" = {"whitespace_flexible": False, "item_separator":
 
 _STACK_BYTES = 256 << 20
 """Stack of the compiling thread, enough for the longest grammar: the library recurses with each nested rule."""
+
+_MAX_LENGTH = 500
+"""Characters shown of a message that cannot be parsed."""
+_MAX_CONTEXT = 50
+"""Characters of a long line that are shown on either side of the mark."""
+_OF_REGEX = re.compile(r"regex parse error:\n    (?P<text>.*)\n    (?P<before> *)\^+\nerror: (?P<what>.*)")
+_OF_GRAMMAR = re.compile(
+    r"(at )?(?P<line>\d+)\((?P<column>\d+)\): (?P<what>.*)(\n +\d+ \| (?P<text>.*))+\n *\^(\n +\d+ \| .*)*\s*"
+)
+"""Lines before and behind may be shown, too."""
 
 
 def load_vocabulary(tokenizer: str, num_tokens: int, eos_token_ids: Sequence[int]) -> "LLTokenizer":
@@ -162,3 +171,28 @@ def _with_large_stack(work: Callable[[], T]) -> T:
         threading.stack_size(before)
     with pool:
         return future.result()
+
+
+def readable(problem: str) -> str:
+    """Return the library's message in few lines: what is wrong, where, and the text with a mark below it.
+
+    The first line of a message is complete without the others.
+    """
+    problem = problem.removesuffix("<non-verbose/>")
+    if (match := _OF_REGEX.search(problem)) is not None:
+        column = len(match["before"]) + 1
+        return _marked(f"{match['what']} at character {column}", match["text"], column)
+    if (match := _OF_GRAMMAR.fullmatch(problem)) is not None:
+        column = int(match["column"])
+        return _marked(f"{match['what']} at line {match['line']}, column {column}", match["text"], column)
+    return _in_one_line(problem)
+
+
+def _marked(message: str, text: str, column: int) -> str:
+    first = max(0, column - 1 - _MAX_CONTEXT)
+    shown = text[first : column + _MAX_CONTEXT]
+    return f"{message}\n    {shown}\n    {' ' * (column - 1 - first)}^"
+
+
+def _in_one_line(text: str) -> str:
+    return " ".join(text.split())[:_MAX_LENGTH]

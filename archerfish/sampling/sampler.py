@@ -12,9 +12,7 @@ from archerfish.ops.arrays import Ints
 from archerfish.ops.reference.probabilities import probabilities
 from archerfish.ops.signatures import DRAW_ROW, Drawn, DrawOp, DrawRows
 from archerfish.request import SamplingParams, TokenLogprob, TokenLogprobs
-from archerfish.sampling.bad_words import BadWords
-from archerfish.sampling.edits import LogitEdits
-from archerfish.sampling.penalties import penalize
+from archerfish.sampling.logits_processors import BadWords, LogitEdits, penalize
 from archerfish.sampling.row_grammars import DraftContext, RowGrammars
 
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")

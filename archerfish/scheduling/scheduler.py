@@ -12,13 +12,11 @@ from typing import NamedTuple
 from archerfish.errors import InvalidParameter, PromptTooLong, RequestError
 from archerfish.kvcache.tables import KVTables
 from archerfish.request import FinishReason, Request, RequestClass, TokenEvent, TokenLogprobs
-from archerfish.scheduling.in_flight_steps import InFlightSteps
 from archerfish.scheduling.plan import Chunk, Plan, StepResult
-from archerfish.scheduling.plan_builder import PlanBuilder
+from archerfish.scheduling.plan_builder import PlanBuilder, would_preempt
 from archerfish.scheduling.policy import BatchingPolicy
-from archerfish.scheduling.preemption_check import would_preempt
 from archerfish.scheduling.sequence import Sequence, SequenceFacts, open_sequences
-from archerfish.scheduling.sequence_table import SequenceTable
+from archerfish.scheduling.sequence_table import InFlightSteps, SequenceTable
 
 _RESERVED_SHARE = 16
 """One row and block of so many are kept free of bulk work."""

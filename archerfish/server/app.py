@@ -11,12 +11,12 @@ from archerfish.server.batches import new_runner
 from archerfish.server.errors import install_error_handlers
 from archerfish.server.middleware import RequestMiddleware
 from archerfish.server.requests import describe
-from archerfish.server.routes import generation, health, info, jobs, observe, responses
+from archerfish.server.routes import generation, info, jobs, observe, responses
 from archerfish.server.service import Service
 
 _ROUTERS = (
     *(generation.router, responses.router, jobs.files, jobs.batches),
-    *(info.router, health.router, observe.router),
+    *(info.router, observe.router),
 )
 
 

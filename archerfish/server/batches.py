@@ -12,8 +12,8 @@ from archerfish.jobs.retrying_storage import Wait
 from archerfish.jobs.runner import BatchRunner
 from archerfish.jobs.store import JobStore
 from archerfish.request import RequestClass
-from archerfish.server.context import RequestContext
 from archerfish.server.errors import ApiError, as_api_error
+from archerfish.server.requests import RequestContext
 from archerfish.server.service import Service
 
 _IN_FLIGHT = 256

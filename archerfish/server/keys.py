@@ -111,8 +111,8 @@ class Keys:
         """The key that a client shows, in either of the two headers. Reads the file again if it has changed."""
         shown = [secret for secret in (_bearer(authorization), (x_api_key or "").strip()) if secret]
         entries = self._entries()
-        found = [_find(secret, entries) for secret in shown]
-        return next((key for key in found if key is not None), None)
+        keys = [_find(secret, entries) for secret in shown]
+        return next((key for key in keys if key is not None), None)
 
     def owner(self, name: str) -> Key:
         """Return the key that owns an accepted batch, with the rates of its lines.
@@ -197,11 +197,11 @@ def _bearer(authorization: str | None) -> str:
 def _find(secret: str, entries: list[_Entry]) -> Key | None:
     """Compares with every key, each in constant time: how long it takes tells nothing of any of them."""
     digest = hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
-    found = None
+    key = None
     for entry in entries:
         if hmac.compare_digest(digest, entry.digest):
-            found = entry.key
-    return found
+            key = entry.key
+    return key
 
 
 # -- what a file says -------------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def _parse(path: Path, content: bytes, fixed: list[_Entry]) -> list[_Entry]:
     if unknown := sorted(table.keys() - {"key"}):
         raise ConfigError(f"the key file {path} has {unknown[0]!r}, which is unknown: it contains [[key]] tables only")
     tables = table.get("key")
-    if not tables or not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
+    if not tables or not isinstance(tables, list) or not all(isinstance(key_table, dict) for key_table in tables):
         raise ConfigError(f"the key file {path} names no keys: begin each of them with a line [[key]]")
     entries = []
     names = {entry.key.name: entry.digest for entry in fixed}

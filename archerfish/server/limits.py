@@ -1,10 +1,11 @@
-"""How much one key may request per minute, and how much all keys together may have open."""
+"""How keys share the service: rates per minute, the queue of open requests, and turns in other queues."""
 
 import asyncio
 import math
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from archerfish.engine.input_processor import EngineInputs
 from archerfish.metrics.service import ServiceMetrics
@@ -20,6 +21,8 @@ _SHARE_OF_A_KEY = 0.5
 _BATCH_SHARE = 0.5
 """Share of the queue that lines of batches may fill: the rest is for clients that wait for their answers."""
 _GRAIN = 1e-6  # A second or token that is missing by less than this is there, whatever rounding says.
+
+Item = TypeVar("Item")
 
 
 @dataclass(slots=True)
@@ -276,3 +279,43 @@ class RequestLimits:
         self._metrics.num_open_answers = self.num_sequences
         if self.num_sequences == 0:
             self.idle.set()
+
+
+class TenantQueue(Generic[Item]):
+    """First in, first out for each tenant; between tenants the items alternate.
+
+    What one tenant queues never delays another by more than one item.
+    """
+
+    def __init__(self) -> None:
+        self._items: OrderedDict[str, deque[Item]] = OrderedDict()
+        """By tenant, none of them empty; the tenant whose turn is next comes first."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self._items.values()))
+
+    def num_items(self, tenant: str) -> int:
+        """Return the number of queued items of a tenant."""
+        return len(self._items.get(tenant, ()))
+
+    def push(self, tenant: str, item: Item) -> None:
+        """Queue an item behind the others of its tenant."""
+        self._items.setdefault(tenant, deque()).append(item)
+
+    def pop(self) -> Item:
+        """Take the first item of the tenant whose turn it is. The queue must not be empty."""
+        tenant, items = self._items.popitem(last=False)
+        item = items.popleft()
+        if items:
+            self._items[tenant] = items  # Behind all other tenants.
+        return item
+
+    def remove(self, tenant: str, item: Item) -> bool:
+        """Take an item out; False if it is not queued any more."""
+        items = self._items.get(tenant)
+        if items is None or item not in items:
+            return False
+        items.remove(item)
+        if not items:
+            del self._items[tenant]
+        return True

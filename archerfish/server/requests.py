@@ -1,27 +1,62 @@
-"""Reads bodies within limits: their size, and how long a sender may take."""
+"""Requests to the service: what it knows of each, and its body, read within limits of size and time."""
 
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
 from pydantic_core import from_json
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, HTTPConnection
 
 from archerfish.api.bodies.common import Body
-from archerfish.server.context import context_of
+from archerfish.request import RequestClass
 from archerfish.server.errors import ApiError
+from archerfish.server.keys import Key
+from archerfish.server.tracing import RequestTrace
+
+if TYPE_CHECKING:
+    from archerfish.server.response_store import ConversationHistory
+
+ANONYMOUS = Key(name="")
 
 SMALL_BODY = 64 * 1024
 """Bytes that are parsed and validated within a few milliseconds, whatever they hold."""
 
 _REFERENCE = "#/components/schemas/{model}"
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """One request to the service, from a client or from a batch."""
+
+    request_id: str
+    """For logs and replies."""
+    caller: Key = ANONYMOUS
+    request_class: RequestClass = RequestClass.ONLINE
+    log: dict[str, Any] = field(default_factory=dict)
+    """Further fields of its line in the log."""
+    trace: RequestTrace | None = None
+    history: "ConversationHistory | None" = None
+    """The stored conversation that the request continues."""
+    reply_headers: dict[str, str] = field(default_factory=dict)
+    """Headers of the response: what is left of the caller's limits."""
+
+    @property
+    def tenant(self) -> str:
+        """The name of the caller's key."""
+        return self.caller.name
+
+
+def context_of(http: HTTPConnection) -> RequestContext:
+    """Return the context that the middleware gave a request."""
+    context: RequestContext = http.state.context
+    return context
 
 
 @dataclass(slots=True)

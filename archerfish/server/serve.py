@@ -2,29 +2,61 @@
 
 import asyncio
 import contextlib
-import signal
+import socket
 import ssl
-from functools import partial
 from pathlib import Path
-from typing import Any
-
-import uvicorn
 
 from archerfish.config.server import check_server
 from archerfish.config.settings import EngineConfig, ServerConfig
-from archerfish.console import enable_logging, logger
+from archerfish.console import enable_logging
 from archerfish.engine.async_engine import DEFAULT_BUILDER
 from archerfish.errors import ConfigError, EngineStopped, UserError
 from archerfish.server.app import create_app
-from archerfish.server.connection import ServiceConnection
+from archerfish.server.http_server import HttpServer
 from archerfish.server.keys import check_binding
-from archerfish.server.listening import listen
 from archerfish.server.service import Service
 
-_TICKS_BETWEEN_CHECKS = 2
-"""Of a tenth of a second, between two looks at how long connections take."""
-_LAST_GOODBYE = 3
-"""Seconds for connections to close after requests have been given their time."""
+_BACKLOG = 2048
+
+
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Listening sockets, one for each address that the host name has. Port 0 takes a free one, the same for all."""
+    sockets: list[socket.socket] = []
+    try:
+        addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in dict.fromkeys(addresses):
+            bound_port = sockets[0].getsockname()[1] if sockets else address[1]
+            sockets.append(_listening(family, kind, protocol, (address[0], bound_port, *address[2:])))
+    except OSError as error:
+        for opened in sockets:
+            opened.close()
+        raise ConfigError(_why_not(host, port, error)) from error
+    return sockets
+
+
+def _listening(family: int, kind: int, protocol: int, address: tuple[object, ...]) -> socket.socket:
+    opened = socket.socket(family, kind, protocol)
+    try:
+        opened.setblocking(False)
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            with contextlib.suppress(AttributeError):
+                opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        opened.bind(address)
+        opened.listen(_BACKLOG)
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+def _why_not(host: str, port: int, error: OSError) -> str:
+    where = f"cannot listen on {host or 'every address'} port {port}"
+    if isinstance(error, socket.gaierror):
+        return f"{where}: {host!r} is not an address or name of this machine; check --host"
+    if isinstance(error, PermissionError):
+        return f"{where}: ports below 1024 need permission; use --port 8000, or another above 1023"
+    return f"{where}: {(error.strerror or str(error)).lower()}; use another --port, or --port 0 for a free one"
 
 
 def serve(engine: EngineConfig, server: ServerConfig, *, builder: str = DEFAULT_BUILDER) -> None:
@@ -64,7 +96,7 @@ async def _serve(engine: EngineConfig, server: ServerConfig, builder: str) -> No
     sockets = listen(server.host, server.port)
     service = Service(engine, server, builder=builder, warms_up=True)
     check_binding(server.host, service.keys, server.allow_anonymous)
-    running = _Server(service)
+    running = HttpServer(create_app(service), service)
     ended = asyncio.create_task(_watch_engine(service, running))
     try:
         await running.serve(sockets)
@@ -74,76 +106,11 @@ async def _serve(engine: EngineConfig, server: ServerConfig, builder: str) -> No
         raise running.reason
 
 
-async def _watch_engine(service: Service, running: "_Server") -> None:
+async def _watch_engine(service: Service, running: HttpServer) -> None:
     ending = await service.engine.wait_ended()
     if ending is not None:
         running.reason = UserError(ending.reason) if ending.can_be_fixed else EngineStopped(ending.reason)
     running.should_exit = True
-
-
-class _Server(uvicorn.Server):
-    """Keeps answering while it drains, so that clients and health checks learn of it."""
-
-    def __init__(self, service: Service) -> None:
-        config = service.config
-        self._service = service
-        self._draining: asyncio.Task[None] | None = None
-        self.reason: Exception | None = None
-        """Why it could not go on."""
-        settings: dict[str, Any] = {
-            "loop": "none",
-            "http": partial(ServiceConnection, timeout=config.body_timeout),
-            "ws": "none",
-            "log_config": None,
-            "access_log": False,
-            "server_header": False,
-            "lifespan": "on",
-            "timeout_keep_alive": max(1, round(config.keep_alive_timeout)),
-            "timeout_graceful_shutdown": _LAST_GOODBYE,
-            "ssl_certfile": config.tls_certificate,
-            "ssl_keyfile": config.tls_key,
-        }
-        super().__init__(uvicorn.Config(create_app(service), **settings))
-
-    async def startup(self, sockets: Any = None) -> None:
-        await super().startup(sockets)
-        for one in self.servers:
-            for socket in one.sockets:
-                host, port = socket.getsockname()[:2]
-                scheme = "https" if self._service.config.tls_certificate else "http"
-                shown = f"[{host}]" if ":" in host else host
-                logger.info("listening at %s://%s:%d", scheme, shown, port)
-
-    async def on_tick(self, counter: int) -> bool:
-        if counter % _TICKS_BETWEEN_CHECKS == 0:
-            now = asyncio.get_running_loop().time()
-            for connection in tuple(self.server_state.connections):
-                assert isinstance(connection, ServiceConnection)
-                connection.check(now)
-        return await super().on_tick(counter)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Any:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stop_requested)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
-
-    def _stop_requested(self) -> None:
-        """The first time, let requests finish; the second, do not."""
-        if self._draining is not None:
-            self.force_exit = self.should_exit = True
-            return
-        logger.info("stopping: open requests have %g seconds to finish", self._service.config.shutdown_timeout)
-        self._draining = asyncio.create_task(self._drain())
-
-    async def _drain(self) -> None:
-        await self._service.drain()
-        self.should_exit = True
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -14,14 +14,14 @@ from archerfish import __version__
 from archerfish.api.endpoint_call import EndpointCall
 from archerfish.api.endpoints import HistoryNeeded
 from archerfish.api.errors import ErrorReply
-from archerfish.api.json_limits import JsonLimits
+from archerfish.api.limits import JsonLimits
 from archerfish.api.model import AnswerFormats, ServedModel
 from archerfish.api.responses import ResponsesCall
 from archerfish.config.settings import EngineConfig, ServerConfig
 from archerfish.console import logger
 from archerfish.engine.async_engine import DEFAULT_BUILDER, AsyncEngine, EngineStatus
 from archerfish.engine.input_processor import InputProcessor
-from archerfish.engine.request_stream import RequestStream
+from archerfish.engine.outputs import RequestStream
 from archerfish.engine.wire import Ending, EngineFacts
 from archerfish.errors import EngineStopped, UserError
 from archerfish.jobs.quota import Quota
@@ -32,16 +32,14 @@ from archerfish.metrics.history import SECONDS_BETWEEN_SAMPLES, History
 from archerfish.metrics.service import ServiceMetrics, TenantUsage
 from archerfish.metrics.state import EngineState
 from archerfish.request import SLO, RequestClass, Structured, TokenEvent
-from archerfish.server.context import RequestContext, context_of
 from archerfish.server.errors import ApiError
 from archerfish.server.keys import Key, Keys
 from archerfish.server.limits import Admission, RateLimits, RequestLimits, RequestLoad
-from archerfish.server.preprocessing.model import load_model
 from archerfish.server.preprocessing.pool import Preprocessing
-from archerfish.server.preprocessing.protocol import ModelSpec, PreprocessingJob
-from archerfish.server.requests import BodyLimits, check_content_type
+from archerfish.server.preprocessing.protocol import ModelSpec, PreprocessingJob, load_model
+from archerfish.server.replies import RunningCall
+from archerfish.server.requests import BodyLimits, RequestContext, check_content_type, context_of
 from archerfish.server.response_store import ResponseStore, StoredResponse
-from archerfish.server.running_call import RunningCall
 from archerfish.server.tracing import Tracing
 from archerfish.server.trial_queue import TrialQueue
 from archerfish.server.uploads import Uploads
@@ -351,10 +349,10 @@ class Service:
             slo=self._default_slo,
             cache_salt=context.caller.cache_salt(inputs.cache_salt),
         )
-        for number, (request, prompt) in enumerate(zip(requests, inputs.prompts, strict=True)):
+        for number, (request, text) in enumerate(zip(requests, inputs.prompt_texts, strict=True)):
             if number % _SUBMITTED_AT_ONCE == _SUBMITTED_AT_ONCE - 1:
                 await asyncio.sleep(0)  # Others are served meanwhile.
-            running.streams.append(self.engine.submit(request, prompt.text, self.processor.tokenizer))
+            running.streams.append(self.engine.submit(request, text, self.processor.tokenizer))
             self.metrics.request_started(request)
         if context.trace is not None:
             context.trace.opened(requests, self.model_name)
@@ -369,9 +367,9 @@ class Service:
 
     def _end(self, context: RequestContext, stream: RequestStream) -> None:
         """Cancel what has not ended of a request, and account for it."""
-        request, output, log = stream.request, stream.output, context.log
+        request, log = stream.request, context.log
         self.engine.cancel(request.request_id)
-        usage, timing, finish_reason = output.usage, output.result.metrics, output.finish_reason
+        usage, timing, finish_reason = stream.usage, stream.result.metrics, stream.finish_reason
         # Sums over several prompts. The log never contains a word of any text.
         log["prompt_tokens"] = log.get("prompt_tokens", 0) + usage.num_prompt_tokens
         log["cached_tokens"] = log.get("cached_tokens", 0) + usage.num_cached_tokens

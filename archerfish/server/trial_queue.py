@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from archerfish.server.errors import ApiError
-from archerfish.server.tenant_queue import TenantQueue
+from archerfish.server.limits import TenantQueue
 
 Result = TypeVar("Result")
 Turn = asyncio.Future[None]

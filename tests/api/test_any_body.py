@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from archerfish.api.endpoint_call import EndpointCall
 from archerfish.api.endpoints import BODIES, HistoryNeeded, read_body
 from archerfish.api.errors import ErrorReply
-from archerfish.api.json_limits import JsonLimits
+from archerfish.api.limits import JsonLimits
 from archerfish.api.model import EmbeddingSizes, ServedModel, usual_tool_format
 from archerfish.api.reasoning import FORMATS
 from archerfish.api.responses import ResponsesCall
 from archerfish.box import models_in_box
 from archerfish.engine.input_processor import InputProcessor
 from archerfish.engine.outputs import OutputStream
-from archerfish.engine.wire import Submit, encode, read_to_engine
+from archerfish.engine.wire import encode, read_to_engine
 from archerfish.errors import RequestError
 from archerfish.kvcache.tables import KVTables
 from archerfish.request import FinishReason, Request, TokenEvent
@@ -120,20 +120,18 @@ def play(endpoint: str, body: object, thinks: bool) -> None:
         ContinuousBatching(),
     )
     writings = []
-    for request, prompt in zip(requests, call.inputs.prompts, strict=True):
+    for request, text in zip(requests, call.inputs.prompt_texts, strict=True):
         scheduler.add(submitted(request))
-        writings.append(
-            OutputStream(request, prompt.text, served.processor.tokenizer, lambda _request_id, _index: None)
-        )
+        writings.append(OutputStream(request, text, served.processor.tokenizer, lambda _request_id, _index: None))
     for one in told(call, writings):
         msgspec.json.encode(one)
 
 
 def submitted(request: Request) -> Request:
     """What the engine's process gets."""
-    message = read_to_engine(encode(Submit(request)))
-    assert isinstance(message, Submit) and message.request == request
-    return message.request
+    message = read_to_engine(encode(request))
+    assert isinstance(message, Request) and message == request
+    return message
 
 
 def told(call: EndpointCall, writings: list[OutputStream]) -> Iterator[object]:

@@ -48,9 +48,7 @@ def test_a_chat(model: ServedModel) -> None:
     }
     inputs = asked(model, CHAT, body)
     text = model.processor.chat_text(MESSAGES, add_generation_prompt=True)
-    assert [tuple(prompt.token_ids) for prompt in inputs.prompts] == [
-        model.processor.token_ids(text, add_special_tokens=False)
-    ]
+    assert [tuple(prompt) for prompt in inputs.prompts] == [model.processor.token_ids(text, add_special_tokens=False)]
     assert inputs.params == SamplingParams(
         max_tokens=7, temperature=0.5, top_p=0.9, stop=("end",), logit_bias={5: -1}, logprobs=3
     )
@@ -69,7 +67,7 @@ def test_a_chat(model: ServedModel) -> None:
 def test_prompts(model: ServedModel, prompt: Any, prompts: list[Any]) -> None:
     wanted = [model.processor.token_ids(one) for one in prompts]
     for inputs in (asked(model, COMPLETIONS, {"prompt": prompt}), asked(model, EMBEDDINGS, {"input": prompt})):
-        assert [tuple(one.token_ids) for one in inputs.prompts] == wanted
+        assert [tuple(prompt) for prompt in inputs.prompts] == wanted
 
 
 def test_defaults_lie_under_what_the_model_recommends_and_that_under_the_body(model: ServedModel) -> None:

@@ -10,7 +10,7 @@ import pytest
 from archerfish.api.completions import CompletionsCall
 from archerfish.api.endpoints import BODIES, read_body, understand_line
 from archerfish.api.errors import ErrorReply
-from archerfish.api.json_limits import JsonLimits
+from archerfish.api.limits import JsonLimits
 from archerfish.api.model import EmbeddingSizes, ServedModel, usual_tool_format
 from archerfish.box import models_in_box
 from archerfish.engine.input_processor import EngineInputs, InputProcessor

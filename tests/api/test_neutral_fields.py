@@ -11,7 +11,7 @@ from openai.types.chat import completion_create_params as chat_create_params
 
 from archerfish.api.endpoints import read_body
 from archerfish.api.errors import ErrorReply
-from archerfish.api.json_limits import JsonLimits
+from archerfish.api.limits import JsonLimits
 from archerfish.api.model import EmbeddingSizes, ServedModel, usual_tool_format
 from archerfish.box import models_in_box
 from archerfish.engine.input_processor import EngineInputs, InputProcessor

@@ -3,8 +3,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archerfish.api.answer_deltas import CallStart, Content, Delta, joined
-from archerfish.api.answer_reader import AnswerReader, ReaderWithoutSpecialTexts, SpecialTexts
+from archerfish.api.answers import (
+    AnswerReader,
+    CallStart,
+    Content,
+    Delta,
+    ReaderWithoutSpecialTexts,
+    SpecialTexts,
+    joined,
+)
 
 SPECIAL = SpecialTexts(["<|end|>", "<|en", "[X]", "", "<|end|>more"])
 

@@ -18,7 +18,7 @@ def prompt_text(model: ServedModel, inputs: EngineInputs) -> str:
     """The text of a call's only prompt."""
     assert model.processor.tokenizer is not None
     [prompt] = inputs.prompts
-    return model.processor.tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
+    return model.processor.tokenizer.decode(prompt, skip_special_tokens=False)
 
 
 def grown(

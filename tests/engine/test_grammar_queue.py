@@ -11,7 +11,7 @@ from archerfish.box import models_in_box
 from archerfish.engine.grammar_queue import GrammarCompileQueue
 from archerfish.engine.input_processor import InputProcessor
 from archerfish.engine.process import Channel, EngineLoop
-from archerfish.engine.wire import Cancel, FromEngine, Stepped, Stop, Submit, ToEngine
+from archerfish.engine.wire import Cancel, FromEngine, Stepped, Stop, ToEngine
 from archerfish.request import FinishReason, Request, SamplingParams, Structured, TokenEvent
 from archerfish.sampling import grammar_cache
 from archerfish.sampling.grammar_cache import GrammarCache
@@ -112,7 +112,7 @@ class ScriptedChannel(Channel):
     def receive(self, timeout_ms: int) -> ToEngine | None:
         if self._is_answered:
             message = next(self._script, None)
-            self._is_answered = not isinstance(message, Submit)
+            self._is_answered = not isinstance(message, Request)
             return message
         if timeout_ms:
             assert self._rung.acquire(timeout=60)
@@ -136,10 +136,10 @@ def test_no_step_compiles_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_cache, "compile_grammar", noting)
     with LLM("minnow", threads=1, max_num_seqs=2) as llm:
         script: list[ToEngine] = [
-            Submit(request("a", number(3))),
+            request("a", number(3)),
             Cancel("a"),
-            Submit(request("b", number(3))),
-            Submit(request("c", number(2))),
+            request("b", number(3)),
+            request("c", number(2)),
             Stop(),
         ]
         channel = ScriptedChannel(iter(script))

@@ -15,11 +15,9 @@ from archerfish.arch.cost import (
     weight_bytes_read,
 )
 from archerfish.engine.engine import Engine
-from archerfish.engine.state import block_map, read_state
 from archerfish.execution.scripted import ScriptedExecutor
 from archerfish.kvcache.tables import KVTables
-from archerfish.metrics.state import EngineState, StepRecord, record_step
-from archerfish.metrics.steps import LastStep
+from archerfish.metrics.state import EngineState, LastStep, StepRecord, record_step
 from archerfish.request import Request, SamplingParams
 from archerfish.scheduling.plan import Chunk
 from archerfish.scheduling.policy import ContinuousBatching
@@ -146,7 +144,7 @@ def request(request_id: str, length: int, *, max_tokens: int = 4) -> Request:
 
 
 def test_an_engine_that_has_not_begun() -> None:
-    assert read_state(engine()) == EngineState(
+    assert engine().state() == EngineState(
         time=1.0,
         num_running=0,
         num_waiting=0,
@@ -173,7 +171,7 @@ def test_an_engine_at_work() -> None:
     for one in (request("a", 6), request("b", 9), request("z", 11)):
         serving.add(one)
     serving.step()
-    state = read_state(serving)
+    state = serving.state()
     assert (state.num_running, state.num_waiting, state.num_waiting_tokens) == (2, 1, 11)
     # Prompts of 6 and 9 tokens take 2 and 3 blocks of 4.
     assert (state.num_free_blocks, state.num_cached_blocks, state.num_blocks_in_use) == (11, 0, 5)
@@ -182,7 +180,7 @@ def test_an_engine_at_work() -> None:
     assert state.busy_time == 1.0
     assert state.last_step is not None and state.last_step.prefill_tokens == 15
     serving.step()
-    state = read_state(serving)
+    state = serving.state()
     assert state.last_step == record_step(step((6, 1), (9, 1), seconds=1.0), COST)
     assert (state.num_steps, state.num_computed_tokens, state.busy_time) == (2, 17, 2.0)
 
@@ -191,14 +189,14 @@ def test_what_waits_is_counted_in_tokens_until_it_runs_or_goes() -> None:
     serving = engine(rows=1)
     for one in (request("a", 6), request("b", 9), request("c", 11)):
         serving.add(one)
-    assert read_state(serving).num_waiting_tokens == 26
+    assert serving.state().num_waiting_tokens == 26
     serving.step()
-    assert read_state(serving).num_waiting_tokens == 20
+    assert serving.state().num_waiting_tokens == 20
     serving.cancel("b")
-    assert read_state(serving).num_waiting_tokens == 11
+    assert serving.state().num_waiting_tokens == 11
     while serving.has_work:
         serving.step()
-    assert read_state(serving).num_waiting_tokens == 0
+    assert serving.state().num_waiting_tokens == 0
 
 
 def test_a_preempted_sequence_waits_with_all_its_tokens() -> None:
@@ -207,21 +205,21 @@ def test_a_preempted_sequence_waits_with_all_its_tokens() -> None:
     serving.add(request("m", 7, max_tokens=9))
     while not serving.scheduler.num_preemptions:
         serving.step()
-    state = read_state(serving)
+    state = serving.state()
     assert (state.num_preemptions, state.num_running, state.num_waiting) == (1, 1, 1)
     assert state.num_waiting_tokens == 7 + 2
     while serving.has_work:
         serving.step()
-        assert read_state(serving).num_waiting_tokens == 9 * read_state(serving).num_waiting
+        assert serving.state().num_waiting_tokens == 9 * serving.state().num_waiting
 
 
 def test_the_last_step_is_told_again_while_nothing_is_computed() -> None:
     serving = engine()
     serving.add(request("a", 6, max_tokens=1))
     serving.step()
-    before = read_state(serving)
+    before = serving.state()
     serving.step()
-    after = read_state(serving)
+    after = serving.state()
     assert (after.num_steps, after.last_step) == (before.num_steps, before.last_step)
 
 
@@ -231,8 +229,8 @@ def test_the_block_map_shows_each_block() -> None:
     serving.add(request("m", 9, max_tokens=9))
     serving.step()
     # Blocks 0 and 1 were a's: the first was full and stays cached, the second is free again.
-    assert block_map(serving.scheduler) == bytes([1, 0, 2, 2, 2, *[0] * 11])
-    state = read_state(serving)
+    assert serving.scheduler.tables.pool.states() == bytes([1, 0, 2, 2, 2, *[0] * 11])
+    state = serving.state()
     assert (state.num_free_blocks, state.num_cached_blocks, state.num_blocks_in_use) == (12, 1, 3)
 
 
@@ -240,7 +238,7 @@ def test_a_state_goes_over_the_wire() -> None:
     serving = engine()
     serving.add(request("a", 6))
     for _ in range(3):
-        state = read_state(serving)
+        state = serving.state()
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(state), type=EngineState) == state
         assert msgspec.json.decode(msgspec.json.encode(state), type=EngineState) == state
         serving.step()

@@ -1,10 +1,9 @@
 """A local executor of parts that tests have."""
 
 from archerfish.execution.local import LocalExecutor
-from archerfish.execution.prompt_outputs import PromptOutputs
 from archerfish.execution.step.model import RunnableModel
 from archerfish.execution.step.rows import Rows
-from archerfish.execution.step_state import StepState
+from archerfish.execution.step_state import PromptOutputs, StepState
 from archerfish.kvcache.storage import KVStorage
 from archerfish.sampling.sampler import Sampler
 from archerfish.speculation.controller import SpeculationController

@@ -199,7 +199,7 @@ def test_prompt_log_probabilities_do_not_spill_over_to_answers_or_other_rows():
 
 
 def test_more_prompt_log_probabilities_than_are_computed_at_once_stay_in_order(monkeypatch):
-    monkeypatch.setattr("archerfish.execution.prompt_outputs.LOGIT_ROWS_AT_ONCE", 7)
+    monkeypatch.setattr("archerfish.execution.step_state.LOGIT_ROWS_AT_ONCE", 7)
     model = random_model(FULL)
     driver = Driver(model)
     tokens = prompt(6, 60)

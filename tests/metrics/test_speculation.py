@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from archerfish.metrics.speculation import SpeculationTotals, speculation_between, speculation_rows, visible_positions
-from archerfish.metrics.steps import StepCounts
+from archerfish.metrics.state import StepCounts
 from archerfish.metrics.timing import RequestTiming
 
 BEFORE = SpeculationTotals(10, 30, 12, (8, 4), 0.5, 1.0, 100, 4.0)

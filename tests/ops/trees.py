@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archerfish.execution.step.trees import StepTrees
+from archerfish.execution.step.inputs import StepTrees
 from archerfish.ops.signatures import AttendOp, Chunks, LayerCache, Trees, WriteKvOp
 from archerfish.speculation.draft import Draft
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.request import SamplingParams
-from archerfish.sampling.bad_words import BadWords
+from archerfish.sampling.logits_processors import BadWords
 from tests.lanes import examples
 
 NUM_ROWS, VOCABULARY, LONGEST = 3, 5, 12

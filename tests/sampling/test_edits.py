@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.request import SamplingParams
-from archerfish.sampling.edits import LogitEdits
+from archerfish.sampling.logits_processors import LogitEdits
 from tests.lanes import examples
 from tests.sampling import naive
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from archerfish.kvcache.tables import BlockTable
 from archerfish.request import Request
-from archerfish.scheduling.fair_queue import ANSWER_WEIGHT, PROMPT_WEIGHT, FairQueue
 from archerfish.scheduling.plan import Plan
 from archerfish.scheduling.policy import WholeBatches
 from archerfish.scheduling.sequence import Sequence, SequenceFacts
+from archerfish.scheduling.waiting_queue import ANSWER_WEIGHT, PROMPT_WEIGHT, FairQueue
 from tests.lanes import examples, full
 from tests.scheduling.steps import BATCH, ONLINE, Stepper, request, stepper
 

@@ -1,11 +1,13 @@
-"""Limits of a key hold over any minute, waits are as long as they are told, and the service takes on only so much."""
+"""Limits of a key hold over any minute, waits are exact, tenants take turns, and the service takes on only so much."""
+
+import itertools
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from archerfish.server.keys import Key
-from archerfish.server.limits import Admission, RateLimits
+from archerfish.server.limits import Admission, RateLimits, TenantQueue
 from tests.lanes import examples
 
 
@@ -257,3 +259,26 @@ def test_it_never_holds_more_than_it_may(moves: list[tuple[bool, str, int, int]]
         assert admission.num_tokens == sum(tokens for _, _, tokens in inside) <= 100
         for tenant in "ab":
             assert sum(sequences for name, sequences, _ in inside if name == tenant) <= 4
+
+
+def test_items_of_tenants_alternate() -> None:
+    queue: TenantQueue[int] = TenantQueue()
+    for number, tenant in enumerate("aaabbc"):
+        queue.push(tenant, number)
+    assert (len(queue), queue.num_items("a"), queue.num_items("z")) == (6, 3, 0)
+    assert queue.remove("b", 4) and not queue.remove("b", 4) and not queue.remove("z", 1)
+    assert [queue.pop() for _ in range(5)] == [0, 3, 5, 1, 2]
+    assert not queue
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=40))
+def test_no_tenant_waits_for_more_than_one_item_of_each_other(tenants: list[str]) -> None:
+    queue: TenantQueue[tuple[str, int]] = TenantQueue()
+    for number, tenant in enumerate(tenants):
+        queue.push(tenant, (tenant, number))
+    popped = [queue.pop() for _ in tenants]
+    assert sorted(popped) == sorted((tenant, number) for number, tenant in enumerate(tenants))
+    for tenant in set(tenants):
+        places = [place for place, (owner, _) in enumerate(popped) if owner == tenant]
+        assert [popped[place][1] for place in places] == sorted(popped[place][1] for place in places)
+        assert all(after - before <= len(set(tenants)) for before, after in itertools.pairwise(places))

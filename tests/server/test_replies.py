@@ -2,13 +2,11 @@
 
 import asyncio
 import threading
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from archerfish.server import running_call
-from archerfish.server.running_call import RunningCall
+from archerfish.server.replies import _MAX_SIZE_IN_LOOP, RunningCall
 
 
 class _Call:
@@ -22,13 +20,14 @@ class _Call:
 
 class _Stream:
     def __init__(self, size: int) -> None:
-        self.output = SimpleNamespace(size=size, has_failed=False)
+        self.size = size
+        self.has_failed = False
 
     async def next(self) -> list[Any]:
         return []
 
 
-@pytest.mark.parametrize(("sizes", "in_loop"), [([1, 2], True), ([running_call._MAX_SIZE_IN_LOOP, 1], False)])
+@pytest.mark.parametrize(("sizes", "in_loop"), [([1, 2], True), ([_MAX_SIZE_IN_LOOP, 1], False)])
 def test_only_large_replies_leave_the_event_loop(sizes: list[int], in_loop: bool) -> None:
     call: Any = _Call()
     running = RunningCall(call, lambda _stream: None)

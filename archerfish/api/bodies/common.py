@@ -91,10 +91,9 @@ class Body(BaseModel):
 
 
 @cache
-def _optional_fields(body: type[BaseModel]) -> frozenset[str]:
-    """Names that clients know of the fields that may be left out."""
-    fields = body.model_fields.items()
-    return frozenset(field.alias or name for name, field in fields if not field.is_required())
+def _is_required_by_name(body: type[BaseModel]) -> dict[str, bool]:
+    """Return whether each field must be given, by the name that clients know."""
+    return {field.alias or name: field.is_required() for name, field in body.model_fields.items()}
 
 
 class RequestBody(Body):
@@ -105,11 +104,11 @@ class RequestBody(Body):
     def _without_idle_fields(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        optional = _optional_fields(cls)
+        is_required = _is_required_by_name(cls)
         return {
             name: value
             for name, value in given.items()
-            if not (value is None if name in optional else has_no_effect(name, value))
+            if not (has_no_effect(name, value) if name not in is_required else value is None and not is_required[name])
         }
 
 

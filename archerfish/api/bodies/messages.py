@@ -178,7 +178,7 @@ class CountTokensBody(GenerationBody):
     @property
     def chat_messages(self) -> list[dict[str, Any]]:
         system = [] if not self.system else [{"role": "system", "content": _content(self.system)}]
-        return [*system, *(one for message in self.messages for one in _chat_messages(message))]
+        return [*system, *(chat_message for message in self.messages for chat_message in _chat_messages(message))]
 
     @property
     def continues_answer(self) -> bool:

@@ -5,8 +5,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from archerfish.api.tools.checks import ToolChoicePolicy
 from archerfish.api.tools.formats import ToolFormat
+from archerfish.api.tools.functions import ToolChoicePolicy
 
 # Nearly all models write one space or none; freely placed space would let one write nothing else for ever.
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}

@@ -78,9 +78,9 @@ class CallBounds:
     def _find_sign(self, scanner: Scanner) -> Steps[int | None]:
         begin = scanner.at
         while self._signs:
-            found = self._any_marker.search(scanner.text, begin)
-            if found is not None:
-                return found.start() if found[0] in self._signs else None
+            marker = self._any_marker.search(scanner.text, begin)
+            if marker is not None:
+                return marker.start() if marker[0] in self._signs else None
             if scanner.is_complete:
                 return None
             begin = max(begin, len(scanner.text) - self._longest)

@@ -4,10 +4,10 @@ import json
 import re
 from collections.abc import Callable, Collection
 
-from archerfish.api.answer_deltas import CallArguments, CallStart, Content, Delta, InvalidCall, ParsedAnswer, joined
+from archerfish.api.answers import CallArguments, CallStart, Content, Delta, InvalidCall, ParsedAnswer, joined
 from archerfish.api.tools.formats import ToolFormat
+from archerfish.api.tools.functions import FunctionNames
 from archerfish.api.tools.malformed import NO_OBJECT, CallBounds, CallSoFar
-from archerfish.api.tools.names import FunctionNames
 from archerfish.api.tools.scanner import SPACE, Scanner, Steps, Unexpected
 
 _ARGUMENTS = ("arguments", "parameters")
@@ -110,14 +110,14 @@ class ToolCallReader:
         while True:
             # What was read but not given out is space: it may belong to a call.
             num_spaces = scanner.at
-            found = scanner.text.find(start, num_spaces)
-            end = found if found >= 0 else len(scanner.text) - _num_open(scanner.text, start)
+            start_index = scanner.text.find(start, num_spaces)
+            end = start_index if start_index >= 0 else len(scanner.text) - _num_open(scanner.text, start)
             num_words = len(scanner.text[num_spaces:end].rstrip(SPACE))
             if num_words:
                 self._give_content(num_spaces + num_words)
                 end -= num_spaces + num_words
             scanner.at = end
-            if found >= 0:
+            if start_index >= 0:
                 return True
             if scanner.is_complete:
                 break

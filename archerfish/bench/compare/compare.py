@@ -16,7 +16,7 @@ from archerfish.bench.compare.workloads import VALIDITY, Difference, differences
 from archerfish.bench.serve.records import BenchRun
 from archerfish.bench.serve.summary import summarize
 from archerfish.errors import ConfigError
-from archerfish.metrics.objectives import Objectives
+from archerfish.metrics.timing import Objectives
 
 _NUM_RESAMPLES = 1000
 

@@ -11,7 +11,7 @@ from archerfish.bench.distribution import Distribution
 from archerfish.bench.report.series import flow
 from archerfish.bench.serve.records import BenchRun
 from archerfish.bench.serve.summary import Summary
-from archerfish.metrics.objectives import Objectives
+from archerfish.metrics.timing import Objectives
 
 _NUM_SLICES = 20
 """Long enough that what happens in one says little about the next."""

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from archerfish.arch.cost import StepCost
 from archerfish.machine.peak import Peak
-from archerfish.metrics.state import record_step
-from archerfish.metrics.steps import LastStep
+from archerfish.metrics.state import LastStep, record_step
 from archerfish.metrics.utilization import Work, prefill_share
 
 

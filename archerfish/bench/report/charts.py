@@ -26,8 +26,8 @@ from archerfish.bench.report.style import (
 )
 from archerfish.bench.serve.records import BenchRun, RequestRecord
 from archerfish.bench.serve.summary import Summary
-from archerfish.metrics.objectives import Objectives
 from archerfish.metrics.speculation import SpeculationStats, visible_positions
+from archerfish.metrics.timing import Objectives
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

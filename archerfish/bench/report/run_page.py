@@ -10,8 +10,8 @@ from archerfish.bench.report.page import Conclusion, Figure, Notice, ReportPage,
 from archerfish.bench.report.verdict import RunLimit, RunVerdict, judge_run
 from archerfish.bench.serve.records import BenchRun, Workload
 from archerfish.bench.serve.summary import PERCENTS, EngineSummary, Summary, summarize
-from archerfish.metrics.objectives import Objectives
 from archerfish.metrics.speculation import speculation_rows
+from archerfish.metrics.timing import Objectives
 
 
 def save_report(

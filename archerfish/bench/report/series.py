@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from archerfish.bench.serve.records import BenchRun, ServerSample
 from archerfish.bench.serve.summary import reported_peak, work_between
 from archerfish.machine.peak import Peak
-from archerfish.metrics.objectives import Objectives
+from archerfish.metrics.timing import Objectives
 from archerfish.metrics.utilization import prefill_share
 
 Values = NDArray[np.float64]

@@ -18,7 +18,7 @@ from archerfish.bench.report.style import (
 )
 from archerfish.bench.serve.summary import Summary
 from archerfish.bench.sweep.sweep import LatencyName, PointRecord, Sweep, percentile_of
-from archerfish.metrics.objectives import Objectives
+from archerfish.metrics.timing import Objectives
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

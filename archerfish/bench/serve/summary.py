@@ -8,8 +8,8 @@ from archerfish.bench.cost import Costs, costs
 from archerfish.bench.distribution import Distribution, distribution
 from archerfish.bench.serve.records import BenchRun, RequestRecord, ServerSample
 from archerfish.machine.peak import Peak
-from archerfish.metrics.objectives import Objectives
 from archerfish.metrics.speculation import SpeculationStats, speculation_between
+from archerfish.metrics.timing import Objectives
 from archerfish.metrics.utilization import Utilization, Work, prefill_share, utilization
 
 PERCENTS = (50.0, 90.0, 95.0, 99.0)

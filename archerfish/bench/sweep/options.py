@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from archerfish.bench.sweep.search import SearchPlan
 from archerfish.bench.sweep.sweep import Axis, SweepPlan
 from archerfish.errors import ConfigError
-from archerfish.metrics.objectives import Objectives
+from archerfish.metrics.timing import Objectives
 
 _AUTO = "auto"
 _REQUESTS_PER_CLIENT = 4

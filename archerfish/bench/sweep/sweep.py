@@ -10,7 +10,7 @@ from archerfish.bench.distribution import Distribution
 from archerfish.bench.serve.records import BenchRun
 from archerfish.bench.serve.summary import Summary, summarize
 from archerfish.bench.sweep.search import Ending, Found, LoadPoint, LoadTrial, Outcome, SearchPlan, search
-from archerfish.metrics.objectives import Objectives
+from archerfish.metrics.timing import Objectives
 
 FORMAT: Final = 1
 """Raised whenever files of before can no longer be read as they are."""

@@ -8,7 +8,7 @@ import click
 
 from archerfish.cli.bench.load_options import GoodputCommand, goodput_option
 from archerfish.cli.bench.reporting import check_report, report_option
-from archerfish.metrics.objectives import parse_objectives
+from archerfish.metrics.timing import parse_objectives
 
 if TYPE_CHECKING:
     from rich.text import Text

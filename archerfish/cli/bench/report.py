@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from archerfish.cli.bench.load_options import GoodputCommand, dollars_option, goodput_option
-from archerfish.metrics.objectives import parse_objectives
+from archerfish.metrics.timing import parse_objectives
 
 
 @click.command("report", cls=GoodputCommand)

@@ -23,7 +23,7 @@ from archerfish.cli.bench.load_options import (
 from archerfish.cli.bench.reporting import check_report, report_option
 from archerfish.cli.field_options import NUMBERS_NOTE
 from archerfish.errors import ConfigError, InvalidMeasurement
-from archerfish.metrics.objectives import parse_objectives
+from archerfish.metrics.timing import parse_objectives
 
 if TYPE_CHECKING:
     from archerfish.bench.sweep.sweep import PointRecord

@@ -14,7 +14,7 @@ from archerfish.compress.drafters.options import DEFAULT_STEPS, DrafterOptions
 from archerfish.compress.drafters.state import State, TrainingProgress
 from archerfish.compress.drafters.target import DraftingTarget
 from archerfish.console import ProgressBar
-from archerfish.engine.interrupts import uninterrupted
+from archerfish.engine.driver import uninterrupted
 
 Clock = Callable[[], float]
 

@@ -7,10 +7,9 @@ from archerfish.execution.backends.cpu_program import RecordedModel
 from archerfish.execution.backends.eager import EagerModel
 from archerfish.execution.executor import Executor
 from archerfish.execution.local import LocalExecutor
-from archerfish.execution.prompt_outputs import PromptOutputs
 from archerfish.execution.step.model import RunnableModel, StepLimits
 from archerfish.execution.step.rows import Rows
-from archerfish.execution.step_state import StepState
+from archerfish.execution.step_state import PromptOutputs, StepState
 from archerfish.kvcache.storage import KVStorage
 from archerfish.models.decoder import Decoder
 from archerfish.sampling.row_grammars import RowGrammars

@@ -12,6 +12,7 @@ from typing import Any
 from archerfish.api.errors import MISTAKE, ErrorReply
 from archerfish.api.model import ServedModel
 from archerfish.console import logger
+from archerfish.server.limits import TenantQueue
 from archerfish.server.preprocessing.protocol import (
     LAST_OUTCOME,
     LENGTH,
@@ -21,7 +22,6 @@ from archerfish.server.preprocessing.protocol import (
     TooMuch,
     decode_outcome,
 )
-from archerfish.server.tenant_queue import TenantQueue
 
 SHORT = 64 * 1024
 """Bytes of a job that any worker takes. Longer ones leave one worker to the others."""
@@ -207,5 +207,5 @@ _Turn = asyncio.Future[_Worker]
 
 def _environment() -> dict[str, str]:
     """The child finds the same modules as this process. Its tokenizer starts no threads: they take memory."""
-    found = os.pathsep.join(path for path in sys.path if path)
-    return {**os.environ, "PYTHONPATH": found, "TOKENIZERS_PARALLELISM": "false"}
+    module_path = os.pathsep.join(path for path in sys.path if path)
+    return {**os.environ, "PYTHONPATH": module_path, "TOKENIZERS_PARALLELISM": "false"}

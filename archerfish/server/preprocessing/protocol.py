@@ -1,17 +1,21 @@
-"""Messages between the service and its preprocessing workers: one job, one outcome."""
+"""Messages between the service and its preprocessing workers: the model they load, then one job, one outcome."""
 
 import io
 import pickle
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from archerfish.api.endpoint_call import EndpointCall
 from archerfish.api.endpoints import BODIES, HistoryNeeded, Turns, read_body
 from archerfish.api.errors import ErrorReply
-from archerfish.api.json_limits import JsonLimits
-from archerfish.api.model import ServedModel
+from archerfish.api.limits import JsonLimits
+from archerfish.api.model import AnswerFormats, EmbeddingSizes, ServedModel
+from archerfish.engine.input_processor import InputProcessor
 from archerfish.engine.wire import EngineFacts
+from archerfish.tokenizer import Tokenizer
 
 LENGTH = struct.Struct("<Q")
 """Stands before every message: its number of bytes."""
@@ -99,7 +103,7 @@ class TooMuch(NamedTuple):
 def _retained_error(call: EndpointCall) -> ErrorReply | None:
     """Return the refusal of a call that would retain too much of its body; None if it does not."""
     inputs = call.inputs
-    call.inputs = replace(inputs, prompts=[])
+    call.inputs = replace(inputs, prompts=[], prompt_texts=[])
     size = len(encode_outcome(call))
     call.inputs = inputs
     if size <= _LARGEST_RETAINED:
@@ -131,3 +135,17 @@ class _OutcomeUnpickler(pickle.Unpickler):
 
     def persistent_load(self, _name: str) -> ServedModel:
         return self._model
+
+
+def load_model(spec: ModelSpec, clock: Callable[[], float]) -> ServedModel:
+    """Read the tokenizer and its chat template; everything else is in the specification."""
+    facts, directory = spec.facts, spec.facts.tokenizer_directory
+    tokenizer = None if directory is None else Tokenizer.load(Path(directory), spec.chat_template)
+    processor = InputProcessor(
+        tokenizer, facts.vocab_size, facts.max_model_len, clock, facts.max_positions, facts.speculation_methods
+    )
+    formats = AnswerFormats(spec.tool_call_format, spec.reasoning_parser)
+    tool_format = formats.tool_format(facts.family, tokenizer)
+    reasoning_format = formats.reasoning_format(tokenizer)
+    embedding = EmbeddingSizes(facts.hidden_size, facts.embedding_sizes)
+    return ServedModel(spec.names, processor, facts.recommended, tool_format, reasoning_format, embedding)

@@ -18,7 +18,6 @@ from pathlib import Path
 from types import FrameType
 
 from archerfish.api.model import ServedModel
-from archerfish.server.preprocessing.model import load_model
 from archerfish.server.preprocessing.protocol import (
     LAST_OUTCOME,
     LENGTH,
@@ -28,6 +27,7 @@ from archerfish.server.preprocessing.protocol import (
     PreprocessingJob,
     TooMuch,
     encode_outcome,
+    load_model,
 )
 
 _MAX_RETAINED = 64 << 20

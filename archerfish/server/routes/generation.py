@@ -1,18 +1,15 @@
-"""Endpoints that answer a body with the engine: at once, or as server-sent events."""
+"""Endpoints that answer a body: with the engine, at once or as server-sent events, or with the tokenizer alone."""
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from archerfish.api.bodies.chat import ChatBody
-from archerfish.api.bodies.completions import CompletionBody
-from archerfish.api.bodies.embeddings import EmbeddingBody
 from archerfish.api.bodies.messages import CountTokensBody, MessagesBody
+from archerfish.api.bodies.prompts import CompletionBody, DetokenizeBody, EmbeddingBody, TokenizeBody
 from archerfish.api.endpoint_call import EndpointCall
-from archerfish.server.context import context_of
-from archerfish.server.replies import json_reply
-from archerfish.server.requests import takes
+from archerfish.server.replies import EventResponse, json_reply, unless_disconnected
+from archerfish.server.requests import context_of, takes
 from archerfish.server.service import service_of
-from archerfish.server.streaming import EventResponse, unless_disconnected
 
 router = APIRouter()
 
@@ -45,6 +42,18 @@ async def count_tokens(http: Request) -> Response:
 async def embeddings(http: Request) -> Response:
     """Return the mean of the model's last states over each input."""
     return await answer(http, await service_of(http).read(http, "/v1/embeddings"))
+
+
+@router.post("/tokenize", openapi_extra=takes(TokenizeBody))
+async def tokenize(http: Request) -> Response:
+    """Token ids of a text, or of a chat as the model's template lays it out."""
+    return json_reply(await service_of(http).read_reply(http, "/tokenize"))
+
+
+@router.post("/detokenize", openapi_extra=takes(DetokenizeBody))
+async def detokenize(http: Request) -> Response:
+    """The text of token ids."""
+    return json_reply(await service_of(http).read_reply(http, "/detokenize"))
 
 
 async def answer(http: Request, call: EndpointCall) -> Response:

@@ -1,4 +1,4 @@
-"""The served model, token ids of texts, and the version."""
+"""The served model, the version, and liveness, readiness and state of the service."""
 
 from typing import Any
 
@@ -6,9 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from archerfish import __version__
-from archerfish.api.bodies.tokens import DetokenizeBody, TokenizeBody
 from archerfish.server.replies import json_reply
-from archerfish.server.requests import takes
 from archerfish.server.service import Service, service_of
 
 router = APIRouter()
@@ -33,18 +31,6 @@ async def version() -> Response:
     return json_reply({"version": __version__})
 
 
-@router.post("/tokenize", openapi_extra=takes(TokenizeBody))
-async def tokenize(http: Request) -> Response:
-    """Token ids of a text, or of a chat as the model's template lays it out."""
-    return json_reply(await service_of(http).read_reply(http, "/tokenize"))
-
-
-@router.post("/detokenize", openapi_extra=takes(DetokenizeBody))
-async def detokenize(http: Request) -> Response:
-    """The text of token ids."""
-    return json_reply(await service_of(http).read_reply(http, "/detokenize"))
-
-
 def _model(service: Service, name: str) -> dict[str, Any]:
     return {
         "id": name,
@@ -53,3 +39,28 @@ def _model(service: Service, name: str) -> dict[str, Any]:
         "owned_by": "archerfish",
         "max_model_len": service.facts.max_model_len,
     }
+
+
+@router.get("/health/live")
+async def live(http: Request) -> Response:
+    """200, or 503 while the engine is silent for longer than --stall-timeout, and once it has ended for good.
+
+    Silent is one that finishes no step, or sends no heartbeat while it has nothing to do. The service itself kills and
+    replaces it, after which this is 200 again: 503 for long means that the whole service should be started again.
+    """
+    health = service_of(http).health()
+    return json_reply(health, status=200 if health["live"] else 503)
+
+
+@router.get("/health/ready")
+async def ready(http: Request) -> Response:
+    """200 if a request would be taken now."""
+    health = service_of(http).health()
+    return json_reply(health, status=200 if health["ready"] else 503)
+
+
+@router.get("/health")
+async def health(http: Request) -> Response:
+    """200 if it is alive and ready."""
+    health = service_of(http).health()
+    return json_reply(health, status=200 if health["live"] and health["ready"] else 503)

@@ -11,10 +11,9 @@ from starlette.responses import Response, StreamingResponse
 from archerfish.api.bodies.common import Body
 from archerfish.jobs.files import UPLOAD_PURPOSES
 from archerfish.jobs.store import JobStore
-from archerfish.server.context import context_of
 from archerfish.server.errors import ApiError
 from archerfish.server.replies import json_reply
-from archerfish.server.requests import LimitedRoute
+from archerfish.server.requests import LimitedRoute, context_of
 from archerfish.server.service import service_of
 
 files = APIRouter()
@@ -70,8 +69,8 @@ async def list_files(
 
 @files.get("/v1/files/{file_id}")
 async def get_file(file_id: str, http: Request) -> Response:
-    found = await asyncio.to_thread(_store(http).files.get, file_id, tenant=_tenant(http))
-    return json_reply(found.as_object())
+    stored_file = await asyncio.to_thread(_store(http).files.get, file_id, tenant=_tenant(http))
+    return json_reply(stored_file.as_object())
 
 
 @files.delete("/v1/files/{file_id}")

@@ -10,11 +10,10 @@ from starlette.responses import FileResponse, Response
 
 from archerfish.metrics.history import SECONDS_BETWEEN_SAMPLES
 from archerfish.metrics.service import CONTENT_TYPE
-from archerfish.server.context import context_of
 from archerfish.server.errors import ApiError
-from archerfish.server.replies import json_reply
+from archerfish.server.replies import EventResponse, event, json_reply
+from archerfish.server.requests import context_of
 from archerfish.server.service import Service, service_of
-from archerfish.server.streaming import EventResponse, event
 
 router = APIRouter()
 

@@ -9,15 +9,12 @@ from starlette.responses import Response
 from archerfish.api.bodies.responses import ResponsesBody
 from archerfish.api.responses import ResponsesCall
 from archerfish.errors import InvalidParameter
-from archerfish.server.background_response import BackgroundResponse
-from archerfish.server.context import context_of
 from archerfish.server.errors import ApiError
-from archerfish.server.replies import json_reply
-from archerfish.server.requests import takes
-from archerfish.server.response_store import StoredResponse
+from archerfish.server.replies import EventResponse, json_reply
+from archerfish.server.requests import context_of, takes
+from archerfish.server.response_store import BackgroundResponse, StoredResponse
 from archerfish.server.routes.generation import answer
 from archerfish.server.service import service_of
-from archerfish.server.streaming import EventResponse
 
 router = APIRouter()
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from archerfish.api.answer_deltas import Content, InvalidCall
+from archerfish.api.answers import Content, InvalidCall
 from archerfish.api.tools import FORMATS, ToolCallReader
 from tests.api.tools.texts import EMPTY, WEATHER, announced, content_and_calls, every_format, told, write
 

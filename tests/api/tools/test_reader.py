@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archerfish.api.answer_deltas import CallArguments, CallStart, Content, Delta, InvalidCall, ParsedAnswer, joined
+from archerfish.api.answers import CallArguments, CallStart, Content, Delta, InvalidCall, ParsedAnswer, joined
 from archerfish.api.tools import FORMATS, ToolCallReader, read_answer
 from tests.api.tools.texts import EMPTY, TRICKY, WEATHER, announced, content_and_calls, every_format, read, told, write
 from tests.lanes import examples

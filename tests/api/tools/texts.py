@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from archerfish.api.answer_deltas import CallArguments, CallStart, Content, InvalidCall, joined
+from archerfish.api.answers import CallArguments, CallStart, Content, InvalidCall, joined
 from archerfish.api.tools import FORMATS, ToolCallReader, ToolFormat
 
 every_format = pytest.mark.parametrize("name", FORMATS)

@@ -14,7 +14,7 @@ from archerfish.bench.compare.workloads import differences
 from archerfish.bench.serve.records import BenchRun, save_run
 from archerfish.bench.serve.summary import summarize
 from archerfish.errors import ConfigError
-from archerfish.metrics.objectives import Objectives
+from archerfish.metrics.timing import Objectives
 from tests.bench.runs import FEW, SATURATED, make_request, make_run, random_run
 from tests.cli.running import archerfish, assert_refused
 

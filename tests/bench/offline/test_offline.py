@@ -24,7 +24,7 @@ from archerfish.errors import ConfigError, StepFailed
 from archerfish.execution.scripted import ScriptedExecutor, ScriptedStep
 from archerfish.kvcache.tables import KVTables
 from archerfish.machine.peak import Peak
-from archerfish.metrics.steps import LastStep
+from archerfish.metrics.state import LastStep
 from archerfish.scheduling.plan import Chunk, Plan, StepResult
 from archerfish.scheduling.policy import ContinuousBatching
 from archerfish.scheduling.scheduler import Limits, Scheduler

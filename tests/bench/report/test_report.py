@@ -16,7 +16,7 @@ from archerfish.bench.report.style import DARK
 from archerfish.bench.serve.records import BenchRun, load_run, save_run
 from archerfish.bench.serve.summary import summarize
 from archerfish.errors import ConfigError
-from archerfish.metrics.objectives import Objectives
+from archerfish.metrics.timing import Objectives
 from tests.bench.runs import (
     FEW,
     PEAK_BANDWIDTH,

@@ -5,7 +5,7 @@ import pytest
 
 from archerfish.bench.serve.summary import summarize
 from archerfish.bench.serve.table import layout
-from archerfish.metrics.objectives import Objectives
+from archerfish.metrics.timing import Objectives
 from tests.bench.runs import failed_request, make_request, make_run, make_sample, random_run
 
 

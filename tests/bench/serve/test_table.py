@@ -7,7 +7,7 @@ import pytest
 from archerfish.bench.serve.summary import summarize
 from archerfish.bench.serve.table import layout, parse_metrics, parse_percents
 from archerfish.errors import ConfigError
-from archerfish.metrics.objectives import Objectives
+from archerfish.metrics.timing import Objectives
 from tests.bench.runs import FEW, SATURATED, failed_request, make_request, make_run, random_run
 
 _LINE = re.compile(r"(?P<name>.+:)\s+(?P<value>[\d.]+)\s*")

@@ -18,7 +18,7 @@ from archerfish.bench.sweep.options import SweepOptions
 from archerfish.bench.sweep.search import Found, LoadPoint, LoadTrial, Outcome, SearchPlan, search
 from archerfish.bench.sweep.sweep import Sweep, SweepPlan, sweep, uncounted_reasons, verdict_text
 from archerfish.errors import ConfigError
-from archerfish.metrics.objectives import Objectives
+from archerfish.metrics.timing import Objectives
 from tests.bench.runs import SATURATED, WORKLOAD, make_request, make_run
 from tests.cli.running import archerfish, assert_refused
 

@@ -6,9 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archerfish.execution.step.inputs import StepBatch, step_tensors
+from archerfish.execution.step.inputs import NO_TREE, StepBatch, StepTrees, step_tensors
 from archerfish.execution.step.rows import Rows
-from archerfish.execution.step.trees import NO_TREE, StepTrees
 from archerfish.ops.signatures import MAX_TREE_TOKENS
 from archerfish.scheduling.plan import Chunk
 from archerfish.speculation.draft import MAX_NODES, NO_DRAFT, Draft

@@ -15,14 +15,13 @@ import pytest
 
 from archerfish.api.endpoint_call import EndpointCall
 from archerfish.api.errors import ErrorReply
-from archerfish.api.json_limits import JsonLimits
+from archerfish.api.limits import JsonLimits
 from archerfish.box import models_in_box
 from archerfish.engine.input_processor import EngineInputs
 from archerfish.engine.wire import EngineFacts
 from archerfish.server.preprocessing import pool as pool_module
-from archerfish.server.preprocessing.model import load_model
 from archerfish.server.preprocessing.pool import Preprocessing
-from archerfish.server.preprocessing.protocol import ModelSpec, PreprocessingJob
+from archerfish.server.preprocessing.protocol import ModelSpec, PreprocessingJob, load_model
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 LIMITS = JsonLimits(10_000)

@@ -9,8 +9,7 @@ import pytest
 from archerfish.api.errors import ErrorReply
 from archerfish.api.model import ServedModel
 from archerfish.box import models_in_box
-from archerfish.server.preprocessing.model import load_model
-from archerfish.server.preprocessing.protocol import PreprocessingJob
+from archerfish.server.preprocessing.protocol import PreprocessingJob, load_model
 from tests.server.preprocessing.test_pool import LIMITS, spec_of
 
 

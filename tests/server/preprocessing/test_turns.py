@@ -9,13 +9,12 @@ from typing import Any
 
 from archerfish.api.completions import CompletionsCall
 from archerfish.api.errors import ErrorReply
-from archerfish.api.json_limits import JsonLimits
+from archerfish.api.limits import JsonLimits
 from archerfish.box import models_in_box
 from archerfish.config.speculation import NON_SPECULATIVE_METHODS
 from archerfish.engine.wire import EngineFacts
-from archerfish.server.preprocessing.model import load_model
 from archerfish.server.preprocessing.pool import SHORT, Preprocessing
-from archerfish.server.preprocessing.protocol import ModelSpec, PreprocessingJob
+from archerfish.server.preprocessing.protocol import ModelSpec, PreprocessingJob, load_model
 
 
 def job(endpoint: str, body: dict[str, Any]) -> PreprocessingJob:

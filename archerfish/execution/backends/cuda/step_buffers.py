@@ -12,8 +12,7 @@ from torch import Tensor
 from archerfish.arch.arch import Arch
 from archerfish.execution.backends.cuda.device_rows import DeviceRows
 from archerfish.execution.backends.cuda.staging import Staging
-from archerfish.execution.step.inputs import StepBatch
-from archerfish.execution.step.trees import StepTrees
+from archerfish.execution.step.inputs import StepBatch, StepTrees
 from archerfish.ops.arrays import Ints
 from archerfish.ops.signatures import DRAW_ROW, MAX_TREE_TOKENS, DrawRows
 from archerfish.ops.triton.attention import (

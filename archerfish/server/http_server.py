@@ -1,13 +1,19 @@
-"""One HTTP connection, which is closed if its client sends too much, sends too slowly, or does not read."""
+"""uvicorn as the service runs it: connections within limits of size and time, and a drain before the end."""
 
+import asyncio
+import signal
 import socket
 import struct
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
+import uvicorn
+from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from archerfish.console import logger
+from archerfish.server.service import Service
 
 MAX_HEADER_BYTES = 64 * 1024
 """Maximum size of a request line and its headers, and of the trailers after a chunked body with them, in bytes."""
@@ -17,6 +23,10 @@ _MIN_READ_RATE = 16 * 1024
 """Bytes per second that a client must take of a response that waits for it, measured over the time limit."""
 _MAX_UNSENT_IN_KERNEL = 32 * 1024
 """Bytes of a response that the kernel holds before it sends them; the others wait here, where they can be seen."""
+_TICKS_BETWEEN_CHECKS = 2
+"""Of a tenth of a second, between two looks at how long connections take."""
+_LAST_GOODBYE = 3
+"""Seconds for connections to close after requests have been given their time."""
 _NO_LINGER = struct.pack("ii", 1, 0)
 """A socket that lingers for zero seconds is reset when it is closed."""
 
@@ -180,3 +190,68 @@ class ServiceConnection(HttpToolsProtocol):
             return False
         self._unsent = (waiting, now)
         return before - waiting < _MIN_READ_RATE * self._timeout
+
+
+class HttpServer(uvicorn.Server):
+    """Keeps answering while it drains, so that clients and health checks learn of it."""
+
+    def __init__(self, app: FastAPI, service: Service) -> None:
+        config = service.config
+        self._service = service
+        self._draining: asyncio.Task[None] | None = None
+        self.reason: Exception | None = None
+        """Why it could not go on."""
+        settings: dict[str, Any] = {
+            "loop": "none",
+            "http": partial(ServiceConnection, timeout=config.body_timeout),
+            "ws": "none",
+            "log_config": None,
+            "access_log": False,
+            "server_header": False,
+            "lifespan": "on",
+            "timeout_keep_alive": max(1, round(config.keep_alive_timeout)),
+            "timeout_graceful_shutdown": _LAST_GOODBYE,
+            "ssl_certfile": config.tls_certificate,
+            "ssl_keyfile": config.tls_key,
+        }
+        super().__init__(uvicorn.Config(app, **settings))
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        for server in self.servers:
+            for listening in server.sockets:
+                host, port = listening.getsockname()[:2]
+                scheme = "https" if self._service.config.tls_certificate else "http"
+                shown = f"[{host}]" if ":" in host else host
+                logger.info("listening at %s://%s:%d", scheme, shown, port)
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % _TICKS_BETWEEN_CHECKS == 0:
+            now = asyncio.get_running_loop().time()
+            for connection in tuple(self.server_state.connections):
+                assert isinstance(connection, ServiceConnection)
+                connection.check(now)
+        return await super().on_tick(counter)
+
+    @contextmanager
+    def capture_signals(self) -> Any:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stop_requested)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    def _stop_requested(self) -> None:
+        """The first time, let requests finish; the second, do not."""
+        if self._draining is not None:
+            self.force_exit = self.should_exit = True
+            return
+        logger.info("stopping: open requests have %g seconds to finish", self._service.config.shutdown_timeout)
+        self._draining = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        await self._service.drain()
+        self.should_exit = True

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archerfish.metrics.histogram import Histogram
-from archerfish.metrics.windows import RecentSums, RecentValues
+from archerfish.metrics.aggregates import Histogram, RecentSums, RecentValues
 from tests.lanes import examples
 
 

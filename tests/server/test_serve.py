@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from archerfish.errors import ConfigError
-from archerfish.server.listening import listen
+from archerfish.server.serve import listen
 
 
 def close(sockets: list[socket.socket]) -> None:

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from archerfish.api.tools import FORMATS, read_answer, template_messages
+from archerfish.api.conversation import template_messages
+from archerfish.api.tools import FORMATS, read_answer
 from archerfish.box import models_in_box
 from archerfish.tokenizer import Tokenizer
 

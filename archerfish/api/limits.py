@@ -1,11 +1,18 @@
-"""Limits on the memory and work that one body may cause, checked before it is queued."""
+"""Limits on one body: its JSON before it is parsed, and the memory and work that it may cause before it is queued."""
 
 import pickle
+import re
+from typing import NamedTuple
 
 from archerfish.api.endpoint_call import EndpointCall
 from archerfish.api.model import ServedModel
 from archerfish.engine.input_processor import EngineInputs
 from archerfish.errors import RequestError
+
+_WINDOW = 1 << 16
+"""Bytes that are looked at together, which bounds the memory that this takes."""
+_BRACKETS = re.compile(rb"[\[\]{}]")
+_OPENING = b"[{"
 
 _LARGEST_PARAMS = 8 << 20
 """Bytes of sampling parameters that one body may send to the engine: they go along with each of its prompts."""
@@ -13,6 +20,36 @@ _MAX_PARAM_ENTRIES = 1 << 18
 """Token ids named in sampling parameters, once for each prompt: the engine looks at every one of them."""
 _MAX_EMBEDDING_VALUES = 1 << 22
 """Numbers in the embeddings of one body."""
+
+
+class JsonLimits(NamedTuple):
+    """Limits on the number and depth of values in a JSON text."""
+
+    max_items: int
+    """Values, object members and empty containers, at any depth."""
+    max_depth: int = 64
+    """Arrays and objects within one another."""
+
+    def check(self, text: bytes) -> None:
+        """Raise a RequestError that names the limit which the text exceeds. Text that is no JSON may pass."""
+        # Of the same length, and every quote that is left begins or ends a string.
+        plain = text.replace(rb"\\", b"  ").replace(rb"\"", b"  ") if b"\\" in text else text
+        num_items, depth, in_string = 1, 0, False
+        for start in range(0, len(plain), _WINDOW):
+            pieces = plain[start : start + _WINDOW].split(b'"')
+            outside = b" ".join(pieces[in_string::2])
+            in_string ^= len(pieces) % 2 == 0
+            num_items += outside.count(b",") + outside.count(b"[") + outside.count(b"{")
+            if num_items > self.max_items:
+                raise RequestError(
+                    f"the body has more than {self.max_items:,} JSON items; send less, or start with --max-body-items"
+                )
+            for bracket in _BRACKETS.findall(outside):
+                depth += 1 if bracket in _OPENING else -1
+                if depth < 0:
+                    return  # The parser refuses it at this place.
+                if depth > self.max_depth:
+                    raise RequestError(f"the body nests arrays and objects more than {self.max_depth} levels deep")
 
 
 def check_costs(call: EndpointCall, model: ServedModel, *, body_size: int, max_reply_items: int) -> None:
@@ -48,7 +85,7 @@ def _check_logprobs(inputs: EngineInputs, max_model_len: int, max_items: int) ->
     params, best, num_items = inputs.params, inputs.best, 0
     shows_logprobs = best is None or best.shows_logprobs
     for prompt in inputs.prompts:
-        length = len(prompt.token_ids)
+        length = len(prompt)
         if params.logprobs is not None and shows_logprobs:
             limit = params.max_tokens
             if limit is None:
