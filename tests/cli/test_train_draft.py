@@ -14,7 +14,7 @@ def test_a_draft_model_is_trained_in_two_goes(tmp_path: Path) -> None:
     first = archerfish("train-draft", *MODEL, *SMALL, *SHAPE, *output, "--max-steps", "2")
     assert first.exit_code == 0 and "the same command goes on" in first.stdout
     second = archerfish("train-draft", *MODEL, *SMALL, *SHAPE, *output)
-    assert second.exit_code == 0 and "a step that checks 2 gives" in second.stdout
+    assert second.exit_code == 0 and "a step that verifies 2 generates" in second.stdout
     assert {"README.md", "config.json", "model.safetensors"} <= {path.name for path in (tmp_path / "out").iterdir()}
     third = archerfish("train-draft", *MODEL, *SMALL, *SHAPE, *output)
     assert_refused(third, "is not empty")
