@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -33,9 +35,9 @@ def hostile(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     config = json.loads((perch / "tokenizer_config.json").read_text())
     template = {**config, "chat_template": TEMPLATES[request.param]}
     (copy / "tokenizer_config.json").write_text(json.dumps(template))
-    with running_service(
-        "--model", str(copy), "--served-model-name", "perch", "--tool-call-format", "perch"
-    ) as running:
+    options = ("--model", str(copy), "--served-model-name", "perch", "--tool-call-format", "perch")
+    paths = os.pathsep.join([str(Path(__file__).parent / "hasty"), os.environ.get("PYTHONPATH", "")])
+    with running_service(*options, environment={"PYTHONPATH": paths}) as running:
         yield running
 
 
