@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import sqlite3
 import stat
 import tempfile
@@ -121,42 +122,49 @@ def test_a_database_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 # -- damage -----------------------------------------------------------------------------------------------------------
 
 
-def filled(directory: Path) -> Path:
-    """A database of many pages, all of them in the file itself."""
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a database of many pages, all of them in the file itself."""
+    directory = tmp_path_factory.mktemp("filled")
     with JobStore(directory) as store:
         for number in range(300):
             store.files.upload(f"{'name' * 50}{number}", "batch", [b"x"])
     connection = sqlite3.connect(directory / "jobs.sqlite")
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     connection.close()
-    return directory / "jobs.sqlite"
+    return directory
+
+
+@pytest.fixture
+def jobs(filled: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be damaged."""
+    return shutil.copytree(filled, tmp_path / "jobs")
 
 
 @pytest.mark.parametrize("page", [2, 5, 10, -1])
-def test_damaged_pages_are_named_at_the_start(tmp_path: Path, page: int) -> None:
-    path = filled(tmp_path)
+def test_damaged_pages_are_named_at_the_start(jobs: Path, page: int) -> None:
+    path = jobs / "jobs.sqlite"
     content = bytearray(path.read_bytes())
     start = page * 4096 if page > 0 else len(content) - 4096
     content[start : start + 4096] = b"\xa5" * 4096
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"jobs\.sqlite is damaged .*: put a backup in its place") as refusal:
-        JobStore(tmp_path)
+        JobStore(jobs)
     assert "\n" not in str(refusal.value)
 
 
-def test_a_database_that_was_cut_off_is_refused(tmp_path: Path) -> None:
-    path = filled(tmp_path)
+def test_a_database_that_was_cut_off_is_refused(jobs: Path) -> None:
+    path = jobs / "jobs.sqlite"
     os.truncate(path, path.stat().st_size // 2)
     with pytest.raises(ConfigError, match=r"jobs\.sqlite"):
-        JobStore(tmp_path)
+        JobStore(jobs)
 
 
 def test_looking_for_damage_ends_in_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    jobs: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    filled(tmp_path)
     monkeypatch.setattr(database, "_CHECK_SECONDS", -1.0)
     monkeypatch.setattr(database, "_INSTRUCTIONS_BETWEEN_LOOKS", 1)
-    with caplog.at_level(logging.INFO, "archerfish"), JobStore(tmp_path) as store:
+    with caplog.at_level(logging.INFO, "archerfish"), JobStore(jobs) as store:
         assert len(store.files.page().items) == 300, "what was looked at was good, and it serves"
     assert "in part only" in caplog.text
