@@ -153,3 +153,17 @@ BIG_BODIES: dict[str, Body] = {
         ),
     ),
 }
+
+COVERED = {
+    "2M prompts",
+    "200k messages",
+    "1M biases",
+    "1.4M words",
+    "32 MB of text",
+    "a tool's description",
+    "a wrong bracket at the end",
+    "quotes",
+    "a long unknown field",
+    "a long salt",
+}
+"""Bodies that end where another one does, which is larger or takes longer: the full lane alone sends them."""

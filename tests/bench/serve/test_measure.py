@@ -232,6 +232,7 @@ def _is_up(url: str) -> bool:
         return False
 
 
+@pytest.mark.full
 def test_a_foreign_server_is_measured(foreign_url: str, model: Path, tmp_path: Path) -> None:
     # With this seed no prompt makes the model end at once.
     shared = ("bench", "serve", "--base-url", foreign_url, "--model", str(model), "--num-prompts", "3", "--seed", "0")
