@@ -7,8 +7,8 @@ import re
 import httpx
 
 from archerfish.console import _JsonFormatter
-from tests.server.conftest import SETTINGS
 from tests.server.running import RunningService, running_service
+from tests.server.scripted_process import COMMAND
 
 SECRET = "zanzibar"
 
@@ -20,7 +20,7 @@ def ask(service: RunningService, request_id: str, **more: object) -> httpx.Respo
 
 
 def test_json() -> None:
-    with running_service(*SETTINGS, "--log-json") as service:
+    with running_service("--log-json", command=COMMAND) as service:
         check_cache_is_shown(service)
         assert ask(service, "well").status_code == 200
         assert ask(service, "badly", top_q=SECRET).status_code == 400

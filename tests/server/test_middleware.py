@@ -17,6 +17,7 @@ from archerfish.server.middleware import Origins
 from tests.server.conftest import SETTINGS
 from tests.server.running import RunningService, running_service
 from tests.server.scripted import scripted_service
+from tests.server.scripted_process import COMMAND
 
 KEYS = """
 [[key]]
@@ -45,7 +46,8 @@ def test_keys_names_and_limits(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text(KEYS)
     file.chmod(0o600)
-    with running_service(*SETTINGS, "--key-file", str(file), "--data-dir", str(tmp_path / "jobs")) as service:
+    options = ("--key-file", str(file), "--data-dir", str(tmp_path / "jobs"))
+    with running_service(*options, command=COMMAND) as service:
         for wrong in (None, "alice", "alice-secret2"):
             reply = ask(service.url, wrong)
             assert reply.status_code == 401 and reply.json()["error"]["code"] == "invalid_api_key"

@@ -10,8 +10,8 @@ import trustme
 from archerfish.config.settings import EngineConfig, ServerConfig
 from archerfish.errors import ConfigError
 from archerfish.server.serve import serve
-from tests.server.conftest import SETTINGS
 from tests.server.running import running_service
+from tests.server.scripted_process import COMMAND
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def test_a_client_that_knows_the_certificate_is_served(authority: trustme.CA, pa
     context = ssl.create_default_context()
     authority.configure_trust(context)
     flags = ("--tls-certificate", str(pair[0]), "--tls-key", str(pair[1]))
-    with running_service(*SETTINGS, *flags, verify=context) as service:
+    with running_service(*flags, verify=context, command=COMMAND) as service:
         assert service.url.startswith("https://127.0.0.1:")
         body = {"prompt": "Once", "max_tokens": 2}
         reply = httpx.post(f"{service.url}/v1/completions", json=body, verify=context, timeout=60)

@@ -17,8 +17,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from archerfish.errors import ConfigError
 from archerfish.server import tracing
 from archerfish.server.tracing import Tracing
-from tests.server.conftest import SETTINGS
 from tests.server.running import RunningService, running_service
+from tests.server.scripted_process import COMMAND
 
 SECRET = "zanzibar"
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -93,7 +93,7 @@ def traced(collector: tuple[Collector, str]) -> Collector:
     collected, url = collector
     chat = {"messages": [{"role": "user", "content": f"Where is {SECRET}?"}], "max_tokens": 4, "ignore_eos": True}
     story = {"max_tokens": 3, "ignore_eos": True}
-    with running_service(*SETTINGS, "--otlp-traces-endpoint", url) as service:
+    with running_service("--otlp-traces-endpoint", url, command=COMMAND) as service:
         asked = {**chat, "temperature": 0.5, "top_p": 0.75}
         followed = post(service, "/v1/chat/completions", "followed", asked, f"00-{TRACE}-{PARENT}-01")
         assert followed.status_code == 200
