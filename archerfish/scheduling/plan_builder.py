@@ -85,30 +85,29 @@ class PlanBuilder:
         self._budget -= length
 
     def reserve_draft_tokens(self, max_draft_tokens: int, max_drawn: int) -> int:
-        """Reserve what is left of the budget for draft tokens after chunks that sample, up to `max_drawn` samples in
-        all.
+        """Reserve the budget left for draft tokens after chunks that sample, up to `max_drawn` samples in all.
 
-        All chunks get the same, except for what some cannot use. Only spare blocks are reserved: nothing is preempted
-        for draft tokens. Returns how many each chunk may have: `max_draft_tokens`, or 0 if not all could have one.
+        Chunks share it equally; one that can use less than its share leaves the rest to those after it. If there is
+        less than one token for each, the first chunks get one each: acceptance falls with depth, so short drafts for
+        many pay more than long ones for few. Only spare blocks are reserved: nothing is preempted for draft tokens.
+        Returns how many each chunk may have: `max_draft_tokens`, or 0 if none has any.
         """
         sampling = [(sequence, chunk) for sequence, chunk in self.chunks.items() if chunk.samples]
-        if not sampling:
+        budget = min(self._budget, max_drawn - len(sampling))
+        if budget <= 0:
             return 0
-        self._budget = min(self._budget, max_drawn - len(sampling))
-        if self._budget < len(sampling):
-            return 0
+        limits = [_max_draft_tokens(sequence, max_draft_tokens) for sequence, _ in sampling]
+        num_left = sum(limit > 0 for limit in limits)
         num_groups = len(self._tables.windows)
         ample = self._sequences.num_running * num_groups
-        for index, (sequence, chunk) in enumerate(sampling):
-            table = sequence.table
+        num_reserved = 0
+        for (sequence, chunk), limit in zip(sampling, limits, strict=True):
+            if limit <= 0 or num_reserved == budget:
+                continue
+            table, end = sequence.table, chunk.start + chunk.length
             assert table is not None, "it runs"
-            end = chunk.start + chunk.length
-            # The sequence has one more token when its sample is counted; draft tokens beyond its end would be wasted.
-            count = min(
-                max_draft_tokens, self._budget // (len(sampling) - index), sequence.length_limit - sequence.length
-            )
-            if sequence.max_draft_tokens is not None:
-                count = min(count, sequence.max_draft_tokens)
+            count = min(limit, max(1, (budget - num_reserved) // num_left))
+            num_left -= 1
             if self._tables.pool.num_available <= ample + num_groups * (max_draft_tokens // self._tables.block_size):
                 count = min(count, table.capacity - end)
             if count > 0:
@@ -117,8 +116,9 @@ class PlanBuilder:
                 self.chunks[sequence] = chunk._replace(
                     new_blocks=_joined(chunk.new_blocks, blocks), max_draft_tokens=count
                 )
-                self._budget -= count
-        return max_draft_tokens
+                num_reserved += count
+        self._budget -= num_reserved
+        return max_draft_tokens if num_reserved else 0
 
     def _preempt(self, victim: Sequence) -> None:
         chunk = self.chunks.pop(victim, None)
@@ -204,6 +204,15 @@ class PlanBuilder:
     def _running_below(self, kind: RequestClass) -> list[Sequence]:
         """Return the running sequences that may be preempted for this class."""
         return self._sequences.running_below(kind) if self._may_preempt else []
+
+
+def _max_draft_tokens(sequence: Sequence, max_draft_tokens: int) -> int:
+    """Return how many draft tokens a chunk of the sequence that samples can use; its sample is counted in its length.
+
+    Draft tokens beyond the sequence's end would be wasted.
+    """
+    limit = min(max_draft_tokens, sequence.length_limit - sequence.length)
+    return limit if sequence.max_draft_tokens is None else min(limit, sequence.max_draft_tokens)
 
 
 def _joined(first: Blocks, second: Blocks) -> Blocks:

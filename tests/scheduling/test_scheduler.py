@@ -742,17 +742,41 @@ def test_a_step_has_as_many_draft_tokens_as_the_last_result_allows() -> None:
     assert allowed == [(3, [3]), (0, [0]), (5, [5]), (0, [0]), (5, [5])]
 
 
-def test_where_not_every_chunk_could_have_a_draft_token_none_has() -> None:
+def test_a_draft_budget_smaller_than_the_batch_goes_to_the_first_chunks() -> None:
     steps = stepper(rows=5, max_draft_tokens=9, max_drawn=5)
     allowed = []
     for number in range(5):
-        steps.add(request(f"{number}", 3, max_tokens=9, speculation=Speculation(num_speculative_tokens=1)))
+        steps.add(request(f"{number}", 3, max_tokens=30, speculation=Speculation(num_speculative_tokens=1)))
         plan = steps.plan()
-        allowed.append([chunk.max_draft_tokens for chunk in plan.chunks])
+        allowed.append((plan.max_draft_tokens, [chunk.max_draft_tokens for chunk in plan.chunks]))
         steps.commit(plan)
-    assert [max(counts) > 0 for counts in allowed] == [True, True, False, False, False], (
-        "with three of five the two that are left are too few for all"
-    )
+    assert allowed == [(9, [1]), (9, [1, 1]), (9, [1, 1, 0]), (9, [1, 0, 0, 0]), (0, [0, 0, 0, 0, 0])]
+
+
+@pytest.mark.parametrize(
+    ("step_tokens", "expected"), [(4, [0, 0, 0, 0]), (5, [1, 0, 0, 0]), (7, [1, 1, 1, 0]), (9, [1, 1, 1, 2])]
+)
+def test_a_small_step_budget_still_has_draft_tokens(step_tokens: int, expected: list[int]) -> None:
+    steps = stepper(rows=4, step_tokens=step_tokens, max_draft_tokens=5, max_drawn=64)
+    for name in "abcd":
+        steps.add(request(name, 1, max_tokens=30))
+    plan = steps.plan()
+    assert [chunk.max_draft_tokens for chunk in plan.chunks] == expected
+    assert plan.max_draft_tokens == (5 if any(expected) else 0)
+
+
+def test_chunks_that_cannot_use_draft_tokens_take_no_share_of_the_budget() -> None:
+    steps = stepper(rows=4, step_tokens=8, max_draft_tokens=5, max_drawn=64)
+    off = Speculation(method="off")
+    for name, choice in (("a", None), ("b", off), ("c", off), ("d", None)):
+        steps.add(request(name, 1, max_tokens=30, speculation=choice))
+    assert [chunk.max_draft_tokens for chunk in steps.plan().chunks] == [2, 0, 0, 2]
+
+
+def test_a_step_in_which_no_chunk_can_use_draft_tokens_plans_none() -> None:
+    steps = stepper(rows=2, max_draft_tokens=5, max_drawn=64)
+    steps.add(request("a", 3, max_tokens=30, speculation=Speculation(method="off")))
+    assert steps.plan().max_draft_tokens == 0
 
 
 @pytest.mark.parametrize("policy", [ContinuousBatching(), WholeBatches(2, 0.0)])
