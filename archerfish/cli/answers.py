@@ -43,10 +43,10 @@ def write_stream(pieces: "Iterable[StreamOutput]", *, has_text: bool) -> None:
 
 
 def speed(timing: RequestTiming) -> str:
-    """An answer's length, and how fast it came."""
+    """Return an answer's length and speed as text."""
     tokens = "1 token" if timing.num_generated_tokens == 1 else f"{timing.num_generated_tokens:,} tokens"
     ttft = "" if timing.ttft is None else f", TTFT {timing.ttft * 1000:,.0f} ms"
-    # Pieces of several tokens may all come at once: then there is no time between them.
+    # Pieces of several tokens may all arrive at once: then there is no time between them.
     rate = f", {1 / timing.tpot:,.0f} tokens/s" if timing.tpot else ""
     return tokens + ttft + rate
 
@@ -64,7 +64,7 @@ def write_all(outputs: "Sequence[RequestOutput]", *, has_text: bool) -> None:
 
 
 def write_json(outputs: "Sequence[RequestOutput]") -> None:
-    """Write one JSON object a line, for each prompt one. Times are in seconds."""
+    """Write one JSON object per line, one for each prompt. Times are in seconds."""
     for output in outputs:
         # In ASCII, because many programs split lines at characters that JSON leaves as they are.
         sys.stdout.write(json.dumps(_record(output)) + "\n")

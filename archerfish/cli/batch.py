@@ -25,7 +25,7 @@ from archerfish.jobs.validate import InputLimits, validate
 if TYPE_CHECKING:
     from archerfish.engine.llm import LLM
 
-# A person who waits at the terminal needs no protection from a long file, and reads no more errors than these.
+# The service's limit on lines does not apply to the user's own file; more errors than these would not be read.
 _LIMITS = InputLimits(max_lines=2**31, max_errors=5)
 
 
@@ -52,9 +52,9 @@ _LIMITS = InputLimits(max_lines=2**31, max_errors=5)
 def command(source: Path, output: Path, replies: ServerConfig, config: EngineConfig) -> None:
     """Run a file of requests in OpenAI's batch format.
 
-    An interrupted run can be resumed: only requests without a result run again, and those that have changed. A request
-    whose body is refused gets an error as its result, and is retried on resume. Lines that are no requests, and
-    duplicate custom_ids, are reported before anything runs. Results have the format of OpenAI's output files.
+    An interrupted run can be resumed: only requests without a result, and those that have changed, run again. A request
+    whose body is refused gets an error as its result, and is retried on resume. Lines that are not requests and
+    duplicate custom_ids are reported before anything runs. Results have the format of OpenAI's output files.
     """
     if source.resolve() == output.resolve():
         raise ConfigError("--input and --output are the same file")
@@ -88,9 +88,9 @@ def command(source: Path, output: Path, replies: ServerConfig, config: EngineCon
 
 class _Task(NamedTuple):
     number: int
-    """Of its line."""
+    """Line number of the request."""
     record_id: str
-    """Tells requests apart: another body or another model gives another one."""
+    """Identifies the request: another body or another model gives another id."""
 
 
 class _Failures:
@@ -113,7 +113,7 @@ class _Failures:
 
 
 def _read_tasks(source: Path, model: str) -> dict[str, _Task]:
-    """By custom_id, in the order of the file, which is good."""
+    """Return the tasks by custom_id, in the order of the file, or raise a RequestError if any line is invalid."""
     try:
         with source.open("rb") as stream:
             verdict = validate(stream, None, limits=_LIMITS)
@@ -149,7 +149,7 @@ def _missing_lines(source: Path, missing: Mapping[str, _Task]) -> Iterator[Input
 
 
 def _served(llm: "LLM", names: tuple[str, ...], formats: AnswerFormats) -> ServedModel:
-    """What must be known of the model to read lines and to write replies, as the service knows it."""
+    """Return what is needed of the model to read lines and to write replies, as in the service."""
     assembly = llm.assembly
     tool_format = formats.tool_format(assembly.arch.family, assembly.processor.tokenizer)
     reasoning_format = formats.reasoning_format(assembly.processor.tokenizer)
@@ -166,7 +166,7 @@ def _answer(
     failures: _Failures,
 ) -> None:
     engine, started = llm.assembly.engine, time.monotonic()
-    # Twice as many as run: a row that falls free finds the next request already there.
+    # Twice as many as run at once: a row that becomes free finds the next request waiting.
     offline = OfflineAnswers(engine, served, 2 * llm.assembly.config.max_num_seqs)
     with ProgressBar("answering", len(missing)) as bar:
         answers = offline.answer(_missing_lines(source, missing))

@@ -27,7 +27,7 @@ _WELCOME = "Context of {:,} tokens. /help lists commands; Ctrl-C stops an answer
 _INTERRUPT_HINT = "(Ctrl-C again, Ctrl-D or /exit ends.)"
 
 
-# One answer a turn, shown as text: what only --json could show is left out.
+# Each turn has one answer, shown as text: options whose effect only --json could show are left out.
 @click.command("chat", cls=SectionedCommand, epilog=NUMBERS_NOTE)
 @click.option("--system", metavar="TEXT", help="System prompt.")
 @engine_options
@@ -40,7 +40,7 @@ def command(system: str | None, sampling: Mapping[str, Any], config: EngineConfi
     conversation, /help lists the commands: /params, /system, /save, /load, /reset and /exit.
     """
     with open_model(config) as llm:
-        # A model that cannot chat should say so before anybody types; what it thinks of this turn does not matter.
+        # A model that cannot chat is reported before the first message; whether it accepts this one does not matter.
         with suppress(RequestError):
             llm.assembly.processor.chat_text([{"role": "user", "content": "Hello"}])
         params = sampling_params(llm.assembly.recommended, sampling, llm.assembly.processor.max_model_len)
@@ -65,7 +65,7 @@ def _chat_model(llm: "LLM") -> ChatModel:
 
 
 def _talk(conversation: ChatHistory, typed: Typed) -> None:
-    """Take messages as they are typed. A refused one is reported; Ctrl-C clears the line, twice in a row it ends."""
+    """Read messages from the terminal. A refused one is reported; Ctrl-C clears the line, or twice in a row, ends."""
     while True:
         try:
             text = read_message(typed)
@@ -84,7 +84,7 @@ def _talk(conversation: ChatHistory, typed: Typed) -> None:
 
 
 def _take(conversation: ChatHistory, text: str) -> None:
-    """Do what a command says, or answer."""
+    """Run a command, or answer a message."""
     if text.startswith("/"):
         _notice(run_command(conversation, text))
     elif text.strip():
@@ -113,7 +113,7 @@ def _answer(conversation: ChatHistory, text: str) -> None:
 
 
 def _ending(conversation: ChatHistory, timing: RequestTiming, reason: str | None, *, interrupted: bool) -> str:
-    """How an answer ended, where it did not end by itself."""
+    """Return how an answer ended, where it did not end by itself."""
     if reason == "length":
         at_limit = timing.num_generated_tokens == conversation.params.max_tokens
         return "; cut off at --max-tokens, see /params" if at_limit else "; cut off at the end of the context"
@@ -122,7 +122,10 @@ def _ending(conversation: ChatHistory, timing: RequestTiming, reason: str | None
 
 @contextmanager
 def _interrupt_flag() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed since. The first is only noted, as a step must not be torn apart; a second raises."""
+    """Yield a function that returns whether Ctrl-C was pressed.
+
+    The first press is only recorded, because a step must not be interrupted; a second one raises KeyboardInterrupt.
+    """
     pressed = False
 
     def note(*_: object) -> None:
@@ -139,5 +142,5 @@ def _interrupt_flag() -> Iterator[Callable[[], bool]]:
 
 
 def _notice(text: str) -> None:
-    """Say something that is no part of an answer; click leaves out the dimming where it goes to a file."""
+    """Show text that is not part of an answer; click leaves out the dimming where it goes to a file."""
     click.secho(text, err=True, dim=True)

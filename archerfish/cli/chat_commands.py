@@ -1,4 +1,4 @@
-"""The commands that a conversation takes in place of a message: /help, /params, /save and their like."""
+"""The commands of a conversation, given in place of a message: /help, /params, /save and others."""
 
 import json
 import shlex
@@ -19,7 +19,7 @@ PARAMS_LEFT_OUT = (
     *("n", "best_of", "logprobs", "prompt_logprobs", "prompt_embedding", "prompt_states", "output_kind"),
     *("structured", "structured_outputs", "guided_decoding", "detokenize", "truncate_prompt_tokens", "speculation"),
 )
-"""What a conversation cannot show, or what has no short form."""
+"""Parameters that a conversation cannot show, or that have no short form."""
 
 _PARAMS = tuple(field.name for field in fields(SamplingParams) if field.name not in PARAMS_LEFT_OUT)
 _ALWAYS_SHOWN = ("max_tokens", "temperature", "top_k", "top_p", "seed")
@@ -30,11 +30,14 @@ class _Command(NamedTuple):
     usage: str
     help: str
     run: Callable[[ChatHistory, str], str]
-    """Does what is asked, with what follows the command's name; what to tell the user."""
+    """Runs the command with the text after its name, and returns the message to show."""
 
 
 def run_command(conversation: ChatHistory, line: str) -> str:
-    """Do what a line that begins with / asks for; what to tell the user. Raises UserError that names what is wrong."""
+    """Run the command on a line that begins with /, and return the message to show.
+
+    Raises a UserError that names what is wrong.
+    """
     name, _, text = line.strip().partition(" ")
     command = _COMMANDS.get(name)
     if command is None:
@@ -73,14 +76,14 @@ def _params(conversation: ChatHistory, text: str) -> str:
 
 
 def _shown_params(params: SamplingParams) -> str:
-    """Those that people look for, and those that differ from their defaults."""
+    """Return the parameters that are always shown, and those that differ from their defaults."""
     usual = SamplingParams()
     names = [name for name in _PARAMS if name in _ALWAYS_SHOWN or getattr(params, name) != getattr(usual, name)]
     return "  ".join(f"{name}={_shown(getattr(params, name))}" for name in names)
 
 
 def _shown(value: object) -> str:
-    """As /params reads it."""
+    """Return a value as /params reads it."""
     if value is None:
         return "none"
     if isinstance(value, (bool, Mapping)):
@@ -111,7 +114,7 @@ def _save(conversation: ChatHistory, text: str) -> str:
 
 
 def _check_may_replace(path: Path) -> None:
-    """A slip of the keyboard must not cost another file."""
+    """Refuse to overwrite a file that is not a saved conversation: a typo must not destroy it."""
     try:
         _read(path)
     except RequestError as error:

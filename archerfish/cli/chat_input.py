@@ -1,4 +1,4 @@
-"""Reads messages for `archerfish chat` from a terminal or a pipe: lines, joined where a message has several."""
+"""Reads messages for `archerfish chat` from a terminal or a pipe, joining the lines of each."""
 
 import sys
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import click
 from archerfish.cli.prompts import decode_utf8
 
 ReadLine = Callable[[str], str | None]
-"""Gives the next line, without its end; None at the end of the input. The text it is called with asks for the line."""
+"""Shows a prompt, and returns the next line without its end; None at the end of the input."""
 
 _PROMPT = "> "
 _CONTINUED = "... "
@@ -17,7 +17,7 @@ _QUOTES = '"""'
 
 
 def read_message(read_line: ReadLine) -> str | None:
-    r"""The next message, None at the end of the input.
+    r"""Return the next message; None at the end of the input.
 
     A line that ends with \ is continued on the next; a line that begins with three quotes opens a block of lines that
     ends with the next three.
@@ -44,7 +44,7 @@ def _read_block(line: str | None, read_line: ReadLine) -> str:
 
 
 def read_piped_line(_: str) -> str | None:
-    """The next line of standard input."""
+    """Return the next line of standard input."""
     line = sys.stdin.buffer.readline()
     return decode_utf8(line, "standard input").rstrip("\r\n") if line else None
 
@@ -54,16 +54,16 @@ class Typed:
 
     def __init__(self) -> None:
         self.num_interrupts = 0
-        """Ctrl-C in a row, with nothing typed between them."""
+        """Presses of Ctrl-C in a row, with nothing typed between them."""
         self._typed: Callable[[], str] = lambda: ""
         with suppress(ImportError):
-            import readline  # input() edits lines and remembers them once it is there.
+            import readline  # Once imported, input() edits lines and has a history.
 
             self._typed = readline.get_line_buffer
 
     def __call__(self, prompt: str) -> str | None:
         on_terminal = sys.stdout.isatty()
-        # Where answers go to a file, the prompt must not.
+        # Where standard output is a file, the prompt must not be written to it.
         if not on_terminal:
             click.echo(prompt, err=True, nl=False)
         try:

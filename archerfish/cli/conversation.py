@@ -1,4 +1,4 @@
-"""A conversation with a model: its messages, what of them fits the context, and the turn being written.
+"""A conversation with a model: its messages, which of them fit the context, and the turn in progress.
 
 Knows no terminal.
 """
@@ -20,30 +20,30 @@ StreamChat = Callable[[Sequence[Message], SamplingParams], "Iterator[StreamOutpu
 _TURN = 2
 """Messages of a turn: the user's and the assistant's."""
 _ANSWER_SHARE = 4
-"""An answer is left at most this part of the context: with more, too little would be remembered."""
+"""At most one part in so many of the context is left free for an answer: with more, too few turns would fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatModel:
-    """What a conversation needs of a model."""
+    """The functions of a model that a conversation needs."""
 
     stream: StreamChat
     token_ids: Callable[[Sequence[Message]], Sequence[int]]
-    """The prompt that the messages become."""
+    """Returns the prompt of the messages."""
     check_length: Callable[[Sequence[int]], None]
     """Raises PromptTooLong where a prompt leaves no token for an answer."""
     max_model_len: int
 
 
 class ChatHistory:
-    """What was said so far."""
+    """The turns so far, and the parameters of the next answer."""
 
     def __init__(self, model: ChatModel, params: SamplingParams, system: str | None = None) -> None:
         self._model = model
         self._turns: list[Message] = []
         self.params = params
         self.system = system
-        """Instructions before the first turn; None for none."""
+        """System prompt; None without one."""
 
     @property
     def messages(self) -> list[Message]:
@@ -58,14 +58,14 @@ class ChatHistory:
         return self._model.max_model_len
 
     def reset(self) -> None:
-        """Forget every turn; the instructions stay."""
+        """Drop all turns; the system prompt stays."""
         self._turns.clear()
 
     def drop_oldest_turns(self, text: str) -> int:
-        """Drop the oldest turns until the text and an answer to it fit the context; the number of dropped turns.
+        """Drop the oldest turns until the text and an answer to it fit the context, and return how many were dropped.
 
-        Without old turns the text may leave less for the answer. Raises PromptTooLong, and drops nothing, where it
-        does not fit even so.
+        If the text fits only without any turns, less may be left for the answer. If it does not fit even then,
+        PromptTooLong is raised and nothing is dropped.
         """
         question = {"role": "user", "content": text}
         limit = self._model.max_model_len
@@ -80,7 +80,10 @@ class ChatHistory:
         return dropped
 
     def answer(self, text: str) -> "Generator[StreamOutput]":
-        """Yield the answer as it is written. Closing early keeps what was written; a refused turn leaves no trace."""
+        """Yield the answer as it is written.
+
+        Closing the generator early retains the text so far; a refused message leaves no trace.
+        """
         question = {"role": "user", "content": text}
         written: list[str] = []
         stream = self._model.stream([*self.messages, question], self.params)
@@ -93,11 +96,11 @@ class ChatHistory:
                 self._turns += [question, {"role": "assistant", "content": "".join(written)}]
 
     def to_json(self) -> str:
-        """The messages in OpenAI's format."""
+        """Return the messages in OpenAI's format."""
         return json.dumps({"messages": self.messages}, ensure_ascii=False, indent=2) + "\n"
 
     def resume(self, saved: "SavedConversation") -> None:
-        """Go on from another conversation; what was said before is forgotten."""
+        """Continue another conversation in place of this one."""
         self.system = saved.system
         self._turns = list(saved.turns)
 
@@ -106,14 +109,14 @@ class ChatHistory:
 
 
 class SavedConversation(NamedTuple):
-    """What `Conversation.to_json` wrote."""
+    """A conversation as read from the JSON of `ChatHistory.to_json`."""
 
     system: str | None
     turns: list[Message]
 
 
 def read_conversation(text: str) -> SavedConversation:
-    """The conversation that a text holds as JSON, or a RequestError that says why it holds none."""
+    """Return the conversation that a text holds as JSON, or raise a RequestError that says why it holds none."""
     messages = _read_messages(text)
     has_system = bool(messages) and messages[0]["role"] == "system"
     turns = messages[1:] if has_system else messages

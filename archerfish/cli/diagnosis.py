@@ -24,25 +24,25 @@ _ARM_FEATURES = ("asimd", "asimddp", "i8mm", "bf16", "sve", "sve2")
 _DTYPES = ("float32", "bfloat16")
 
 _MEMORY_SAMPLE = 512 << 20
-_GPU_SAMPLE = 4 << 30  # A GPU reads so fast that starting the kernel would count in a smaller one.
-_SAMPLE_SHARE = 4  # A sample takes at most this part of what is free.
+_GPU_SAMPLE = 4 << 30  # In a smaller sample, the launch of the kernel would count.
+_SAMPLE_SHARE = 4  # A sample takes at most one part in so many of the free memory.
 
 
 @dataclass(frozen=True, slots=True)
 class CpuReport:
     name: str
     num_cores: int
-    """Cores this process may use."""
+    """Number of cores that this process may use."""
     features: dict[str, bool]
     has_hidden_amx: bool
-    """AMX is advertised, but oneDNN would crash on it."""
+    """Whether AMX is advertised although oneDNN would crash on it."""
     onednn_max_cpu_isa: str | None
-    """The highest instruction set that oneDNN may use."""
+    """Highest instruction set that oneDNN may use."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """In bytes, and bytes per second."""
+    """Memory sizes in bytes, bandwidth in bytes per second."""
 
     total: int
     available: int
@@ -69,10 +69,11 @@ class ModelReport:
     max_model_len: int
     kv_bytes_per_token: float
     kv_bytes_per_request: float
-    """Of one request that fills the context."""
+    """Bytes of one request that fills the context."""
     tokens_per_second_from_memory: float
-    """Of a single request without speculation, where reading the weights from memory is all of the work. What stays in
-    the CPU's caches is read faster."""
+    """Decode speed of a single request without speculation, if reading all weights from memory is the only cost.
+    Weights that stay in the CPU's caches are read faster.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,23 +94,23 @@ class KernelSelection:
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     versions: dict[str, str | None]
-    """None for what is not installed."""
+    """Versions by package; None for packages that are not installed."""
     cpu: CpuReport
     memory: MemoryReport
     gpus: list[GpuReport]
     device: str
-    """Where a model would run, and what the kernels are chosen for."""
+    """Device that a model would run on and that the kernels are chosen for."""
     kernels: list[KernelSelection]
     problems: list[str]
-    """What would keep a model from running."""
+    """Reasons why a model could not run."""
     model: ModelReport | None = None
-    """The model that the kernels are chosen for; None where they are chosen for the machine alone."""
+    """Model that the kernels are chosen for; None where they are chosen for the machine alone."""
 
 
 def diagnose(model: str | None = None) -> Diagnosis:
-    """Look at this machine, and at a model on it. Takes about two seconds, most of them to measure memory.
+    """Examine this machine, and a model on it.
 
-    Nothing is read of the model but its config.json.
+    Takes about two seconds, most of them for measuring memory. Of the model, only config.json is read.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     targets = [KernelTarget(device=device, dtype=dtype) for dtype in _DTYPES]

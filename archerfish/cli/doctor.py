@@ -46,7 +46,7 @@ def command(
     format of weights and KV cache takes MODEL (by default perch) from its float32 original: KL divergence, perplexity
     and top-1 agreement.
     """
-    # A text that the model writes has a length of its own.
+    # A text that the model writes has a fixed length.
     if text is None and context.get_parameter_source("max_tokens") is not ParameterSource.DEFAULT:
         raise click.UsageError("--max-tokens needs --text; use archerfish doctor --drift --text FILE")
     if drift:
@@ -93,7 +93,7 @@ def _pairs(title: str, rows: Iterable[tuple[str, str]]) -> "Table":
     table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, padding=(0, 2))
     for name, value in rows:
         table.add_row(name, escape(value))
-    # A table without borders runs into the next one.
+    # Without a blank line, a table without borders runs into the next one.
     table.add_row("", "")
     return table
 
@@ -162,7 +162,7 @@ def _kernel_table(diagnosis: "Diagnosis") -> "Table":
 
 
 def _why_not(reports: "list[KernelSelection]") -> str:
-    """Each reason once; with the number formats it holds for, if it does not hold for all."""
+    """Return each reason once, with the number formats it holds for if it does not hold for all."""
     holds_for: dict[str, list[str]] = {}
     for report in reports:
         for rejection in report.rejected:

@@ -61,7 +61,7 @@ def _print(entries: list[FormatDrift]) -> None:
         title = f"{first.num_tokens:,} tokens; perplexity in float32 {first.original_perplexity:.3f}"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1))
     table.add_column("format", no_wrap=True)
-    # In lines of their own, so that all fit 80 columns.
+    # On lines of their own, so that all fit 80 columns.
     for heading in ("\nperplexity", "against\nfloat32", "KL\ndivergence", "top-1\nagreement"):
         table.add_column(heading, justify="right", no_wrap=True)
     for entry in entries:

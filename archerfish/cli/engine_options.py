@@ -26,7 +26,7 @@ _RECORDS: dict[str, tuple[type, str]] = {
     "server": (ServerConfig, "Server"),
     "replies": (ServerConfig, "Replies"),
 }
-"""What a command can be called with, and the heading of its options."""
+"""Records that a command can be called with, and the headings of their options."""
 _LEFT_OUT = {
     "replies": tuple(
         field.name
@@ -34,23 +34,23 @@ _LEFT_OUT = {
         if field.name not in ("served_model_name", "tool_call_format", "reasoning_parser")
     )
 }
-"""Fields without an option."""
+"""Fields that have no option."""
 _TAKE_MANY = ("served_model_name", "api_key")
 """Fields whose option takes all values up to the next option."""
 
 
 def engine_options(command: CommandFunction) -> CommandFunction:
-    """The command is called with `config`: an EngineConfig from file, environment and flags."""
+    """Call the command with `config`: an EngineConfig from file, environment and flags."""
     return _settings_options(command, "config")
 
 
 def server_options(command: CommandFunction) -> CommandFunction:
-    """The same, and with `server`: a ServerConfig."""
+    """Call the command with `config`, as engine_options does, and with `server`: a ServerConfig."""
     return _settings_options(command, "server", "config")
 
 
 def batch_options(command: CommandFunction) -> CommandFunction:
-    """The same as engine_options, and with `replies`: a ServerConfig, of which only what shapes replies has options."""
+    """Call the command with `config`, and with `replies`: a ServerConfig with options for the format of replies."""
     return _settings_options(command, "replies", "config")
 
 
@@ -86,8 +86,8 @@ def _notify(notice: str) -> None:
 
 
 def open_model(config: EngineConfig) -> "LLM":
-    """The model of these settings, loaded."""
-    # Numpy and more, which help and most mistakes can do without.
+    """Return the loaded model of these settings."""
+    # Imports numpy and more, which --help and most errors do without.
     from archerfish.engine.llm import LLM
 
     return LLM(**{field.name: getattr(config, field.name) for field in fields(config)})

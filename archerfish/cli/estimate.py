@@ -87,7 +87,7 @@ def _print(found: "Estimate", *, can_be_gpu: bool) -> None:
 
 
 def _planned_for(found: "Estimate", *, can_be_gpu: bool) -> str:
-    """The device in a sentence, and how much of it is used."""
+    """Return a sentence with the device, and how much of its memory is used."""
     device = "the CPU" if found.device == "cpu" else "a GPU" if found.device_is_here else "a GPU that is not here"
     share = found.gpu_memory_utilization
     used = "" if share is None else f" with {share:.0%} of its free memory (--gpu-memory-utilization {share:g})"
@@ -101,7 +101,7 @@ def _title(found: "Estimate") -> str:
 
 
 def _rows(found: "Estimate") -> Iterator[tuple[str, float]]:
-    """Names with bytes; a row without a name ends a section."""
+    """Yield names with bytes; a row without a name ends a section."""
     yield "weights", found.weights
     if found.draft_method is not None:
         yield f"weights of the drafter ({found.draft_method})", found.draft_weights

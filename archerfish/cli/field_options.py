@@ -25,7 +25,7 @@ _REPEATED = " May be given several times."
 
 
 class SettingChoice(click.Choice[str]):
-    """One of a setting's values, also under the name that another engine has for it."""
+    """One of a setting's values, which may also be given by another engine's name for it."""
 
     def __init__(self, name: str, choices: Sequence[str]) -> None:
         super().__init__(choices)
@@ -42,7 +42,7 @@ class SectionOption(click.Option):
     """An option that its command's help shows under a heading."""
 
     def __init__(self, *arguments: Any, section: str, takes_many: bool = False, **more: Any) -> None:
-        """`takes_many`: it takes all values up to the next option, as `--flag a b` does in other engines."""
+        """`takes_many` lets it take all values up to the next option, as `--flag a b` does in other engines."""
         super().__init__(*arguments, **more)
         self.section = section
         self.takes_many = takes_many
@@ -51,7 +51,7 @@ class SectionOption(click.Option):
 class SectionedCommand(click.Command):
     """A command whose help lists its own options first, then those of each section.
 
-    One with settings of the engine knows those of other engines, too.
+    A command with engine settings also accepts those of other engines, as far as they change nothing.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -89,9 +89,9 @@ def field_options(
     defaults: Mapping[str, object] | None = None,
     take_many: tuple[str, ...] = (),
 ) -> Callable[[CommandFunction], CommandFunction]:
-    """A decorator that gives a command one option for each field.
+    """Return a decorator that gives a command one option for each field.
 
-    The option's parameter is the field's name behind the prefix. `defaults` are shown instead of the fields' own.
+    The option's parameter is `prefix` followed by the field's name. `defaults` are shown instead of the fields' own.
     Options of the fields in `take_many` take all values up to the next option.
     """
     docs, types = field_docs(record), field_types(record)
@@ -99,7 +99,7 @@ def field_options(
     shown.update(defaults or {})
 
     def decorate(command: CommandFunction) -> CommandFunction:
-        # The option that is given to a function last comes first in its help.
+        # The option that is added to a function last comes first in its help.
         for name in reversed([name for name in shown if name not in left_out]):
             kind = without_none(types[name])
             text = docs[name] + (_REPEATED if kind == _TEXTS else "") + _default_note(shown[name])
@@ -114,13 +114,13 @@ def field_options(
 
 
 def take_given(parameters: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """Takes out the parameters with the prefix, and gives back by field name those that the user set."""
+    """Remove the parameters with the prefix, and return by field name those that the user set."""
     taken = {name: parameters.pop(name) for name in list(parameters) if name.startswith(prefix)}
     return {name.removeprefix(prefix): value for name, value in taken.items() if value not in (None, ())}
 
 
 def _repeat_flags(arguments: list[str], flags: set[str]) -> list[str]:
-    """`--flag a b` as `--flag a --flag b`, which click understands."""
+    """Return `--flag a b` as `--flag a --flag b`, which click understands."""
     repeated: list[str] = []
     current: str | None = None
     for number, argument in enumerate(arguments):
@@ -139,7 +139,9 @@ def _declaration(flag: str, kind: Any) -> str:
 
 
 def _shape(name: str, kind: Any) -> dict[str, Any]:
-    """What click must know of the value. Conversion is left to config/load.py, which reads the other sources too."""
+    """Return the option's settings for click. Values are converted by config/load.py, which also reads the other
+    sources.
+    """
     if kind is bool:
         return {"default": None}
     if get_origin(kind) is Literal:

@@ -12,14 +12,14 @@ from archerfish.config.settings import flag_name
 
 
 def without_foreign_options(options: Sequence[click.Option], arguments: Sequence[str]) -> list[str]:
-    """The arguments without options of other engines that request nothing, and with our own in place of others.
+    """Return the arguments with options of other engines dropped if they change nothing, or replaced by our own.
 
-    Options of the command itself always come first, so no name is taken from them.
+    The command's own options take precedence, so none of them changes its meaning.
     """
     foreign, spellings, own_arguments = _parted(options, arguments)
 
     def write(name: str, value: object) -> str:
-        # A flag says its value by itself.
+        # A flag shows its value by itself.
         return spellings[name] if isinstance(value, bool) else f"{spellings[name]} {shown_value(value)}"
 
     given = {_setting(argument.partition("=")[0]) for argument in own_arguments if argument.startswith("-")}
@@ -42,9 +42,9 @@ def _setting(flag: str) -> str:
 
 class _Parted(NamedTuple):
     foreign: dict[str, Any]
-    """Values of options of other engines, by name."""
+    """Values of options of other engines, by setting."""
     spellings: dict[str, str]
-    """How each was written."""
+    """Spelling of each on the command line."""
     own_arguments: list[str]
     """All other arguments."""
 
@@ -63,7 +63,7 @@ def _parted(options: Sequence[click.Option], arguments: Sequence[str]) -> _Parte
             break
         if spelling in own:
             own_arguments.append(argument)
-            # What follows is its value, whatever it looks like.
+            # The next argument is its value, whatever it looks like.
             if not has_value and not own[spelling].is_flag:
                 own_arguments += [rest.popleft() for _ in range(min(own[spelling].nargs, len(rest)))]
         elif name is None:
@@ -77,14 +77,14 @@ def _parted(options: Sequence[click.Option], arguments: Sequence[str]) -> _Parte
 
 
 def _value(name: str, spelling: str, rest: deque[str]) -> Any:
-    """The value of an option, taken from the arguments behind it if it stands there."""
+    """Return the value of an option, and remove it from `rest` if it is the next argument."""
     if not FOREIGN[name].is_switch or (rest and rest[0] in FOREIGN[name].words):
         return rest.popleft() if rest else ""
     return _setting(spelling) == name
 
 
 def _foreign_name(spelling: str) -> str | None:
-    """The name in the table of an option's spelling, be it negated; None if it is not there."""
+    """Return the name in the table of an option, also if it is negated; None if it is not there."""
     if not spelling.startswith("-"):
         return None
     name = _setting(spelling)

@@ -1,4 +1,4 @@
-"""Gathers what `models` shows: the models in the box and those in the hub cache. Prints nothing."""
+"""Gathers what `models` shows: bundled models and those in the hub cache. Prints nothing."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,17 +8,17 @@ from archerfish.box import models_in_box
 from archerfish.weights.describe import Description, describe
 
 _MODEL = "models--"
-"""How the hub cache begins the names of models, but not of data sets."""
+"""Prefix of models, but not of datasets, in the hub cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundModel:
     name: str
-    """What to give to --model."""
+    """Value for --model."""
     location: Literal["box", "cache"]
     directory: str
     num_bytes: int
-    """On disk, all revisions together."""
+    """Bytes on disk of all revisions together."""
     description: Description
 
 
@@ -27,11 +27,11 @@ class Inventory:
     models: list[FoundModel]
     hub_cache: str
     hub_cache_problem: str | None = None
-    """Why it could not be read."""
+    """Reason why the cache could not be read."""
 
 
 def take_inventory() -> Inventory:
-    """Look into the box and the hub cache. Reads no more than configs and headers."""
+    """List bundled and cached models. Reads only configs and headers."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     boxed = [_boxed(name, directory) for name, directory in models_in_box().items()]
@@ -52,7 +52,7 @@ def _boxed(name: str, directory: Path) -> FoundModel:
 
 
 def _cached(repository: Path) -> FoundModel:
-    """Looked at here and not by huggingface_hub, which passes over a model if a single file of it is lost."""
+    """List the cached models. Not by huggingface_hub, which skips a model if a single file of it is missing."""
     model = FoundModel(
         name=repository.name.removeprefix(_MODEL).replace("--", "/"),
         location="cache",
@@ -67,7 +67,7 @@ def _cached(repository: Path) -> FoundModel:
             return model
         description = describe(shown)
         if main is None and description.problem is None:
-            # A name alone means main.
+            # A name without a revision means main.
             problem = f"its main revision is not here: add --revision {shown.name}"
             description = replace(description, problem=problem)
         return replace(model, directory=str(shown), num_bytes=_size(shown.parent), description=description)
@@ -89,6 +89,6 @@ def _newest_revision(repository: Path) -> Path | None:
 
 
 def _size(directory: Path) -> int:
-    """Of all files in it; one that has several names, as revisions share theirs, counts once."""
+    """Return the bytes of all files in a directory; a file with several names, as revisions share them, counts once."""
     files = {path.resolve() for path in directory.rglob("*") if path.is_file()}
     return sum(file.stat().st_size for file in files)

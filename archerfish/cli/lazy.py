@@ -1,4 +1,4 @@
-"""A group of commands that imports a command's file only when it is called or its own help is asked for."""
+"""A group of commands that imports a command's module only when it is called or shows its own help."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -7,18 +7,18 @@ from typing import Any, NamedTuple
 import click
 
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
-"""How help is asked for and laid out, everywhere."""
+"""Names of the help option and the width of help, for all commands."""
 
 
 class Entry(NamedTuple):
-    """Kept by hand, so that --help imports no command: those bring torch with them."""
+    """Module and summary of a command; repeated here because the commands, which --help need not import, need torch."""
 
     module: str
     summary: str
 
 
 class LazyGroup(click.Group):
-    """Commands by name; each lives in a module of `package` as `command`."""
+    """A group of commands by name; each is the object `command` in a module of `package`."""
 
     def __init__(self, *arguments: Any, package: str, entries: Mapping[str, Entry], **more: Any) -> None:
         super().__init__(*arguments, **more)
@@ -39,7 +39,7 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        # click would offer the commands it has imported, which are none.
+        # click would suggest the commands that it has imported, which are none.
         if name not in self._entries and not name.startswith("-") and not ctx.resilient_parsing:
             ctx.fail(f"there is no command {name!r}; there are {', '.join(self._entries)}")
         return super().resolve_command(ctx, args)
@@ -50,7 +50,7 @@ class LazyGroup(click.Group):
 
 
 def lazy_group(name: str, package: str, entries: Mapping[str, Entry], summary: str) -> LazyGroup:
-    """A command that is a group of others, and says which when it is called without one."""
+    """Return a command that is a group of others, and lists them when it is called without one."""
 
     def list_commands(context: click.Context) -> None:
         if context.invoked_subcommand is None:

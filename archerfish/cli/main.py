@@ -10,7 +10,7 @@ from archerfish import __version__
 from archerfish.cli.lazy import CONTEXT_SETTINGS, Entry, LazyGroup
 from archerfish.errors import ArcherfishError, DoesNotFit, InvalidParameter, UserError
 
-_INTERRUPTED = 128 + 2  # As shells number the end of a process by SIGINT.
+_INTERRUPTED = 128 + 2  # 128 plus the signal's number, as in shells.
 
 
 _COMMANDS = {
@@ -44,14 +44,14 @@ def program(context: click.Context) -> None:
 
 
 def main() -> None:
-    """What the installed script calls."""
+    """Run the program: the entry point of the installed script."""
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command; its exit code. 2 is an error the user can fix, 1 one that ended the engine."""
+    """Run one command and return its exit code: 2 for an error the user can fix, 1 for one that ended the engine."""
     if hasattr(sys.stdout, "reconfigure"):
-        # An answer may hold characters that a terminal of another encoding cannot show.
+        # An answer may contain characters that the terminal's encoding lacks.
         sys.stdout.reconfigure(errors="replace")
     try:
         program.main(list(arguments), prog_name="archerfish", standalone_mode=False)
@@ -59,7 +59,7 @@ def run(arguments: Sequence[str]) -> int:
     except click.ClickException as error:
         return _report(_usage_message(error), error.exit_code)
     except UserError as error:
-        # These say in several lines what would fit, and where in a text a mistake is.
+        # These have several lines: what would fit, or where a text has a mistake.
         return _report(str(error) if isinstance(error, (DoesNotFit, InvalidParameter)) else _in_one_line(error), 2)
     except ArcherfishError as error:
         return _report(_in_one_line(error), 1)
@@ -69,7 +69,7 @@ def run(arguments: Sequence[str]) -> int:
         return _report("there is not enough memory; a smaller --kv-cache-memory-bytes or --max-model-len may help", 2)
     except BrokenPipeError:
         return _leave_closed_pipe()
-    except OSError as error:  # What a user names is checked where it is opened: this is the answer's own way out.
+    except OSError as error:  # Standard output: files that users name are checked when opened.
         _leave_closed_pipe()
         return _report(f"cannot write the output: {error.strerror}", 1)
     return 0
@@ -91,7 +91,7 @@ def _report(message: str, exit_code: int) -> int:
 
 
 def _leave_closed_pipe() -> int:
-    # Python flushes once more on its way out, which must not fail again.
+    # Python flushes once more on exit, which must not fail again.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     return 1

@@ -37,7 +37,7 @@ def _record(model: "FoundModel") -> dict[str, Any]:
 
 
 def _print(inventory: "Inventory") -> None:
-    # As wide as it comes out: names are there to be copied, and a narrow terminal wraps but never cuts.
+    # Not cut in a narrow terminal: names are there to be copied.
     if inventory.models:
         _print_columns([_HEADINGS, *(_cells(model) for model in inventory.models)])
     elif inventory.hub_cache_problem is None:
@@ -77,12 +77,12 @@ def _cells(model: "FoundModel") -> tuple[str, ...]:
 
 
 def _reason(model: "FoundModel") -> str:
-    """The problem, short enough for a list: without the path and what to do about it, which --json has."""
+    """Return the problem, short enough for a list: without the path and the advice, which --json has."""
     problem = model.description.problem or ""
     return problem.replace(f"{model.directory}/", "").replace(model.directory, "it").partition(";")[0]
 
 
 def _count(number: int) -> str:
-    """'12.3M', '8.0B'."""
+    """Return a count in short form, such as '12.3M' or '8.0B'."""
     scale, unit = (1e9, "B") if number >= 1e9 else (1e6, "M") if number >= 1e6 else (1e3, "K")
     return f"{number / scale:,.1f}{unit}"

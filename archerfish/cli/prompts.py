@@ -14,9 +14,9 @@ _HOW_TO_GIVE_ONE = 'give one as an argument ("Once upon a time"), on standard in
 
 
 def gather_prompts(texts: Sequence[str], file: Path | None, token_ids: Sequence[str]) -> list[Prompt]:
-    """All prompts in the order of the parameters, at least one, none of them empty.
+    """Return all prompts in the order of the parameters: at least one, none of them empty.
 
-    Standard input is read where a text is "-", and where there is nothing else and it is not a terminal.
+    Standard input is read where a text is "-", and where no prompt is given and it is not a terminal.
     """
     if not texts and file is None and not token_ids:
         if sys.stdin.isatty():
@@ -32,7 +32,7 @@ def gather_prompts(texts: Sequence[str], file: Path | None, token_ids: Sequence[
 
 
 def decode_utf8(data: bytes, origin: str) -> str:
-    """The bytes as text, or a RequestError that says where they are not."""
+    """Return the bytes as text, or raise a RequestError that says where they are not UTF-8."""
     try:
         # Editors on some systems put a byte order mark before the text.
         return data.decode("utf-8-sig")
@@ -45,7 +45,7 @@ def decode_utf8(data: bytes, origin: str) -> str:
 
 def _read_standard_input() -> str:
     text = decode_utf8(sys.stdin.buffer.read(), "standard input")
-    # The last line's end belongs to the shell, not to the prompt.
+    # The end of the last line belongs to the shell, not to the prompt.
     text = text.removesuffix("\n").removesuffix("\r")
     if not text:
         raise RequestError(f"standard input holds no prompt: {_HOW_TO_GIVE_ONE}")
@@ -56,7 +56,7 @@ def _check_argument(text: str, number: int) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        # Python keeps bytes it cannot decode as halves of surrogate pairs.
+        # Python decodes invalid bytes to lone surrogates.
         raise RequestError(f"prompt {number} is not UTF-8 text (at character {error.start})") from error
     if not text:
         raise RequestError(f"prompt {number} is empty: {_HOW_TO_GIVE_ONE}")
@@ -70,7 +70,7 @@ def _read_file(path: Path) -> list[Prompt]:
         data = sys.stdin.buffer.read() if is_standard_input else path.read_bytes()
     except OSError as error:
         raise ConfigError(f"--file: cannot read {path}: {error.strerror}") from error
-    # Not splitlines, which also splits at characters that may stand within a prompt.
+    # splitlines would also split at characters that may be part of a prompt.
     lines = [line.removesuffix("\r") for line in decode_utf8(data, origin).split("\n")]
     numbered = [(f"line {number} of {origin}", line) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:

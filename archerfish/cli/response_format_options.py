@@ -1,4 +1,4 @@
-"""Gives a command options that say what answers must look like. Knows no grammar."""
+"""Gives a command the options for the response format. Knows no grammar."""
 
 import json
 from collections.abc import Callable
@@ -31,7 +31,7 @@ _PREFIX = "form_"
 
 
 def response_format_options(command: CommandFunction) -> CommandFunction:
-    """The command is called with `form`: a Structured, or None if answers are free."""
+    """Call the command with `response_format`: a Structured, or None if answers are free."""
 
     @wraps(command)
     def with_response_format(**parameters: Any) -> None:
@@ -41,7 +41,7 @@ def response_format_options(command: CommandFunction) -> CommandFunction:
             raise ConfigError(f"{flags} are given, but an answer has one form: leave all but one out")
         command(response_format=_response_format(given), **parameters)
 
-    # The option that is given to a function last comes first in its help.
+    # The option that is added to a function last comes first in its help.
     decorated: CommandFunction = with_response_format
     for name, shape in reversed(_OPTIONS.items()):
         option: Callable[[CommandFunction], CommandFunction] = click.option(

@@ -1,4 +1,4 @@
-"""Gives a command the sampling parameters as options, and lays them over what the model's makers recommend."""
+"""Gives a command the sampling parameters as options, on top of the model's recommended values."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,14 +17,14 @@ _NOT_FLAGS = (
     *("structured", "structured_outputs", "guided_decoding", "speculation", "prompt_embedding", "prompt_states"),
     *("bad_words_token_ids", "detokenize", "output_kind"),
 )
-"""What has flags of its own (here and in form_options), or is too much for a terminal."""
+"""Parameters with flags of their own (here and in response_format_options), or too complex for a command line."""
 _SPECULATION_PREFIX = "speculation_"
 _PREFIX = "sampling_"
 _MAX_TOKENS = 128
 
 
 def sampling_options(*, left_out: tuple[str, ...] = ()) -> Callable[[CommandFunction], CommandFunction]:
-    """The command is called with `sampling`: the parameters that the user gave, by name."""
+    """Call the command with `sampling`: the parameters that the user gave, by name."""
 
     def decorate(command: CommandFunction) -> CommandFunction:
         @wraps(command)
@@ -34,7 +34,8 @@ def sampling_options(*, left_out: tuple[str, ...] = ()) -> Callable[[CommandFunc
             with _naming_flags():
                 if speculation:
                     sampling["speculation"] = Speculation(**speculation)
-                # Shows bad values now, not after the model was loaded; how long the answer may be is not known yet.
+                # Reports invalid values now, not after the model was loaded; the longest possible answer is not known
+                # yet.
                 SamplingParams(**{"max_tokens": None, **sampling})
             command(sampling=sampling, **parameters)
 
@@ -57,13 +58,13 @@ def sampling_params(
     recommended: Mapping[str, Any], sampling: Mapping[str, Any], max_model_len: int = _MAX_TOKENS
 ) -> SamplingParams:
     """Return what the model recommends, with the user's own parameters over it; the default length fits the model."""
-    # The library's default length is short, for tests and scripts; here a person waits for an answer.
+    # The library's short default suits tests and scripts; here a person waits for a whole answer.
     return SamplingParams.from_dict({"max_tokens": min(_MAX_TOKENS, max_model_len), **recommended, **sampling})
 
 
 @contextmanager
 def _naming_flags() -> Iterator[None]:
-    """Say what is wrong with a parameter by the name of its flag."""
+    """Name flags instead of parameters in errors."""
     try:
         yield
     except InvalidParameter as error:

@@ -18,8 +18,8 @@ from archerfish.errors import ConfigError
 def command(model: str | None, server: ServerConfig, config: EngineConfig) -> None:
     """Serve a model over an OpenAI-compatible API.
 
-    MODEL is a directory, a model in the box or a hub name; without one it is perch. Ctrl-C or SIGTERM lets running
-    requests finish; a second one does not.
+    MODEL is a directory, a bundled model or a hub name; without one it is perch. Ctrl-C or SIGTERM lets running
+    requests finish; a second one cancels them.
     """
     if model is not None:
         if config.model is not None:
@@ -34,9 +34,9 @@ def command(model: str | None, server: ServerConfig, config: EngineConfig) -> No
 
 
 def _check_last(flag: str, values: tuple[str, ...], shown: str | None = None) -> None:
-    """Refuse a model that stands where an option of several values takes it for one more.
+    """Refuse a model behind an option of several values, which takes it as one more value.
 
-    `shown` is what the message calls it, where the values are secrets.
+    `shown` is what the message shows in place of a secret value.
     """
     last = values[-1] if len(values) > 1 else ""
     if "/" in last or last in models_in_box() or (last and Path(last).is_dir()):

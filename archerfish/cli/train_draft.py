@@ -14,7 +14,7 @@ from archerfish.console import enable_logging
 from archerfish.errors import ConfigError
 
 _SETTINGS = ("model", "revision", "load_format", "hf_overrides", "device", "threads")
-"""Engine settings that describe the target; how it is served does not matter here."""
+"""Engine settings that describe the target; those of serving do not matter here."""
 _OTHER_SETTINGS = tuple(field.name for field in fields(EngineConfig) if field.name not in _SETTINGS)
 _NEEDED = ("method", "output")
 

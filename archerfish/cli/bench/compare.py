@@ -37,9 +37,9 @@ def command(
 ) -> None:
     """Compare saved runs, with confidence intervals.
 
-    Runs of the same label are repeats of one thing; the first label is the base. With several runs of every label the
-    intervals (95 %) tell how repeats differ, otherwise how requests do within a run. An interval that contains 0 is no
-    difference.
+    Runs with the same label are repeats of the same thing; the first label is the base. With several runs of every
+    label, the intervals (95 %) cover differences between repeats; otherwise those between requests of a run. If an
+    interval contains 0, the difference may be chance.
     """
     objectives = parse_objectives(goodput)
     check_report(report)

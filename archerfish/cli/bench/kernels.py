@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _COUNT = click.IntRange(min=1)
 _SETTINGS = ("model", "revision", "dtype", "hf_overrides", "device", "threads", "block_size", "kv_cache_dtype")
-"""What decides about shapes and kernels; everything else about an engine does not matter here."""
+"""Settings that decide shapes and kernels; no other setting of the engine matters here."""
 _OTHER_SETTINGS = tuple(field.name for field in fields(EngineConfig) if field.name not in _SETTINGS)
 
 
@@ -72,8 +72,8 @@ def command(
 ) -> None:
     """Measure every kernel against the peak of the machine.
 
-    Shapes are the model's; its weights are not loaded. As in a model, layers take turns: each call reads other weights
-    than the one before, as far as the model has layers.
+    Shapes are the model's; its weights are not loaded. As in a model, each call reads the weights of another layer than
+    the one before, so that they are not in a cache.
     """
     given = take_given(settings, "config_")
     config = load_config(EngineConfig, {**given, "load_format": "dummy"}, None, os.environ)

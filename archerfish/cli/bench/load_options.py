@@ -1,4 +1,4 @@
-"""Gives a command the options of a load test: what is asked, when, and what makes a request good. Measures nothing."""
+"""Gives a command the options of a load test: the requests, their timing, and objectives. Measures nothing."""
 
 from collections.abc import Mapping
 from functools import wraps
@@ -35,7 +35,7 @@ dollars_option = click.option(
 
 
 class GoodputCommand(SectionedCommand):
-    """Also takes several objectives behind one --goodput, as vLLM's command does."""
+    """A command that also accepts several objectives after one --goodput, as vLLM's does."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         spread: list[str] = []
@@ -52,7 +52,7 @@ class GoodputCommand(SectionedCommand):
 def load_options(
     command: CommandFunction, *, more: Mapping[str, tuple[type, str]] | None = None, left_out: tuple[str, ...] = ()
 ) -> CommandFunction:
-    """The command is called with `load` and `dataset`, and with the records in `more`, by name and heading.
+    """Call the command with `load` and `dataset`, and with the records in `more`, by name and heading.
 
     Options of the load that are left out have their defaults.
     """

@@ -1,4 +1,4 @@
-"""Shows what benchmarks of the engine found: as tables for a person, as JSON for programs. Measures nothing."""
+"""Shows results of engine benchmarks: as tables for people, as JSON for programs. Measures nothing."""
 
 import json
 import sys
@@ -34,20 +34,20 @@ report_option = click.option(
 
 
 def check_report(path: Path | None) -> None:
-    """Refuse a page that could not be written, before anything is measured."""
+    """Refuse a path where no page can be written, before anything is measured."""
     if path is not None and not path.resolve().parent.is_dir():
         raise ConfigError(f"--report: there is no directory {path.parent}")
 
 
 def write_record(conditions: "Conditions", result: Any) -> None:
-    """One JSON object; times in seconds."""
+    """Print one JSON object; times in seconds."""
     click.echo(json.dumps({"conditions": asdict(conditions), "result": asdict(result)}, indent=2))
 
 
 def print_tables(title: str, *tables: "Table") -> None:
     from rich.console import Console
 
-    # Where it is written to a file, no line has to fit a window.
+    # In a file, lines need not fit a window.
     console = Console(width=None if sys.stdout.isatty() else _FILE_WIDTH)
     console.print(title, style="bold", markup=False, highlight=False, soft_wrap=True)
     for table in tables:
@@ -55,7 +55,7 @@ def print_tables(title: str, *tables: "Table") -> None:
 
 
 def table(*columns: str) -> "Table":
-    """A plain table. The first column is text, as are those known to be; all others are numbers."""
+    """Return a plain table. The first column and the known text columns hold text, all others numbers."""
     from rich import box
     from rich.table import Table
 
@@ -67,7 +67,7 @@ def table(*columns: str) -> "Table":
 
 
 def latency_table(rows: "Sequence[tuple[str, Distribution | None]]") -> "Table":
-    """Distributions of seconds, in milliseconds."""
+    """Return a table of distributions of seconds, shown in milliseconds."""
     made = table("ms", "mean", *(f"p{percent}" for percent in _PERCENTS))
     for name, found in rows:
         if found is not None:
@@ -88,7 +88,7 @@ def phase_table(prefill: "Phase", decode: "Phase", peak: "Peak") -> "Table":
 
 
 def speculation_tables(stats: "SpeculationStats | None") -> "list[Table]":
-    """One line, or none where nothing was drafted."""
+    """Return a table of the figures, or none if nothing was drafted."""
     if stats is None:
         return []
     from archerfish.metrics.speculation import speculation_rows

@@ -134,6 +134,6 @@ def _where(save: bool, *, result_dir: Path | None, result_filename: str | None) 
 
 
 def _json(run: BenchRun, summary: Summary) -> str:
-    """Everything but the single requests and samples, which --save-result keeps."""
+    """Return the run as JSON without single requests and samples, which only --save-result writes."""
     about = {field.name: getattr(run, field.name) for field in fields(run) if field.name not in ("requests", "samples")}
     return msgspec.json.encode({**about, "is_valid": run.is_valid, "summary": summary}).decode()

@@ -32,7 +32,7 @@ _SWEPT = (
     *("request_rate", "max_concurrency", "num_prompts", "label", "arrivals", "time_scale"),
     *("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps"),
 )
-"""What the sweep itself decides of a load."""
+"""Options of a load that the sweep itself sets."""
 _BAR_WIDTH = 16
 
 
@@ -83,7 +83,7 @@ def command(
 
 
 def _at(load: LoadOptions, chosen: SweepOptions, offered: float, number: int) -> LoadOptions:
-    """The load of one measurement. Its seed is its own: what was sent before may be in the server's cache."""
+    """Return the load of one measurement. Each has its own seed: the server may have cached the requests of others."""
     at = replace(load, num_prompts=chosen.num_requests(offered), seed=load.seed + number)
     if chosen.axis == "request rate":
         return replace(at, request_rate=repr(offered), label=f"{offered:.4g}/s")
@@ -96,7 +96,7 @@ def _first_words(run: BenchRun) -> str:
 
 
 class _Output:
-    """Prints and saves the results; wrong options are refused before anything is measured."""
+    """Prints and saves the results; invalid options are refused before anything is measured."""
 
     def __init__(self, *, report: Path | None, result_dir: Path | None, as_json: bool) -> None:
         if result_dir is not None and not result_dir.is_dir():
@@ -129,7 +129,7 @@ def _print(found: Sweep) -> None:
     from archerfish.bench.report.sweep_page import COLUMNS, point_cells
     from archerfish.cli.bench.reporting import print_tables, table
 
-    # As much as fits eighty columns; the page has the rest.
+    # The columns that fit eighty characters; the page has all of them.
     shown = [COLUMNS.index(name) for name in ("load", "outcome", "requests/s", "good", "TTFT p99", "TPOT p99")]
     made = table(*(COLUMNS[index] for index in shown), " ")
     most = max((_good_or_all(point) for point in found.points), default=0.0)
@@ -152,6 +152,6 @@ def _print(found: Sweep) -> None:
 
 
 def _good_or_all(point: "PointRecord") -> float:
-    """Good requests per second, or all where none are told from the others."""
+    """Return good requests per second, or all requests per second without objectives."""
     found = point.mean(lambda one: one.throughput.requests if one.goodput is None else one.goodput.requests)
     return found or 0.0

@@ -1,4 +1,4 @@
-"""`archerfish bench throughput`: a pile of requests through the engine alone."""
+"""`archerfish bench throughput`: many requests at once through the engine alone."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,7 +88,7 @@ def command(
             chosen = random_workload(num_prompts or _NUM_PROMPTS, input_len or _INPUT_LEN, length, vocab_size, 0)
         chosen.check_fits(assembly.config.max_model_len)
         bench, conditions = OfflineBench.of(assembly), Conditions.of(assembly.blueprint)
-        bench.run(random_workload(1, 8, 4, vocab_size, 1))  # Libraries are loaded, threads and clocks wake up.
+        bench.run(random_workload(1, 8, 4, vocab_size, 1))  # Loads libraries, and wakes threads and clocks.
         with ProgressBar("tokens", chosen.num_output_tokens) as bar:
             found = measure_throughput(bench, chosen, conditions.peak, bar.update)
     if as_json:
@@ -98,7 +98,7 @@ def command(
 
 
 def _check_options(workload: str | None, dataset_name: str | None, given: dict[str, object]) -> None:
-    """Refuse what would be ignored."""
+    """Refuse options that would be ignored."""
     useless: list[str] = []
     if workload is not None:
         useless, why = list(given), f"--workload {workload} says everything about the requests"
@@ -131,7 +131,7 @@ def _print(conditions: "Conditions", found: "ThroughputResult") -> None:
         phase_table(found.prefill, found.decode, conditions.peak),
         *speculation_tables(found.speculation),
     )
-    # As vLLM's command ends, for scripts that read it.
+    # The last line of vLLM's command, for scripts that read it.
     click.echo(
         f"Throughput: {found.requests_per_second:.2f} requests/s, {found.total_tokens_per_second:.2f} total tokens/s, "
         f"{found.output_tokens_per_second:.2f} output tokens/s"

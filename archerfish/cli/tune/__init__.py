@@ -1,4 +1,4 @@
-"""`archerfish tune`: finds what is to be tuned. Knows none of it."""
+"""`archerfish tune`: the list of tuning commands, each imported when it runs."""
 
 from archerfish.cli.lazy import Entry, lazy_group
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from archerfish.ops.triton.runtime import TunedGemm
 
 _SETTINGS = ("model", "revision", "dtype", "hf_overrides")
-"""What decides about shapes; everything else about an engine does not matter here."""
+"""Settings that decide shapes; no other setting of the engine matters here."""
 _OTHER_SETTINGS = tuple(field.name for field in fields(EngineConfig) if field.name not in _SETTINGS)
 
 
@@ -29,8 +29,8 @@ _OTHER_SETTINGS = tuple(field.name for field in fields(EngineConfig) if field.na
 def command(**settings: Any) -> None:
     """Measure the fastest tiles of a model's GEMMs on this GPU, and store them for later starts.
 
-    Takes minutes, most of them for compiling. Weights are not loaded. Tiles change how long a step takes, and
-    not a bit of any answer.
+    Takes minutes, most of them for compiling. Weights are not loaded. Tiles change how long a step takes, and not a bit
+    of any answer.
     """
     given = take_given(settings, "config_")
     config = load_config(EngineConfig, {**given, "load_format": "dummy"}, None, os.environ)
