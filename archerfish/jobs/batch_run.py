@@ -16,7 +16,7 @@ from archerfish.jobs.store import JobStore
 
 
 class BatchEnd(Enum):
-    """Why no more lines are started."""
+    """Reason why no more lines are started."""
 
     ANSWERED = auto()
     CANCELLED = auto()
@@ -25,7 +25,7 @@ class BatchEnd(Enum):
 
 
 class _Ended(Exception):
-    """No more lines are to be started."""
+    """Raised when no more lines are to be started."""
 
     def __init__(self, end: BatchEnd) -> None:
         super().__init__(end)
@@ -54,12 +54,12 @@ class BatchRun:
     # -- what the runner calls ------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Look whether the batch was cancelled or has expired."""
+        """Have the batch checked for a cancellation or its expiry."""
         self._look = True
         self._wake()
 
     def stop(self, grace_seconds: float) -> None:
-        """Start no more lines; those in flight have this long to finish."""
+        """Start no more lines, and give those in flight this many seconds to finish."""
         self._stopping = True
         self._grace_seconds = grace_seconds
         if self._lines is not None:
@@ -67,7 +67,7 @@ class BatchRun:
         self._wake()
 
     async def run(self) -> BatchEnd:
-        """Answer every line that has no result yet, as far as nothing ends it before."""
+        """Answer every line that has no result yet, until the batch ends early or all are done."""
         open_input = partial(self._files.open, self.batch.input_file_id, tenant=self.batch.tenant)
         with await self._shared.storage.do(open_input) as stream:
             return await self._run(stream)
@@ -92,27 +92,27 @@ class BatchRun:
     async def _answer(self, reader: InputReader, lines: LineAnswers) -> BatchEnd:
         done, suspects = lines.answered, lines.attempts
         try:
-            found = self._find(reader)
-            fresh = (line for line in found if line.number not in done and line.number not in suspects)
+            spans = self._find(reader)
+            fresh = (line for line in spans if line.number not in done and line.number not in suspects)
             await lines.answer_all(fresh, self._check)
             while left := suspects.keys() - done:
                 num_found = await self._try_suspects(reader, lines, left)
-                await self._check()  # A search that was to stop has not found all of them.
+                await self._check()  # A search that was told to stop has not found all of them.
                 if not num_found:
-                    break  # The input has changed: they are not in it any more.
+                    break  # The input has changed: it no longer has them.
         except _Ended as ended:
             return ended.end
         return BatchEnd.ANSWERED
 
     def _find(self, reader: InputReader) -> Iterator[LineSpan]:
-        """Yield all requests of the input; the search ends when it is to stop."""
+        """Yield all requests of the input, until the search is to stop."""
         for line in reader.spans():
             if self._stopping:
                 return
             yield line
 
     async def _settle(self, lines: LineAnswers) -> None:
-        """Nothing of this batch goes on after this, and what was answered is saved."""
+        """Stop everything that is in progress for this batch, and save the answers so far."""
         await lines.finish(self._grace_seconds)
         try:
             await self._recorder.close()
@@ -129,7 +129,7 @@ class BatchRun:
     async def _check(self) -> None:
         """Raise _Ended if no more lines are to be started."""
         if self._recorder.task.done():
-            await self._recorder.close()  # Raises why it ended.
+            await self._recorder.close()  # Raises the reason.
         if self._stopping:
             raise _Ended(BatchEnd.STOPPED)
         if self._work.now() >= self.batch.expires_at:
@@ -147,7 +147,7 @@ class BatchRun:
     # -- suspects -------------------------------------------------------------------------------------------------
 
     async def _try_suspects(self, reader: InputReader, lines: LineAnswers, numbers: Collection[int]) -> int:
-        """Try each once more, those first that have never failed alone. How many were found in the input."""
+        """Try each suspect once more, first those that never failed alone. Return how many of them the input has."""
         in_company = {number for number in numbers if lines.attempts[number] == 0}
 
         async def trial(group: Sequence[LineSpan]) -> list[LineSpan]:
@@ -161,7 +161,7 @@ class BatchRun:
         return num_found
 
     async def _groups(self, reader: InputReader, numbers: Collection[int], size: int) -> AsyncIterator[list[LineSpan]]:
-        """The lines with these numbers, so many at a time."""
-        found = (line for line in self._find(reader) if line.number in numbers)
-        while group := await read_on(found, size):
+        """Yield the lines with these numbers, in groups of `size`."""
+        spans = (line for line in self._find(reader) if line.number in numbers)
+        while group := await read_on(spans, size):
             yield group

@@ -37,7 +37,7 @@ _MOMENTS = (
 _TIMES = ("created_at", "expires_at", *_MOMENTS)
 
 NOW_OR_LATER = "MAX(?, created_at, " + ", ".join(f"COALESCE({name}, 0)" for name in _MOMENTS) + ")"
-"""SQL of the time that a batch's next moment has: a clock that was set back makes none earlier than the one before."""
+"""SQL of the time of a batch's next event: if the clock was set back, not earlier than the event before."""
 
 
 class BatchStore:
@@ -57,7 +57,7 @@ class BatchStore:
         metadata: Mapping[str, str] | None = None,
         tenant: str = "",
     ) -> Batch:
-        """A new batch, to be validated and answered. When this returns it is durable."""
+        """Create a batch, to be validated and answered. When this returns, it is durable."""
         if endpoint not in ENDPOINTS:
             raise InvalidParameter("endpoint", endpoint, f"it must be one of {', '.join(ENDPOINTS)}")
         window = window_seconds(completion_window)
@@ -88,7 +88,7 @@ class BatchStore:
             return _find(connection, batch_id, tenant)
 
     def page(self, *, tenant: str = "", limit: int = 20, after: str | None = None) -> ListPage[Batch]:
-        """Batches, the newest first."""
+        """Return a page of batches, the newest first."""
         if not 1 <= limit <= _MOST_BATCHES:
             raise InvalidParameter("limit", limit, f"it must be at least 1 and at most {_MOST_BATCHES}")
         with self._database.reading() as connection:
@@ -103,7 +103,7 @@ class BatchStore:
         return ListPage([batch_from_row(row) for row in rows[:limit]], len(rows) > limit)
 
     def cancel(self, batch_id: str, *, tenant: str = "") -> Batch:
-        """Begin to cancel a batch, which ends when its lines in flight are gone. A second call changes nothing."""
+        """Begin to cancel a batch, which ends when its lines in flight have. A second call changes nothing."""
         with self._database.transaction() as connection:
             batch = _find(connection, batch_id, tenant)
             if batch.status in (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS):
@@ -169,6 +169,6 @@ def _find(connection: sqlite3.Connection, batch_id: str, tenant: str) -> Batch:
 
 def _row(connection: sqlite3.Connection, batch_id: str, tenant: str) -> sqlite3.Row | None:
     query = "SELECT * FROM batches WHERE batch_id = ? AND tenant = ?"
-    # Ids are ASCII; of other text, not all can be asked for.
+    # Ids are ASCII; other text may not be valid in a query.
     row: sqlite3.Row | None = connection.execute(query, (batch_id, tenant)).fetchone() if batch_id.isascii() else None
     return row

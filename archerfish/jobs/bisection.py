@@ -6,18 +6,18 @@ from typing import TypeVar
 _Line = TypeVar("_Line")
 
 Trial = Callable[[Sequence[_Line]], Awaitable[list[_Line]]]
-"""Has a group answered with nothing else in flight; those of its lines that got no answer, because the engine failed.
+"""Has a group answered with nothing else in flight, and returns those of its lines that got no answer because the
+engine failed.
 
-The group of a single line is the end of the search: the trial itself notes what came of it.
+A group of a single line ends the search: the trial itself records what became of it.
 """
 
 
 async def isolate(group: Sequence[_Line], trial: Trial[_Line]) -> None:
-    """Try the lines of a group that has failed as a whole, until each is answered or has failed alone.
+    """Try the lines of a group that failed as a whole, until each is answered or has failed alone.
 
-    An engine that fails costs much more than a trial that goes well. So the halves are not both tried: where the first
-    goes well, it was the second. One bad line of 256 costs four failures on average before it is found, and eight at
-    most.
+    An engine failure costs much more than a successful trial, so the halves are not both tried: if the first succeeds,
+    the second is to blame. One bad line of 256 costs four failures on average before it is found, and eight at most.
     """
     if len(group) <= 1:
         await trial(group)

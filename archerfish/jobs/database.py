@@ -14,10 +14,10 @@ from archerfish.errors import ConfigError, StorageFull
 from archerfish.jobs.privacy import close_to_others, private_file
 
 _VERSION = 1
-_BUSY_SECONDS = 30.0  # Another process may be writing a large group.
+_BUSY_SECONDS = 30.0  # Seconds; another process may be writing a large group.
 _FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
 _CHECK_SECONDS = 5.0
-"""How long a start may take to look for damaged pages."""
+"""Seconds that a start may take to look for damaged pages."""
 _INSTRUCTIONS_BETWEEN_LOOKS = 10_000
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -61,7 +61,7 @@ _TABLES = (
     "CREATE INDEX batches_of_tenant ON batches (tenant, number)",
     "CREATE INDEX batches_by_status ON batches (status, number)",
     "CREATE INDEX batches_of_file ON batches (input_file_id)",
-    # One row for each line that has its answer: the key is what makes every answer count once.
+    # One row for each answered line: the key makes every answer count once.
     """CREATE TABLE results (
         batch_id TEXT NOT NULL,
         line INTEGER NOT NULL,
@@ -79,17 +79,21 @@ _TABLES = (
 
 
 class Database:
-    """One connection that any thread may use, one at a time. A transaction that has ended survives a power cut."""
+    """One connection that any thread may use, one at a time.
+
+    A transaction that has ended survives a power cut.
+    """
 
     def __init__(self, path: Path) -> None:
         self._directory = path.parent
         self._lock = threading.Lock()
         private_file(path)
-        for suffix in ("-wal", "-shm"):  # Where SQLite makes them, they have the mode of the database.
+        for suffix in ("-wal", "-shm"):  # Files that SQLite creates have the mode of the database.
             close_to_others(path.with_name(path.name + suffix))
         try:
             self._connection = _connect(path)
-            # Only before the first table is made, and only then, this decides how free pages are given back.
+            # Takes effect only before the first table is created, and decides how free pages are returned to the
+            # system.
             self._connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = FULL")
@@ -100,7 +104,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All of it or nothing. What a full disk refuses raises StorageFull and has changed nothing."""
+        """Run the block as one transaction. If the disk is full, StorageFull is raised and nothing has changed."""
         with self._lock, naming_full_disk(self._directory):
             connection = self._connection
             connection.execute("BEGIN IMMEDIATE")
@@ -108,7 +112,7 @@ class Database:
                 yield connection
                 connection.execute("COMMIT")
             except BaseException:
-                # After some errors SQLite has rolled back by itself.
+                # SQLite rolls back by itself after some errors.
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
@@ -120,7 +124,7 @@ class Database:
             yield self._connection
 
     def give_back_space(self) -> None:
-        """Shrink the file by the pages that deleted rows have left."""
+        """Shrink the file by the pages of deleted rows."""
         with self._lock, naming_full_disk(self._directory):
             self._connection.execute("PRAGMA incremental_vacuum").fetchall()
 
@@ -140,15 +144,15 @@ class Database:
 
 
 class Claim:
-    """A lock that at most one holder in all processes has, and that the system takes back from one that died."""
+    """A lock with at most one holder among all processes. The system releases it when its process dies."""
 
     def __init__(self, path: Path) -> None:
         private_file(path)
-        # SQLite's own locks are the portable ones: this database has no tables and never will.
+        # SQLite's own locks are portable: this database only serves as a lock and has no tables.
         self._connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
 
     def take(self) -> bool:
-        """Whether it is now held."""
+        """Take the lock if it is free, and return whether it is held now."""
         try:
             self._connection.execute("BEGIN EXCLUSIVE")
         except sqlite3.OperationalError as error:
@@ -162,13 +166,13 @@ class Claim:
 
 
 def marks(values: Sized) -> str:
-    """Question marks for as many values."""
+    """Return a question mark for each of the values."""
     return ", ".join("?" * len(values))
 
 
 @contextmanager
 def naming_full_disk(directory: Path) -> Iterator[None]:
-    """Raise StorageFull for what the system and SQLite call a full disk."""
+    """Raise StorageFull for errors by which the system and SQLite report a full disk."""
     try:
         yield
     except OSError as error:
@@ -195,22 +199,22 @@ def _storage_full(directory: Path, error: Exception) -> StorageFull:
 
 
 def _check_pages(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuse a damaged database, as far as that is found in a few seconds."""
+    """Refuse a damaged database, as far as damage is found in a few seconds."""
     end = time.monotonic() + _CHECK_SECONDS
     connection.set_progress_handler(lambda: time.monotonic() > end, _INSTRUCTIONS_BETWEEN_LOOKS)
     try:
-        [found] = connection.execute("PRAGMA quick_check(1)").fetchone()
+        [verdict] = connection.execute("PRAGMA quick_check(1)").fetchone()
     except sqlite3.OperationalError as error:
         if _code(error) != sqlite3.SQLITE_INTERRUPT:
             raise
         logger.info("%s is large: it was checked for damage in part only", path)
         return
     except sqlite3.DatabaseError as error:
-        found = str(error)
+        verdict = str(error)
     finally:
         connection.set_progress_handler(None, 0)
-    if found != "ok":
-        first = str(found).replace("\n", " ")
+    if verdict != "ok":
+        first = str(verdict).replace("\n", " ")
         raise ConfigError(f"{path} is damaged ({first}): put a backup in its place, or choose another directory")
 
 

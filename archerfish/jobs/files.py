@@ -23,7 +23,7 @@ _LONGEST_NAME = 255
 
 
 class Upload:
-    """A file on its way in. Used in a `with`: leaving it without `finish` removes what was written."""
+    """A file that is being uploaded. Used in a `with`: leaving it without `finish` removes what was written."""
 
     def __init__(self, files: "FileStore", draft: UnpublishedFile, tenant: str) -> None:
         self._files = files
@@ -34,16 +34,16 @@ class Upload:
         self._draft.write(chunk)
 
     def finish(self, filename: str, purpose: str) -> StoredFile:
-        """Make it durable and visible."""
+        """Make the file durable and visible, and return its metadata."""
         check_purpose(purpose)
         self._draft.seal()
         with self._files.publishing([self._draft]) as connection:
-            # Others of the same tenant may have been finished meanwhile.
+            # Other files of the tenant may have been finished meanwhile.
             self._files.quota.check_file(connection, self._tenant, self._draft.num_bytes)
             return self._files.publish(connection, self._draft, _clean_name(filename), purpose, self._tenant)
 
     def close(self) -> None:
-        """Remove what was written, unless it was finished."""
+        """Remove what was written, unless the file was finished."""
         self._draft.discard()
 
     def __enter__(self) -> "Upload":
@@ -73,7 +73,7 @@ class FileStore:
     # -- what clients ask for -------------------------------------------------------------------------------------
 
     def upload(self, filename: str, purpose: str, chunks: Iterable[bytes], *, tenant: str = "") -> StoredFile:
-        """Take in a whole file. When this returns it is durable; when it raises there is no trace of it."""
+        """Store a whole file. When this returns, it is durable; when it raises, nothing is left of it."""
         check_purpose(purpose)
         with self.begin_upload(tenant=tenant) as upload:
             for chunk in chunks:
@@ -100,7 +100,7 @@ class FileStore:
         after: str | None = None,
         order: str = "desc",
     ) -> ListPage[StoredFile]:
-        """Files in the order of their making, the newest first unless `order` is "asc"."""
+        """Return a page of files by creation time, the newest first unless `order` is "asc"."""
         if not 1 <= limit <= _MOST_FILES:
             raise InvalidParameter("limit", limit, f"it must be at least 1 and at most {_MOST_FILES}")
         if order not in ("asc", "desc"):
@@ -118,11 +118,11 @@ class FileStore:
         return ListPage([_from_row(row) for row in rows[:limit]], len(rows) > limit)
 
     def open(self, file_id: str, *, tenant: str = "") -> BinaryIO:
-        """The content, to read. It stays readable where the file is deleted meanwhile."""
+        """Open the content for reading. It stays readable if the file is deleted meanwhile."""
         self.get(file_id, tenant=tenant)
         try:
             return (self._contents / file_id).open("rb")
-        except FileNotFoundError as error:  # Deleted just now, or by a stranger.
+        except FileNotFoundError as error:  # It was deleted just now, or by another program.
             raise NotFound(f"there is no file {file_id!r}") from error
 
     def delete(self, file_id: str, *, tenant: str = "") -> None:
@@ -139,13 +139,14 @@ class FileStore:
                     "cancel that first, or wait for its end"
                 )
             connection.execute("DELETE FROM files WHERE file_id = ?", (file_id,))
-        # After the row: a content without a row is swept away at the next start, the other way round would be a lie.
+        # After the row: a content without a row is removed at the next start, but a row without content would be an
+        # error.
         (self._contents / file_id).unlink(missing_ok=True)
 
     # -- what batches write ---------------------------------------------------------------------------------------
 
     def draft(self) -> UnpublishedFile:
-        """A new file of any size, to be published or discarded."""
+        """Return a new file of any size, to be published or discarded."""
         return self._drafts.new("output-")
 
     @contextmanager
@@ -157,7 +158,7 @@ class FileStore:
         except Exception:
             raise
         except BaseException:
-            # An interrupt may have come after the rows were written. What has none is swept away at the next start.
+            # An interrupt may have come after the rows were written. Files without a row are removed at the next start.
             for draft in drafts:
                 draft.keep()
             raise
@@ -167,7 +168,7 @@ class FileStore:
     def publish(
         self, connection: sqlite3.Connection, draft: UnpublishedFile, filename: str, purpose: str, tenant: str
     ) -> StoredFile:
-        """Give a sealed draft its place and its row, within `publishing`."""
+        """Give a sealed draft its final path and its row, within `publishing`."""
         file = StoredFile(
             file_id=new_id("file-"),
             tenant=tenant,
@@ -176,7 +177,7 @@ class FileStore:
             num_bytes=draft.num_bytes,
             created_at=int(self._clock()),
         )
-        # Should the process be killed before the row is there, the content is swept away at the next start.
+        # If the process is killed before the row is written, the content is removed at the next start.
         with naming_full_disk(self._contents):
             draft.path = draft.path.rename(self._contents / file.file_id)
             _sync_directory(self._contents)
@@ -187,12 +188,12 @@ class FileStore:
         return file
 
     def sweep_outputs(self) -> None:
-        """Remove outputs that a killed runner was writing. For the only one that runs now."""
+        """Remove outputs that a killed runner was writing. Only the one running runner may call this."""
         self._drafts.sweep("output-")
 
     def _sweep_contents(self) -> None:
-        """Remove contents without a row, which a process has left that was killed."""
-        # Contents get their place within a transaction, so while this one lasts none is between the two.
+        """Remove contents without a row, which a killed process has left."""
+        # Contents move to their path within a transaction, so during this one none is in between.
         with self.database.transaction() as connection:
             known = {row["file_id"] for row in connection.execute("SELECT file_id FROM files")}
             for path in self._contents.iterdir():
@@ -221,7 +222,7 @@ def _number(connection: sqlite3.Connection, file_id: str, tenant: str) -> int:
 
 def _row(connection: sqlite3.Connection, file_id: str, tenant: str) -> sqlite3.Row | None:
     query = "SELECT * FROM files WHERE file_id = ? AND tenant = ?"
-    # Ids are ASCII; of other text, not all can be asked for.
+    # Ids are ASCII; other text may not be valid in a query.
     row: sqlite3.Row | None = connection.execute(query, (file_id, tenant)).fetchone() if file_id.isascii() else None
     return row
 
@@ -231,7 +232,7 @@ def _from_row(row: sqlite3.Row) -> StoredFile:
 
 
 def _clean_name(filename: str) -> str:
-    """The last part of a path from any system, without characters that are no text."""
+    """Return the last part of a path from any system, without characters that are not text."""
     name = re.split(r"[/\\]", filename)[-1].encode("utf-8", "replace").decode("utf-8")
     return "".join(character for character in name if character.isprintable())[:_LONGEST_NAME] or "file"
 

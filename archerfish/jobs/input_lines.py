@@ -1,7 +1,7 @@
-"""Reads the lines of a batch's input: the form of each, and its body as the bytes that the file has. Knows no store.
+"""Reads the lines of a batch's input: the format of each line, and its body as bytes of the file. Knows no store.
 
-Lines come from anybody. Nothing is built of a body here, whatever it holds: it is parsed where it is answered, within
-the limits of every other body.
+Lines are untrusted. Bodies are not parsed here: that is done where they are answered, within the limits of every other
+body.
 """
 
 import codecs
@@ -21,37 +21,37 @@ _FIELDS = ("custom_id", "method", "url", "body")
 
 _LONGEST_CUSTOM_ID = 512
 _MAX_TEXT_BYTES = 12 * _LONGEST_CUSTOM_ID + 2
-"""Bytes that the longest custom_id can take in JSON, where every character is a pair of escapes."""
+"""Most bytes of a custom_id in JSON, where every character may be a pair of escapes."""
 _PIECE = 1024 * 1024
 _SHORT_LINE = 64 * 1024
-"""Bytes of a line that is parsed within a millisecond, whatever it holds."""
+"""Bytes of a line that is parsed within a millisecond, whatever its content."""
 _MAX_WAITING_BYTES = 4096
-"""Bytes of a line whose body is in memory before it is its turn."""
+"""Bytes of a line whose body stays in memory while it waits."""
 _NOTICEABLE_SECONDS = 0.005
-"""How long other threads may have to wait for the interpreter anyway."""
+"""Seconds for which other threads may have to wait for the interpreter anyway."""
 _LONGEST_REST = 0.2
 
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _HEX = rb"[0-9a-fA-F]"
 _SURROGATE_PAIR = rb"\\u[dD][89abAB]" + 2 * _HEX + rb"\\u[dD][c-fC-F]" + 2 * _HEX
 _LONE_SURROGATE = re.compile(
-    # Text, other escapes and whole pairs come before it. What is no escape at all is stepped over.
+    # Text, other escapes and whole pairs come before it. Invalid escapes are skipped.
     rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89a-fA-F])|" + _SURROGATE_PAIR + rb")*+"
     rb"(?:\\u([dD][89a-fA-F]" + 2 * _HEX + rb")|\\u?|\Z)"
 )
 _MAX_LONE_SURROGATES = 10_000
-"""How many are looked for in one line. It is refused as no JSON if it has more."""
+"""Lone surrogates that are looked for in one line. A line with more of them is refused as invalid JSON."""
 
 
 class InputLine(NamedTuple):
     """One request of a batch."""
 
     number: int
-    """The file's first line is 1."""
+    """Line number; the first is 1."""
     custom_id: str
     url: str
     body: bytes
-    """JSON of any value, however deep or long; only an object can be answered."""
+    """JSON of any value, however deep or long; only objects can be answered."""
 
 
 class LineSpan(NamedTuple):
@@ -62,20 +62,20 @@ class LineSpan(NamedTuple):
     offset: int
     num_bytes: int
     short_body: bytes | None
-    """The body, where the line is so short that many may wait with theirs."""
+    """The body of a line so short that many bodies may wait in memory; None for a longer one."""
 
 
 class RawLine(NamedTuple):
-    """A line that is not blank, without its end."""
+    """A line that is not blank, without its line end."""
 
     number: int
     offset: int
     text: bytes
-    """Of a line that is too long, a piece that is longer than allowed."""
+    """The line; of a line that is too long, a piece that exceeds the limit."""
 
 
 class InputDamaged(Exception):
-    """A line that was good when it was checked cannot be read."""
+    """A line that was valid when it was checked cannot be read."""
 
     def __init__(self, error: BatchError) -> None:
         super().__init__(f"line {error.line}: {error.message}")
@@ -83,15 +83,15 @@ class InputDamaged(Exception):
 
 
 class InputReader:
-    """Reads one input, from any thread: its lines one after another, and bodies in between."""
+    """Reads one input from any thread: its lines in order, and bodies in between."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self._lock = threading.Lock()
-        """Held from moving within the stream to reading there."""
+        """Held from seeking in the stream to reading there."""
 
     def raw_lines(self, max_line_bytes: int | None = None) -> Iterator[RawLine]:
-        """Yield the lines that are not blank. They count in the numbers of lines."""
+        """Yield the lines that are not blank. Blank lines count in line numbers."""
         limit = -1 if max_line_bytes is None else max_line_bytes + 2
         position, number = 0, 0
         while text := self._read_line(position, limit):
@@ -106,19 +106,19 @@ class InputReader:
                 yield RawLine(number, offset, text)
 
     def lines(self) -> Iterator[InputLine]:
-        """Yield the requests of an input that was found good. Raises InputDamaged where it is not any more."""
+        """Yield the requests of an input that was found valid. Raises InputDamaged if it no longer is."""
         for raw in self.raw_lines():
             yield _undamaged(raw)
 
     def spans(self) -> Iterator[LineSpan]:
-        """Yield where the same requests are."""
+        """Yield the positions of the requests of an input that was found valid."""
         for raw in self.raw_lines():
             line = _undamaged(raw)
             short_body = line.body if len(raw.text) <= _MAX_WAITING_BYTES else None
             yield LineSpan(line.number, line.custom_id, raw.offset, len(raw.text), short_body)
 
     def body(self, span: LineSpan) -> bytes:
-        """Read the body of a request. Raises InputDamaged if the file has another request there now."""
+        """Read the body of a request. Raises InputDamaged if the file now has another request there."""
         try:
             with self._lock:
                 self._stream.seek(span.offset)
@@ -137,7 +137,7 @@ class InputReader:
             return self._stream.readline(limit)
 
     def _skip_line(self, position: int) -> int:
-        """Return the position behind the end of the line."""
+        """Return the position after the end of the line."""
         while piece := self._read_line(position, _PIECE):
             position += len(piece)
             if piece.endswith(b"\n"):
@@ -146,23 +146,24 @@ class InputReader:
 
 
 def read_lines(stream: BinaryIO) -> Iterator[InputLine]:
-    """Yield the requests of an input that was found good. Raises InputDamaged where it is not any more."""
+    """Yield the requests of an input that was found valid. Raises InputDamaged if it no longer is."""
     return InputReader(stream).lines()
 
 
 def unreadable(error: OSError) -> InputDamaged:
-    """Return what is raised where the file system fails."""
+    """Return the error to raise for an error of the file system."""
     return InputDamaged(BatchError("input_file_unreadable", f"the input cannot be read: {error}"))
 
 
 def parse_line(number: int, text: bytes) -> InputLine | BatchError:
-    """Return what a line asks for, or what is wrong with its form.
+    """Return the request of a line, or the error in its format.
 
-    Of a field that is there twice the last one counts, as in any JSON object that Python reads.
+    If a field is repeated, its last value counts, as in Python's JSON parser.
     """
     if len(text) <= _SHORT_LINE:
         return _parse(number, text)
-    # The parser holds the interpreter: long lines take turns, and leave as much time as they take to everything else.
+    # The parser holds the interpreter: long lines are parsed one at a time, with as much time for other threads in
+    # between.
     with _parsing_long_line:
         started = time.monotonic()
         line = _parse(number, text)
@@ -176,7 +177,7 @@ _parsing_long_line = threading.Lock()
 
 
 class _Fields(msgspec.Struct, forbid_unknown_fields=True):
-    """A line whose values are the bytes that it has for them."""
+    """The fields of a line as the bytes of their values."""
 
     custom_id: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     method: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -204,7 +205,7 @@ def _parse(number: int, text: bytes) -> InputLine | BatchError:
         fields = _decode(text)
     except msgspec.ValidationError as error:
         return _no_request(number, str(error))
-    except UnicodeDecodeError:  # The name of a field is half of a character.
+    except UnicodeDecodeError:  # The name of a field contains half of a surrogate pair.
         return _unknown_field(number, "\ufffd")
     except msgspec.DecodeError as error:
         reason = str(error).removeprefix("JSON is malformed: ")
@@ -221,8 +222,8 @@ def _decode(text: bytes) -> _Fields:
     except msgspec.ValidationError:
         raise
     except msgspec.DecodeError:
-        # JSON may name half of a character, which this parser takes nowhere. Written as bytes it passes: the body is
-        # refused when it is answered, and a custom_id goes back as it came.
+        # JSON may contain half of a surrogate pair as an escape, which this parser refuses. As bytes it is accepted:
+        # the body is refused when it is answered, and a custom_id is returned unchanged.
         written = _with_surrogates_as_bytes(text)
         if written == text:
             raise
@@ -231,20 +232,20 @@ def _decode(text: bytes) -> _Fields:
 
 def _with_surrogates_as_bytes(text: bytes) -> bytes:
     written, end = bytearray(), 0
-    for found in islice(_LONE_SURROGATE.finditer(text), _MAX_LONE_SURROGATES):
-        if found[1] is not None:
-            written += text[end : found.start(1) - len(rb"\u")]
-            written += chr(int(found[1], 16)).encode("utf-8", "surrogatepass")
-            end = found.end()
+    for match in islice(_LONE_SURROGATE.finditer(text), _MAX_LONE_SURROGATES):
+        if match[1] is not None:
+            written += text[end : match.start(1) - len(rb"\u")]
+            written += chr(int(match[1], 16)).encode("utf-8", "surrogatepass")
+            end = match.end()
     return bytes(written + text[end:])
 
 
 def _no_request(number: int, reason: str) -> BatchError:
-    """Return the error of a line that is no object, or has a field that no line has."""
-    found = _UNKNOWN_FIELD.fullmatch(reason)
-    if found is None:
+    """Return the error of a line that is not an object, or has an unknown field."""
+    match = _UNKNOWN_FIELD.fullmatch(reason)
+    if match is None:
         return BatchError("invalid_json_line", "the line must be a JSON object", number)
-    return _unknown_field(number, found[1])
+    return _unknown_field(number, match[1])
 
 
 def _unknown_field(number: int, name: str) -> BatchError:
@@ -272,7 +273,7 @@ class _Value(NamedTuple):
     """A value that must be a short string."""
 
     text: str
-    """The string itself; of any other value its JSON, and of one that is too long the beginning of that."""
+    """The string; for other values their JSON, and for a value that is too long its beginning."""
     is_string: bool
 
     def __str__(self) -> str:
@@ -283,12 +284,12 @@ def _value(raw: msgspec.Raw) -> _Value:
     data = memoryview(raw)
     is_string = bytes(data[:1]) == b'"'
     text = str(data[:_MAX_TEXT_BYTES], "utf-8", "surrogatepass" if len(data) <= _MAX_TEXT_BYTES else "replace")
-    # One that is longer than any good one stays as it is written, which no good one is equal to.
+    # One longer than any valid one is compared as it is written, and equals none of them.
     return _Value(json.loads(text) if is_string and len(data) <= _MAX_TEXT_BYTES else text, is_string)
 
 
 def short(text: str) -> str:
-    """Return how a refused string is shown: it may be a whole document."""
+    """Return a refused string in short form: it may be a whole document."""
     return _cut(repr(text[:100]))
 
 

@@ -1,4 +1,4 @@
-"""Answers the lines of a batch, several at once, until each has a result or the engine has failed with it."""
+"""Answers the lines of a batch, several at once, until each has a result or was in flight when the engine failed."""
 
 import asyncio
 from collections import deque
@@ -19,19 +19,19 @@ from archerfish.jobs.retrying_storage import RetryingStorage, Wait
 from archerfish.jobs.work_store import FailedAttempts, LineProgress
 
 AnswerLine = Callable[[str, bytes, str, str], Awaitable[LineResult | LineReply]]
-"""(endpoint, body, custom_id, tenant): the service's answer. The body has the bytes of the input.
+"""Takes endpoint, body, custom_id and tenant, and returns the service's reply. The body has the bytes of the input.
 
-Raises EngineError where the engine failed while it had the line, and NotNow where the line never came to it.
+Raises EngineError if the engine failed while it had the line, and NotNow if the line did not reach it.
 """
 
-_LINES_AT_ONCE = 16  # Read from the input in one go.
+_LINES_AT_ONCE = 16  # Lines read from the input at once.
 
 
 class NotNow(Exception):
-    """The service cannot take the line at the moment, which says nothing about it: it comes again."""
+    """The service cannot take the line at the moment, through no fault of the line: it is retried."""
 
     def __init__(self, reason: str, seconds: float | None = None) -> None:
-        """`reason`: one of few, without particulars. `seconds`: when to come again, if that is known."""
+        """`reason` is one of a few texts, without details. `seconds` is when to retry, if that is known."""
         super().__init__(reason)
         self.seconds = seconds
 
@@ -41,27 +41,27 @@ class RunnerSettings:
     """Settings of the batch runner."""
 
     max_in_flight: int = 64
-    """Lines of all batches that are being answered at once."""
+    """Maximum lines of all batches that are answered at once."""
     max_bytes_in_flight: int = 16 * 1024 * 1024
-    """Bytes of these lines. The last of them may be one that is longer than what was left."""
+    """Maximum bytes of these lines. A line is started while there are fewer, so the last one may exceed the limit."""
     max_attempts: int = 3
-    """Times that the engine may fail while it has a line alone; then that is the line's result."""
+    """Engine failures with a line alone in flight, after which the failure is the line's result."""
     group_size: int = 64
-    """Results that are saved at once, at the latest."""
+    """Results are saved at the latest when there are this many."""
     group_seconds: float = 0.05
-    """How long a result waits for others to be saved with."""
+    """Seconds that a result waits for others to be saved with."""
     poll_seconds: float = 1.0
-    """Seconds between looks for changes without an event: batches of other processes, windows that have ended."""
+    """Seconds between checks for changes without an event: batches of other processes, windows that have ended."""
     retry_seconds: float = 1.0
-    """How long to wait after the engine has failed, or where the service takes no line and does not say until when."""
+    """Seconds to wait after an engine failure, or if the service takes no line and does not say until when."""
     max_retry_seconds: float = 60.0
-    """The longest wait for a service that takes no line."""
+    """Longest wait in seconds for a service that takes no line."""
     max_failures: int = 2
-    """Engine failures within `failure_window` after which no line is started before its end."""
+    """Engine failures within `failure_window` after which no line is started until the window has passed."""
     failure_window: float = 61.0
-    """Seconds."""
+    """Length in seconds of the window in which engine failures count."""
     storage_retry_seconds: float = 5.0
-    """How often to try again while the disk is full."""
+    """Seconds between retries while the disk is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class RunnerContext:
 
 
 class LineAnswers:
-    """The lines of one batch, as far as they are being answered."""
+    """The lines of one batch that are being answered, and the numbers of those that were."""
 
     def __init__(
         self,
@@ -89,9 +89,9 @@ class LineAnswers:
     ) -> None:
         self.news = asyncio.Event()
         self.answered = progress.answered
-        """By number, the lines that have a result."""
+        """Numbers of the lines that have a result."""
         self.attempts = progress.attempts
-        """By number, the lines that were in flight when the engine failed: how often they were so alone."""
+        """Lines that were in flight when the engine failed, by number: how often each was so alone."""
         self._batch = batch
         self._reader = reader
         self._shared = shared
@@ -101,9 +101,9 @@ class LineAnswers:
         self._next: deque[LineSpan] = deque()
         self._in_flight: set[asyncio.Task[None]] = set()
         self._most_in_flight = shared.settings.max_in_flight
-        """A single one after the service has taken no more; one more with each answer."""
+        """Most lines in flight: one after the service refused a line, and one more with each answer."""
         self._pauses: dict[type[Exception], asyncio.Future[Any]] = {}
-        """By their cause. While any lasts, no line is started."""
+        """Pauses by their cause. No line is started during a pause."""
         self._trial: Sequence[LineSpan] = ()
         """The group that has the engine to itself."""
         self._trial_failed = False
@@ -112,10 +112,10 @@ class LineAnswers:
         self._stopping = False
 
     async def answer_all(self, lines: Iterator[LineSpan], check: Callable[[], Awaitable[None]]) -> None:
-        """Until each of them has a result or was in flight when the engine failed.
+        """Answer lines until each has a result or was in flight when the engine failed.
 
-        `check` is called before lines are started, and may raise. What is in flight then goes on. Raises InputDamaged
-        where a line is not there any more.
+        `check` is called before lines are started, and may raise; lines in flight then continue. Raises InputDamaged if
+        a line is no longer there.
         """
         self._source = lines
         while True:
@@ -140,11 +140,11 @@ class LineAnswers:
         return [line for line in group if line.number not in self.answered]
 
     def stop(self) -> None:
-        """A line that ends without a result from now on is left as it was."""
+        """Stop: a line that ends without a result from now on is left as it was."""
         self._stopping = True
 
     async def finish(self, grace_seconds: float) -> None:
-        """Give lines in flight some time, cancel them after it."""
+        """Give lines in flight some time, then cancel them."""
         self.stop()
         if self._in_flight and grace_seconds:
             await asyncio.wait(self._in_flight, timeout=grace_seconds)
@@ -188,7 +188,7 @@ class LineAnswers:
     async def _answer_line(self, line: LineSpan) -> None:
         try:
             body = line.short_body
-            if body is None:  # Only now: long bodies of lines that wait would take much memory.
+            if body is None:  # Not earlier: long bodies of waiting lines would take much memory.
                 body = await asyncio.to_thread(self._reader.body, line)
             record = await self._try(line, body)
         except InputDamaged as damage:
@@ -223,7 +223,7 @@ class LineAnswers:
         await self._record(record)
 
     def _refused(self, line: LineSpan, refusal: NotNow) -> None:
-        """The line comes again, and until the service takes more, the others one by one."""
+        """Retry the line later. Until the service takes more, lines are tried one at a time."""
         if self._stopping:
             return
         settings = self._shared.settings
@@ -236,9 +236,9 @@ class LineAnswers:
         self._pause(NotNow, min(seconds, settings.max_retry_seconds))
 
     async def _failed_with(self, line: LineSpan, reason: str) -> None:
-        """The engine failed: the line may be why, and comes again after all others."""
+        """Record an engine failure that the line may have caused; it is retried after all others."""
         if self._stopping:
-            return  # An engine that is being shut down says nothing about the line.
+            return  # A shutdown of the engine is not the line's fault.
         self._pause(EngineError, self._shared.pace.failed())
         self._trial_failed = bool(self._trial)
         is_alone = len(self._trial) == 1
@@ -258,7 +258,7 @@ class LineAnswers:
         return any(not pause.done() for pause in self._pauses.values())
 
     def _pause(self, cause: type[Exception], seconds: float) -> None:
-        """Start no line for so long. While one lasts, others of the same cause change nothing."""
+        """Start no line for so many seconds. During a pause, others with the same cause are ignored."""
         if cause in self._pauses and not self._pauses[cause].done():
             return
         self._pauses[cause] = asyncio.ensure_future(self._shared.wait(seconds))
@@ -267,8 +267,8 @@ class LineAnswers:
 
 
 async def read_on(lines: Iterator[LineSpan], most: int) -> list[LineSpan]:
-    """The next lines of an input, found in a thread."""
+    """Return the next lines of an input, read in a thread."""
     try:
         return await asyncio.to_thread(lambda: list(islice(lines, most)))
-    except OSError as error:  # Not waited out: a reader that has raised does not go on where it was.
+    except OSError as error:  # Not retried: a generator that has raised does not continue.
         raise unreadable(error) from error

@@ -1,4 +1,4 @@
-"""Answers lines with an engine in this process, as many at once as it can take."""
+"""Answers lines with an engine in this process, as many at once as it can run."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ class AnsweredLine(NamedTuple):
 
 @dataclass(slots=True)
 class _OpenLine:
-    """A line whose requests are with the engine; several where it has several prompts."""
+    """A line whose requests the engine has; several if the line has several prompts."""
 
     line: InputLine
     call: EndpointCall
@@ -33,28 +33,28 @@ class _OpenLine:
 
 
 class _Open(NamedTuple):
-    """One request of a line."""
+    """One request of an open line."""
 
     line: _OpenLine
     written: OutputStream
 
 
 class OfflineAnswers:
-    """Keeps the engine's queue filled, so that no row is idle while there are lines left."""
+    """Keeps the engine's queue filled, so that no row is idle while lines are left."""
 
     def __init__(self, engine: Engine, model: ServedModel, most_open: int) -> None:
-        """`most_open` requests are given to the engine at once, and what more a line has."""
+        """`most_open` limits the requests that the engine has at once; the last line may exceed it."""
         self._engine = engine
         self._model = model
         self._most_open = most_open
         self._open: dict[str, _Open] = {}
-        """By the id of each request."""
+        """Open requests by id."""
         self._driver = EngineDriver(engine, self._take)
         self._ended: list[_OpenLine] = []
         """Lines that ended in the last step."""
 
     def answer(self, lines: Iterator[InputLine]) -> Iterator[AnsweredLine]:
-        """Each line with its result, as they come. A line that is refused disturbs no other."""
+        """Yield each line with its result, in the order of their completion. A refused line does not affect others."""
         try:
             while True:
                 for line in lines:
@@ -67,17 +67,18 @@ class OfflineAnswers:
                     return
                 yield from self._step()
         finally:
-            # The reader of this generator may stop early.
+            # The caller may stop early.
             for request_id in list(self._open):
                 self._engine.cancel(request_id)
             self._open.clear()
 
     def _start(self, line: InputLine) -> ErrorReply | None:
-        """Queue a line's requests; or say why not."""
+        """Queue the requests of a line, or return the result of a line that is refused."""
         call = read_line(self._model, line.url, line.body)
         if isinstance(call, ErrorReply):
             return call
-        open_line = _OpenLine(line._replace(body=b""), call, new_id("req_"))  # The call has all that is needed of it.
+        # The call has everything that is needed of the body.
+        open_line = _OpenLine(line._replace(body=b""), call, new_id("req_"))
         try:
             self._model.processor.check_grammar(call.inputs.params.structured)
             now = self._engine.clock()

@@ -12,30 +12,30 @@ from archerfish.jobs.database import naming_full_disk
 
 
 class _LinePosition(NamedTuple):
-    """The position of a record."""
+    """The position of a record in the file."""
 
     path: Path
     offset: int
 
 
 class PartialOutput:
-    """Records in OUTPUT.partial while a run lasts, and in OUTPUT once all lines have one.
+    """Records in OUTPUT.partial during a run, and in OUTPUT once all lines have one.
 
-    Both are read when it is opened: what has been answered before need not be answered again.
+    Both are read when it is opened: what earlier runs have answered need not be answered again.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._partial = path.with_name(path.name + ".partial")
         self._positions: dict[str, _LinePosition] = {}
-        """By custom_id, the last record of each."""
+        """The last record of each custom_id."""
         self._stream: BinaryIO | None = None
 
     def load(self, wanted: Mapping[str, str]) -> set[str]:
-        """The custom_ids that have a good answer. `wanted` maps each custom_id to the id that its record must have.
+        """Return the custom_ids that have a good answer. `wanted` maps each custom_id to the id of its record.
 
-        A record with another id answers a line that has changed, or with another model: it does not count, as an error
-        does not. A record of a line that is not wanted at all is refused, for it would be lost.
+        A record with another id answers a line that has changed, or comes from another model: like an error, it does
+        not count. A record of a line that is not wanted is refused, because it would be lost.
         """
         good = set()
         _cut_torn_line(self._partial)
@@ -55,7 +55,7 @@ class PartialOutput:
         return good
 
     def append(self, custom_id: str, text: str) -> None:
-        """Add a record. It survives the end of this process, whatever ends it."""
+        """Add a record. It survives the end of this process, however it ends."""
         with naming_full_disk(self._path.parent):
             if self._stream is None:
                 self._stream = self._partial.open("ab")
@@ -64,7 +64,7 @@ class PartialOutput:
             self._stream.flush()
 
     def finish(self, custom_ids: Iterable[str]) -> None:
-        """Write the records in this order under the final name, all at once."""
+        """Write the records in this order to the final file, atomically."""
         self.close()
         ordered = self._path.with_name(self._path.name + ".ordered")
         try:
@@ -80,7 +80,7 @@ class PartialOutput:
 
     def close(self) -> None:
         if self._stream is not None:
-            with suppress(OSError):  # What a full disk has not taken is tried once more.
+            with suppress(OSError):  # Closing retries what a full disk did not accept.
                 self._stream.close()
             self._stream = None
 
@@ -105,7 +105,7 @@ def _is_answer(record: Mapping[str, Any]) -> bool:
 
 
 def _cut_torn_line(path: Path) -> None:
-    """Remove the piece of a line that a killed run has left at the end."""
+    """Remove an incomplete line that a killed run has left at the end."""
     if not path.exists():
         return
     with path.open("r+b") as stream:
@@ -116,7 +116,7 @@ def _cut_torn_line(path: Path) -> None:
 
 
 def _records(path: Path) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Number, offset and content of each line that is not blank."""
+    """Yield the number, offset and content of each line that is not blank."""
     if not path.exists():
         return
     with path.open("rb") as stream:

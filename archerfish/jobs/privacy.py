@@ -1,4 +1,4 @@
-"""Restricts a data directory, which contains prompts and answers, to the user that runs the service."""
+"""Restricts a data directory, which contains prompts and answers, to the user who runs the service."""
 
 import os
 import stat
@@ -14,9 +14,9 @@ _DIRECTORY_MODE = 0o700
 
 
 def private_directory(path: Path, own_names: Collection[str] | None = None) -> None:
-    """Make the directory if there is none, and close it to other users.
+    """Create the directory if there is none, and deny access to other users.
 
-    With `own_names`, an existing directory that holds anything else is not closed: others may have business there.
+    With `own_names`, an existing directory that contains anything else is left open: other users may need it.
     """
     path.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
     strangers = [] if own_names is None else [entry.name for entry in path.iterdir() if entry.name not in own_names]
@@ -31,21 +31,21 @@ def private_directory(path: Path, own_names: Collection[str] | None = None) -> N
 
 
 def private_file(path: Path) -> None:
-    """Make an empty file if there is none, and close it to other users."""
+    """Create an empty file if there is none, and deny access to other users."""
     try:
         os.close(create_private(path))
     except FileExistsError:
-        # Not even opened: by closing it, this process would lose every lock that it has on it.
+        # Not even opened: closing it would release every lock that this process has on it.
         close_to_others(path)
 
 
 def create_private(path: Path) -> int:
-    """Make a file, to be written, that only this user can read; its descriptor."""
+    """Create a file that only this user can read, and return its descriptor for writing."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), _FILE_MODE)
 
 
 def close_to_others(path: Path) -> None:
-    """Take away what other users may do with a file or directory, if there is one."""
+    """Deny other users access to a file or directory, if it exists."""
     with suppress(FileNotFoundError):  # SQLite removes its log when the last process closes it.
         if not _is_open_to_others(path):
             return

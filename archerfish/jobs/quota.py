@@ -10,14 +10,14 @@ from archerfish.jobs.records import OPEN_STATUSES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """Limits of each tenant. Outputs of batches count, but are never refused: no answer is thrown away."""
+    """Limits of each tenant. Outputs of batches count, but are never refused: no answer is discarded."""
 
     max_open_batches: int = 100
     max_files: int = 10_000
     max_bytes: int = 32 * 1024**3
 
     def check_file(self, connection: sqlite3.Connection, tenant: str, num_bytes: int) -> None:
-        """Refuse one more file of this size."""
+        """Refuse a file of this size if it would exceed a limit."""
         row = connection.execute(
             "SELECT COUNT(*) AS number, COALESCE(SUM(num_bytes), 0) AS bytes FROM files WHERE tenant = ?", (tenant,)
         ).fetchone()
@@ -32,7 +32,7 @@ class Quota:
             )
 
     def check_batch(self, connection: sqlite3.Connection, tenant: str) -> None:
-        """Refuse one more batch: there are too many, or no space is left for its output."""
+        """Refuse another batch if there are too many, or no space is left for its output."""
         [number] = connection.execute(
             f"SELECT COUNT(*) FROM batches WHERE tenant = ? AND status IN ({marks(OPEN_STATUSES)})",
             (tenant, *(status.value for status in OPEN_STATUSES)),

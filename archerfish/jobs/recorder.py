@@ -1,4 +1,4 @@
-"""Makes the answers of lines durable, many in one transaction."""
+"""Makes results of lines durable, many in one transaction."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ Entry = LineRecord | FailedAttempts
 
 
 class Recorder:
-    """Collects entries and saves them as a group, when there are enough or when the first has waited long enough."""
+    """Collects entries, and saves them as a group when there are enough or the first has waited long enough."""
 
     def __init__(
         self,
@@ -35,27 +35,27 @@ class Recorder:
 
     @property
     def task(self) -> asyncio.Task[None]:
-        """Ends before `close` only if saving raised."""
+        """Saves groups; ends before `close` only if saving raised."""
         return self._task
 
     @property
     def num_waiting(self) -> int:
-        """Entries that are not durable yet."""
+        """Number of entries that are not durable yet."""
         return len(self._waiting)
 
     async def add(self, entry: Entry) -> None:
-        """Take in an entry. It is taken even if the caller is cancelled while it waits for capacity."""
+        """Add an entry. It is added even if the caller is cancelled while it waits for capacity."""
         self._waiting.append(entry)
         self._news.set()
         if len(self._waiting) >= self._group_size:
             self._full.set()
-        # A caller of add holds its line's slot: while nothing can be saved, no new lines start.
+        # A caller of add occupies its line's slot: while nothing can be saved, no new lines start.
         while len(self._waiting) > 2 * self._group_size and not self._task.done():
             self._saved.clear()
             await self._saved.wait()
 
     async def close(self) -> None:
-        """Save what is left. Raises what saving raised, at whatever time that was."""
+        """Save what is left. Raises what saving raised, whenever that was."""
         self._closing = True
         self._news.set()
         self._full.set()

@@ -29,7 +29,7 @@ class BatchStatus(Enum):
 
     @property
     def is_open(self) -> bool:
-        """Whether it will change."""
+        """Whether the status will change."""
         return self in OPEN_STATUSES
 
 
@@ -67,26 +67,26 @@ class StoredFile:
 
 
 class BatchError(NamedTuple):
-    """Why a batch failed as a whole; one of several."""
+    """A reason why a batch failed as a whole; there may be several."""
 
     code: str
     message: str
     line: int | None = None
-    """The first is 1; None where it concerns no single line."""
+    """Line number, from 1; None if no single line is meant."""
     param: str | None = None
 
 
 class RequestCounts(NamedTuple):
     total: int = 0
     completed: int = 0
-    """Lines in the output file, or on the way there."""
+    """Lines in the output file, also before it is written."""
     failed: int = 0
-    """Lines in the error file, or on the way there."""
+    """Lines in the error file, also before it is written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """A batch as it was when it was read. Times are whole seconds since 1970."""
+    """A batch at the time it was read. Times are whole seconds since 1970."""
 
     batch_id: str
     tenant: str
@@ -109,7 +109,7 @@ class Batch:
     error_file_id: str | None = None
     errors: tuple[BatchError, ...] = ()
     outcome: BatchStatus | None = None
-    """While finalizing: what it will be then."""
+    """While finalizing, the next status."""
 
     @property
     def object_id(self) -> str:
@@ -146,7 +146,7 @@ _Item = TypeVar("_Item", StoredFile, Batch)
 
 
 class ListPage(NamedTuple, Generic[_Item]):
-    """A piece of a list, in its order."""
+    """A part of a list, in its order."""
 
     items: list[_Item]
     has_more: bool
@@ -171,11 +171,11 @@ class LineResult(NamedTuple):
 
 
 class LineReply(NamedTuple):
-    """The reply to one line, with a body that is JSON already."""
+    """The reply to one line, with its body in JSON."""
 
     status_code: int
     body: bytes
-    """JSON."""
+    """The body in JSON."""
     request_id: str
 
 
@@ -185,12 +185,12 @@ class LineRecord(NamedTuple):
     line: int
     is_error: bool
     text: str
-    """JSON without a line's end. In ASCII: many programs split lines at characters that JSON leaves as they are."""
+    """JSON without a line end. In ASCII, because many programs split lines at characters that JSON does not escape."""
 
 
 def answered(line: int, custom_id: str, result: LineResult | LineReply, record_id: str | None = None) -> LineRecord:
-    """The record of an answer, good or bad. A body that is no JSON raises ValueError or TypeError."""
-    # JSON has no infinity, though Python writes one.
+    """Return the record of a reply, good or bad. A body that is not valid JSON raises ValueError or TypeError."""
+    # JSON has no infinity, but Python writes it.
     written = json.dumps(result.body, allow_nan=False) if isinstance(result, LineResult) else _on_one_line(result.body)
     status, request_id = json.dumps(result.status_code), json.dumps(result.request_id)
     response = f'{{"status_code": {status}, "request_id": {request_id}, "body": {written}}}'
@@ -199,13 +199,13 @@ def answered(line: int, custom_id: str, result: LineResult | LineReply, record_i
 
 
 def unanswered(line: int, custom_id: str, code: str, message: str, record_id: str | None = None) -> LineRecord:
-    """The record of a line to which there is no response at all."""
+    """Return the record of a line without any reply."""
     error = json.dumps({"code": code, "message": message})
     return LineRecord(line, True, _record_text(record_id, custom_id, "null", error))
 
 
 def error_result(reply: ErrorReply) -> LineResult:
-    """An error as the answer to a line."""
+    """Return an error as the result of a line."""
     return LineResult(reply.status, reply.body, new_id("req_"))
 
 
@@ -214,21 +214,21 @@ def new_id(prefix: str) -> str:
 
 
 def _record_text(record_id: str | None, custom_id: str, response: str, error: str) -> str:
-    """Put a record together from its response and its error, which are JSON already."""
+    """Return a record with this response and error, which are JSON."""
     name = json.dumps(record_id or new_id("batch_req_"))
     return f'{{"id": {name}, "custom_id": {json.dumps(custom_id)}, "response": {response}, "error": {error}}}'
 
 
 def _on_one_line(content: bytes) -> str:
-    """Return the same JSON in ASCII and without line ends. Nothing is built of it: it may be large."""
-    msgspec.json.decode(content, type=msgspec.Raw)  # Raises ValueError for what is no JSON.
-    # Only between values does JSON have line ends.
+    """Return the same JSON in ASCII and without line ends. It is not parsed: it may be large."""
+    msgspec.json.decode(content, type=msgspec.Raw)  # Raises ValueError if it is not JSON.
+    # JSON has line ends only between values.
     text = content.decode("utf-8").replace("\n", " ").replace("\r", " ")
-    return text if text.isascii() else _NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text)
+    return text if text.isascii() else _NOT_ASCII.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
 def errors_text(errors: Sequence[BatchError]) -> str | None:
-    """Return errors as the database stores them."""
+    """Return errors in the format of the database."""
     return json.dumps([list(error) for error in errors]) if errors else None
 
 

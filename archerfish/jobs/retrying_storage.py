@@ -10,26 +10,26 @@ from archerfish.console import logger
 from archerfish.errors import StorageFull
 
 Wait = Callable[[float], Awaitable[Any]]
-"""Seconds: what asyncio.sleep does."""
+"""Waits for so many seconds, as asyncio.sleep does."""
 
 TROUBLE = (StorageFull, OSError, sqlite3.OperationalError)
-"""What may pass: a full disk, a file system that is away, a database that another process holds for long."""
+"""Errors that may pass: a full disk, an unavailable file system, a database that another process locks for long."""
 
 _Result = TypeVar("_Result")
 
 
 class RetryingStorage:
-    """Retries until a call succeeds, or until `give_up`."""
+    """Retries each call until it succeeds, or until `give_up`."""
 
     def __init__(self, wait: Wait, retry_seconds: float) -> None:
         self._wait = wait
         self._retry_seconds = retry_seconds
         self._given_up = asyncio.Event()
         self.trouble: str | None = None
-        """Why nothing can be stored just now."""
+        """Reason why nothing can be stored at the moment."""
 
     async def do(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Call it in a thread. What may pass is waited out; everything else is raised."""
+        """Run a call in a thread. Errors that may pass are retried, others are raised."""
         while True:
             try:
                 result = await asyncio.to_thread(function, *arguments)
@@ -43,7 +43,7 @@ class RetryingStorage:
             return result
 
     def give_up(self) -> None:
-        """Raise errors from now on instead of waiting, also in calls that wait already."""
+        """Raise errors from now on instead of retrying, also in calls that already wait."""
         self._given_up.set()
 
     def _note(self, trouble: str | None) -> None:

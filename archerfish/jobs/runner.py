@@ -19,7 +19,7 @@ from archerfish.jobs.store import JobStore
 from archerfish.jobs.validate import InputLimits, validate
 
 _MOST_TENANTS = 64
-"""Whose batches are answered at the same time."""
+"""Tenants whose batches are answered at the same time."""
 _OUTCOMES = {BatchEnd.ANSWERED: BatchStatus.COMPLETED, BatchEnd.EXPIRED: BatchStatus.EXPIRED}
 
 
@@ -31,16 +31,16 @@ class _Active(NamedTuple):
 
 
 class _Stopping(Exception):
-    """The runner is to stop: what it does for a batch is done again by the next one."""
+    """The runner is to stop: the next one repeats what it was doing for a batch."""
 
 
 class BatchRunner:
-    """Validates batches as they come, answers each tenant's oldest, writes the files of those that have ended.
+    """Validates batches as they come, answers each tenant's oldest, and writes the files of those that have ended.
 
-    Tenants do not wait for each other: a batch may take hours because its key has a low rate. What is done for one
-    batch at a time, as reading a whole input, is done for each tenant in turn.
-    It can be killed at any moment: the next runner on the same directory goes on with the lines that have no result.
-    Where several processes share a directory, one of them runs and the others wait for its end.
+    Tenants do not wait for each other: a batch may take hours because its key has a low rate. Steps for one batch at a
+    time, such as reading a whole input, are taken for each tenant in turn. It can be killed at any moment: the next
+    runner on the same directory continues with the lines that have no result. Of several processes that share a
+    directory, one runs batches and the others wait for its end.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class BatchRunner:
         wait: Wait = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`answer` runs in the event loop. `wait` and `clock` are given for tests."""
+        """`answer` runs in the event loop. `wait` and `clock` are parameters for tests."""
         self._store = store
         self._limits = limits or InputLimits()
         self._settings = settings = settings or RunnerSettings()
@@ -65,26 +65,26 @@ class BatchRunner:
         self._changed = asyncio.Event()
         self._stopping = False
         self._active: dict[str, _Active] = {}
-        """By tenant."""
+        """Batches that are being answered, by tenant."""
         self._last_attended: dict[str, int] = {}
-        """By tenant with a batch that waits for a step: which step was the last one of this tenant."""
+        """The last step of each tenant with a batch that waits for one."""
         self._num_attended = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
     def paused(self) -> str | None:
-        """Why no batch goes on: a full disk. None while all is well."""
+        """Reason why all batches pause, such as a full disk; None if they do not."""
         return self._storage.trouble
 
     def start(self) -> asyncio.Task[None]:
-        """Run in the background. The task ends with `stop`, or with an error that should not happen."""
+        """Run in the background, and return the task. It ends with `stop`, or with an unexpected error."""
         self._task = asyncio.create_task(self.run(), name="batches")
         self._task.add_done_callback(_report)
         return self._task
 
     async def stop(self, grace_seconds: float = 0.0) -> None:
-        """Start no more lines, give those in flight some time, cancel the others, save what was answered."""
+        """Start no more lines, give those in flight some time, cancel the others, and save all results."""
         self._stopping = True
         self._storage.give_up()
         for active in self._active.values():
@@ -94,7 +94,7 @@ class BatchRunner:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def wake(self) -> None:
-        """A batch was created or cancelled. From any thread; without it, it is noticed at the next look."""
+        """Report from any thread that a batch was created or cancelled. Without it, the next regular check notices."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._look)
 
@@ -144,7 +144,7 @@ class BatchRunner:
         while not self._stopping:
             waiting = [batch for batch in await self._open_batches() if not self._is_active(batch)]
             self._start_answering(waiting)
-            # Only one, because meanwhile batches that are being answered may have ended. Answerable ones have time.
+            # One at a time: meanwhile, batches that are being answered may end. Starting the next ones has time.
             neglected = self._choose([batch for batch in waiting if not self._is_answerable(batch)])
             if neglected is not None:
                 await self._caring_for(neglected, self._attend(neglected))
@@ -194,7 +194,7 @@ class BatchRunner:
             await self._storage.do(self._store.work.end, run.batch.batch_id, outcome)
 
     async def _attend(self, batch: Batch) -> None:
-        """Take a batch that is not to be answered one step on."""
+        """Take the next step of a batch that is not to be answered now."""
         if batch.status is BatchStatus.VALIDATING:
             await self._storage.do(self._validate, batch)
         elif batch.status is BatchStatus.IN_PROGRESS:
@@ -203,14 +203,14 @@ class BatchRunner:
             await self._storage.do(self._store.work.close, batch)
 
     async def _caring_for(self, batch: Batch, step: Coroutine[Any, Any, None]) -> None:
-        """Do a step for a batch. What goes wrong with it alone ends it, and the others go on."""
+        """Run the block as a step for a batch. An error of that batch alone ends it, and the others continue."""
         try:
             await step
             return
         except _Stopping:
             return
         except TROUBLE:
-            raise  # Only while stopping: before that it was waited out.
+            raise  # Raised only while stopping; otherwise it is retried.
         except InputDamaged as damage:
             error = damage.error
         except NotFound as missing:
@@ -218,7 +218,7 @@ class BatchRunner:
         except Exception:
             logger.exception("batch %s failed", batch.batch_id)
             error = BatchError("internal_error", "internal error; the service's log has the details")
-        if batch.outcome is BatchStatus.FAILED:  # The second time: writing what there is fails, too.
+        if batch.outcome is BatchStatus.FAILED:  # For the second time: writing its files failed, too.
             await self._storage.do(self._store.work.abandon, batch.batch_id, [error])
         else:
             await self._storage.do(self._store.work.end, batch.batch_id, BatchStatus.FAILED, [error])
@@ -238,7 +238,7 @@ class BatchRunner:
     # -- waiting --------------------------------------------------------------------------------------------------
 
     async def _pause(self) -> None:
-        """Until there is news, or it is time to look for some."""
+        """Wait for an event, or until the next regular check."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._news.wait(), self._settings.poll_seconds)
         self._news.clear()

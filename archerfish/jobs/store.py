@@ -24,7 +24,7 @@ class JobStore:
     """Files and batches that outlive the process.
 
     What a method has returned survives a SIGKILL and a power cut. Any thread may call; several processes may open the
-    same directory. Calls wait for the disk, so from an event loop they belong in a thread.
+    same directory. Calls wait for the disk: from an event loop, call them in a thread.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class JobStore:
         max_file_bytes: int = MAX_FILE_BYTES,
         quota: Quota | None = None,
     ) -> None:
-        """`clock` tells seconds since 1970."""
+        """`clock` returns seconds since 1970."""
         self.directory = Path(directory)
         quota = quota or Quota()
         try:

@@ -17,7 +17,7 @@ try:
 except ImportError:  # Only POSIX has them.
     _HAS_LOCKS = False
 
-_ABANDONED_SECONDS = 3600.0  # Without locks: no upload pauses for this long.
+_ABANDONED_SECONDS = 3600.0  # Without locks, a file counts as abandoned after this many seconds without a write.
 
 
 class UnpublishedFile:
@@ -40,39 +40,39 @@ class UnpublishedFile:
             self._stream.write(chunk)
 
     def seal(self) -> None:
-        """Once this returns, the content survives a power cut."""
+        """Make the content survive a power cut."""
         with naming_full_disk(self.path.parent):
             self._stream.flush()
             os.fsync(self._stream.fileno())
             if not _HAS_LOCKS:
-                self._stream.close()  # Without such locks, systems do not move open files either.
+                self._stream.close()  # Systems without such locks do not move open files either.
 
     def keep(self) -> None:
-        """It has its row: discarding it only closes it from now on."""
+        """Mark the file as published: from now on, discarding only closes it."""
         self._is_published = True
 
     def discard(self) -> None:
         """Remove the file, unless it was published."""
         if not self._is_published:
             self.path.unlink(missing_ok=True)
-        with suppress(OSError):  # What a full disk has not taken is tried once more when the stream closes.
+        with suppress(OSError):  # Closing the stream retries what a full disk did not accept.
             self._stream.close()
 
 
 class UnpublishedFiles:
-    """The directory of drafts, of all processes that share it."""
+    """The directory of unpublished files, for all processes that share it."""
 
     def __init__(self, directory: Path, database: Database) -> None:
         self._directory = directory
         self._database = database
 
     def new(self, prefix: str, max_bytes: int | None = None) -> UnpublishedFile:
-        # A transaction holds up sweeping in any process: between its making and its lock the draft looks abandoned.
+        # A transaction holds up sweeping in all processes: between its creation and its lock, the file looks abandoned.
         with self._database.transaction():
             return UnpublishedFile(self._directory / new_id(prefix), max_bytes)
 
     def sweep(self, prefix: str) -> None:
-        """Remove drafts with this prefix, whether or not they are being written."""
+        """Remove files with this prefix, whether or not they are being written."""
         for path in self._directory.glob(f"{prefix}*"):
             path.unlink(missing_ok=True)
 
@@ -87,7 +87,7 @@ class UnpublishedFiles:
 
 def _lock(descriptor: int) -> None:
     if _HAS_LOCKS:
-        with suppress(OSError):  # Not every network file system has locks.
+        with suppress(OSError):  # Not every network file system supports locks.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
@@ -100,8 +100,8 @@ def _is_abandoned(path: Path) -> bool:
         except BlockingIOError:
             return False
         except OSError:
-            pass  # There are no locks here: only its age is left to judge by.
+            pass  # Without locks, only the file's age can tell.
         finally:
             os.close(descriptor)
-    # By the file system's own clock.
+    # By the clock of the file system.
     return time.time() - path.stat().st_mtime > _ABANDONED_SECONDS

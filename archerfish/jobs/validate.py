@@ -1,7 +1,7 @@
 """Checks the input of a batch line by line. Knows no store.
 
-What is checked is the form of each line. Its body is judged when it is answered: one that is refused is an error of
-that line alone, while a line that is no request at all, or has the name of another, fails the whole batch.
+Only the format of each line is checked. Its body is checked when it is answered: a refused body is an error of that
+line alone, while a line that is not a request, or has the custom_id of another, fails the whole batch.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,20 +15,20 @@ from archerfish.jobs.records import BatchError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputLimits:
-    """Limits of one batch."""
+    """Limits of the input of one batch."""
 
     max_lines: int = 50_000
-    """Lines in one batch."""
+    """Most lines in a batch."""
     max_line_bytes: int = 16 * 1024 * 1024
-    """Bytes in one line."""
+    """Most bytes in a line."""
     max_errors: int = 20
-    """Errors that are listed one by one; the others are only counted."""
+    """Errors that are listed one by one; further ones are only counted."""
 
 
 class ValidationResult(NamedTuple):
     num_lines: int
     errors: list[BatchError]
-    """None if the batch can run."""
+    """Errors; none if the batch can run."""
 
 
 def validate(
@@ -37,10 +37,9 @@ def validate(
     limits: InputLimits | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> ValidationResult:
-    """Read a whole input. With an endpoint, every line must ask for that; without, for any there is.
+    """Check a whole input. With an endpoint, every line must name it; without, any supported one.
 
-    Blank lines are skipped; they count in the numbers of lines, not as requests. `check` is called before each line,
-    and may raise.
+    Blank lines count in line numbers, but not as requests. `check` is called before each line, and may raise.
     """
     limits = limits or InputLimits()
     findings = _Findings(limits.max_errors)
@@ -90,7 +89,7 @@ def _parse(raw: RawLine, max_line_bytes: int) -> InputLine | BatchError:
 
 
 def _check(line: InputLine, endpoint: str | None, seen: dict[str, int]) -> Iterator[BatchError]:
-    """Yield the errors of a well-formed line, and add it to those seen."""
+    """Yield the errors of a line that is a request, and add it to those seen."""
     first = seen.setdefault(line.custom_id, line.number)
     if first != line.number:
         text = f"custom_id {short(line.custom_id)} of line {line.number} is already that of line {first}"

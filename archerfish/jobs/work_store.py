@@ -1,6 +1,6 @@
-"""What running a batch writes down: its way through the statuses, each line's answer once, the files at its end.
+"""What running a batch stores: its status, each line's result once, and the files at its end.
 
-Every step here can be killed at any moment and done again.
+Every step here can be killed at any moment and repeated.
 """
 
 import sqlite3
@@ -33,24 +33,24 @@ _TAKES_RESULTS = (BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING, BatchStatus.F
 
 
 class FailedAttempts(NamedTuple):
-    """A line was in flight when the engine failed."""
+    """A line that was in flight when the engine failed."""
 
     line: int
     num_attempts: int
-    """How often it was so alone; 0 if always in the company of others."""
+    """How often the line was alone in flight then; 0 if never."""
 
 
 class LineProgress(NamedTuple):
     """The lines of a batch that are done or were tried."""
 
     answered: set[int]
-    """Lines that have a result."""
+    """Numbers of the lines that have a result."""
     attempts: dict[int, int]
-    """By line without a result that was in flight when the engine failed: how often it was so alone."""
+    """Lines without a result that were in flight when the engine failed, by number: how often each was so alone."""
 
 
 class WorkStore:
-    """The runner's side of the store. Any thread may use it; one runner at a time should."""
+    """The runner's part of the store. Any thread may use it, but only one runner at a time."""
 
     def __init__(self, database: Database, files: FileStore, lock: Path, clock: Callable[[], float]) -> None:
         self._database = database
@@ -59,7 +59,7 @@ class WorkStore:
         self._clock = clock
 
     def claim(self) -> Claim:
-        """The right to run these batches, to be taken."""
+        """The lock of the runner, not yet taken."""
         return Claim(self._lock)
 
     def now(self) -> float:
@@ -82,7 +82,7 @@ class WorkStore:
         return BatchStatus(status)
 
     def begin(self, batch_id: str, num_lines: int) -> None:
-        """The input is good. Nothing changes if the batch was cancelled meanwhile."""
+        """Start a batch whose input is valid. If it was cancelled meanwhile, nothing changes."""
         with self._database.transaction() as connection:
             connection.execute(
                 f"UPDATE batches SET status = ?, in_progress_at = {NOW_OR_LATER}, total = ? "
@@ -97,15 +97,15 @@ class WorkStore:
             )
 
     def refuse(self, batch_id: str, errors: Sequence[BatchError]) -> None:
-        """The input is not good. A batch that was cancelled meanwhile stays so."""
+        """Fail a batch whose input is invalid. If it was cancelled meanwhile, nothing changes."""
         self._fail(batch_id, errors, [BatchStatus.VALIDATING])
 
     def abandon(self, batch_id: str, errors: Sequence[BatchError]) -> None:
-        """Not even its files can be written."""
+        """Fail a batch whose files cannot be written."""
         self._fail(batch_id, errors, OPEN_STATUSES)
 
     def end(self, batch_id: str, outcome: BatchStatus, errors: Sequence[BatchError] = ()) -> None:
-        """No more lines will run: what is left is to write the files. With errors, this holds in any status."""
+        """End the lines of a batch, whose files are written next. With errors, this applies to any status."""
         with self._database.transaction() as connection:
             row = connection.execute("SELECT * FROM batches WHERE batch_id = ?", (batch_id,)).fetchone()
             batch = batch_from_row(row)
@@ -113,7 +113,7 @@ class WorkStore:
                 return
             total, completed, failed = batch.counts
             if outcome is BatchStatus.EXPIRED and completed + failed == total:
-                outcome = BatchStatus.COMPLETED  # An end that came with the last answer has cut nothing short.
+                outcome = BatchStatus.COMPLETED  # A cancellation or expiry after the last answer left nothing out.
             if outcome is BatchStatus.COMPLETED and completed + failed != total:
                 text = f"the input had {total} requests when it was checked, but {completed + failed} when it was run"
                 outcome, errors = BatchStatus.FAILED, [BatchError("input_file_changed", text)]
@@ -152,7 +152,7 @@ class WorkStore:
         return LineProgress({row["line"] for row in answered}, {row["line"]: row["count"] for row in attempts})
 
     def record(self, batch_id: str, entries: Sequence[LineRecord | FailedAttempts]) -> None:
-        """Write down answers and failed attempts, in one transaction. Of a line's answers only the first counts."""
+        """Store results and failed attempts in one transaction. Only the first result of a line counts."""
         with self._database.transaction() as connection:
             [status] = connection.execute("SELECT status FROM batches WHERE batch_id = ?", (batch_id,)).fetchone()
             assert BatchStatus(status) in _TAKES_RESULTS, f"{batch_id} is {status} and takes no results"
@@ -175,10 +175,10 @@ class WorkStore:
     # -- the end --------------------------------------------------------------------------------------------------
 
     def close(self, batch: Batch) -> None:
-        """End a batch that runs no lines any more: errors for those that were left out, the files, the last status."""
+        """Finish a batch that runs no more lines: write errors for lines left out, its files, and its last status."""
         assert batch.status in (BatchStatus.FINALIZING, BatchStatus.CANCELLING)
         outcome = batch.outcome or BatchStatus.CANCELLED
-        if batch.in_progress_at is not None:  # Otherwise its input was never found good, and none of it has run.
+        if batch.in_progress_at is not None:  # Otherwise its input was never validated, and no line has run.
             if outcome in _NOT_RUN:
                 self._record_left_out(batch, *_NOT_RUN[outcome])
             self._write_files(batch, outcome)
@@ -187,7 +187,10 @@ class WorkStore:
         self.forget_results(batch.batch_id)
 
     def forget_results(self, batch_id: str) -> None:
-        """Free disk space: the answers are in the files now. A few at a time, because rollback needs space too."""
+        """Free disk space: results are in the files now.
+
+        A few are deleted at a time, because rollback needs space too.
+        """
         while True:
             with self._database.transaction() as connection:
                 num_deleted = connection.execute(
@@ -200,7 +203,7 @@ class WorkStore:
         self._database.give_back_space()
 
     def ended_with_results(self) -> list[str]:
-        """Batches whose answers were not forgotten when they ended."""
+        """Return batches whose results were not deleted when they ended."""
         with self._database.reading() as connection:
             rows = connection.execute(
                 "SELECT DISTINCT batch_id FROM results WHERE batch_id NOT IN "
