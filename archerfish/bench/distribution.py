@@ -27,7 +27,7 @@ class Distribution:
 
     def percentile(self, percent: float) -> float:
         """One of those that were asked for."""
-        return next(one.value for one in self.percentiles if one.percent == percent)
+        return next(entry.value for entry in self.percentiles if entry.percent == percent)
 
 
 def distribution(values: Sequence[float], percents: Sequence[float] = (50, 90, 95, 99)) -> Distribution | None:
@@ -35,7 +35,7 @@ def distribution(values: Sequence[float], percents: Sequence[float] = (50, 90, 9
     if not len(values):
         return None
     array = np.asarray(values, np.float64)
-    found = np.percentile(array, list(percents)).tolist()
+    interpolated = np.percentile(array, list(percents)).tolist()
     return Distribution(
         count=len(array),
         mean=float(array.mean()),
@@ -43,5 +43,5 @@ def distribution(values: Sequence[float], percents: Sequence[float] = (50, 90, 9
         smallest=float(array.min()),
         median=float(np.median(array)),
         largest=float(array.max()),
-        percentiles=tuple(Percentile(percent, value) for percent, value in zip(percents, found, strict=True)),
+        percentiles=tuple(Percentile(percent, value) for percent, value in zip(percents, interpolated, strict=True)),
     )

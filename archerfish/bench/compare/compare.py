@@ -83,28 +83,28 @@ def compare(
             f"every run has the label {sides[0].label!r}, as repeats of one thing have: name the sides with "
             "LABEL=FILE, or with --label when they are measured"
         )
-    found = differences([run for side in sides for run in side.runs])
-    if found and not force:
-        raise ConfigError(_refusal(sides, found))
+    mismatches = differences([run for side in sides for run in side.runs])
+    if mismatches and not force:
+        raise ConfigError(_refusal(sides, mismatches))
     method: Method = "repeats" if all(len(side.runs) > 1 for side in sides) else "bootstrap"
     measures = [measure for measure in MEASURES if objectives is not None or not measure.needs_objectives]
     return Comparison(
         labels=tuple(side.label for side in sides),
         num_runs=tuple(len(side.runs) for side in sides),
         method=method,
-        differences=found,
+        differences=mismatches,
         has_same_seeds=len({tuple(sorted(run.workload.seed for run in side.runs)) for side in sides}) == 1,
         rows=tuple(_Judge(method, objectives, seed).rows(sides, measures)),
     )
 
 
-def _refusal(sides: Sequence[Side], found: Sequence[Difference]) -> str:
+def _refusal(sides: Sequence[Side], mismatches: Sequence[Difference]) -> str:
     """What is not comparable, and what to measure again."""
-    loads = [one for one in found if one.field != VALIDITY]
-    problems = [f"they differ in {one.field}: {' or '.join(one.values)}" for one in loads]
+    loads = [mismatch for mismatch in mismatches if mismatch.field != VALIDITY]
+    problems = [f"they differ in {mismatch.field}: {' or '.join(mismatch.values)}" for mismatch in loads]
     remedies = ["measure again with the same load (only --seed may differ)"] if loads else []
     for run in (run for side in sides for run in side.runs):
-        fatal = next((one for one in run.findings if one.is_fatal), None)
+        fatal = next((finding for finding in run.findings if finding.is_fatal), None)
         if fatal is not None:
             problems.append(f"a run of {run.label!r} is INVALID ({fatal.name})")
             remedies.append(f"measure {run.label!r} again: {fatal.fix}")
@@ -160,7 +160,7 @@ class _Judge:
         else:
             rng = np.random.default_rng(self._seed)
             of_base, of_side = (
-                np.mean([one.replicates(measure, _NUM_RESAMPLES, rng) for one in runs], axis=0) for runs in pair
+                np.mean([run.replicates(measure, _NUM_RESAMPLES, rng) for run in runs], axis=0) for runs in pair
             )
             interval = bootstrap_interval(of_base, of_side)
         return Change(relative=relative, interval=interval, outcome=self._outcome(interval, measure))

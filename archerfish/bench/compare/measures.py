@@ -41,10 +41,10 @@ class Measure:
 
 def _latency(family: Literal["ttft", "tpot", "itl", "e2el"], name: str, percent: float | None) -> Measure:
     def read(summary: Summary) -> float | None:
-        found: Distribution | None = getattr(summary.latencies, family)
-        if found is None:
+        latency: Distribution | None = getattr(summary.latencies, family)
+        if latency is None:
             return None
-        return (found.mean if percent is None else found.percentile(percent)) * 1000
+        return (latency.mean if percent is None else latency.percentile(percent)) * 1000
 
     kind = "mean" if percent is None else f"p{percent:g}"
     return Measure(name=f"{name} {kind}", unit="ms", is_more_better=False, family=family, percent=percent, read=read)
@@ -97,15 +97,15 @@ class Resampler:
     """A run, and what it might as well have been."""
 
     def __init__(self, run: BenchRun, objectives: Objectives | None) -> None:
-        found = flow(run, objectives, _NUM_SLICES)
+        rates = flow(run, objectives, _NUM_SLICES)
         timings = [request.timing for request in run.succeeded]
         bounds = objectives or Objectives()
         good = [bounds.met_by(request.timing, request.outcome) for request in run.requests]
         self._units: dict[Family, Values] = {
-            "requests": found.ended_requests,
-            "output": found.output_tokens,
-            "tokens": found.input_tokens + found.output_tokens,
-            "good": found.good_requests,
+            "requests": rates.ended_requests,
+            "output": rates.output_tokens,
+            "tokens": rates.input_tokens + rates.output_tokens,
+            "good": rates.good_requests,
             "good_share": np.asarray(good, np.float64) * 100,
             "ttft": _milliseconds([timing.ttft for timing in timings]),
             "tpot": _milliseconds([timing.tpot for timing in timings]),
@@ -134,10 +134,10 @@ class Resampler:
 
 def _reduce(measure: Measure, resamples: Values) -> Values:
     """One value for each row."""
-    found: Values = (
+    values: Values = (
         resamples.mean(axis=1) if measure.percent is None else np.percentile(resamples, measure.percent, axis=1)
     )
-    return found
+    return values
 
 
 def _milliseconds(values: list[float | None]) -> Values:

@@ -24,17 +24,17 @@ class Difference:
 
 def differences(runs: Sequence[BenchRun]) -> tuple[Difference, ...]:
     """Everything that makes a comparison one of loads, and not of servers."""
-    found = []
+    mismatches = []
     for field in fields(Workload):
         if field.name not in _FREE:
-            found += _differing(field.name, [str(getattr(run.workload, field.name)) for run in runs])
-    found += _differing("endpoint", [run.target.endpoint for run in runs])
-    found += _lengths("mean input tokens requested", runs, lambda request: request.num_prompt_tokens_requested)
-    found += _lengths("mean output tokens requested", runs, lambda request: request.num_output_tokens_requested)
+            mismatches += _differing(field.name, [str(getattr(run.workload, field.name)) for run in runs])
+    mismatches += _differing("endpoint", [run.target.endpoint for run in runs])
+    mismatches += _lengths("mean input tokens requested", runs, lambda request: request.num_prompt_tokens_requested)
+    mismatches += _lengths("mean output tokens requested", runs, lambda request: request.num_output_tokens_requested)
     if not all(run.is_valid for run in runs):
         outcomes = ["valid" if run.is_valid else f"INVALID ({_reasons(run)})" for run in runs]
-        found.append(Difference(VALIDITY, tuple(dict.fromkeys(outcomes))))
-    return tuple(found)
+        mismatches.append(Difference(VALIDITY, tuple(dict.fromkeys(outcomes))))
+    return tuple(mismatches)
 
 
 def _differing(name: str, values: Sequence[str]) -> list[Difference]:

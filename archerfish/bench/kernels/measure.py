@@ -78,10 +78,10 @@ class KernelTimer:
             function(*arguments)
         once = self._time(function, inputs, 1)
         count = max(1, round(_LEAST_TIMED / max(once, 1e-9)))
-        found, ends = once, time.perf_counter() + self._seconds
+        best, ends = once, time.perf_counter() + self._seconds
         while time.perf_counter() < ends:
-            found = min(found, self._time(function, inputs, count))
-        return found
+            best = min(best, self._time(function, inputs, count))
+        return best
 
     def _time(self, function: Callable[..., Any], inputs: Sequence[tuple[Any, ...]], count: int) -> float:
         """Seconds of one call, the mean of so many rounds over all inputs."""
@@ -119,7 +119,10 @@ def measure_kernels(
         timings += _compare(
             [
                 _timing(
-                    case, kernel.name, stopwatch.best(kernel.function, [kernel.adapt(*one) for one in inputs]), roofs
+                    case,
+                    kernel.name,
+                    stopwatch.best(kernel.function, [kernel.adapt(*arguments) for arguments in inputs]),
+                    roofs,
                 )
                 for kernel in supported
                 if kernel.operation == case.operation and (case.format is None or kernel.takes_packed)

@@ -33,8 +33,12 @@ class Roofs:
 
 def measure_roofs(peak: Peak, implementations: Iterable[Implementation], target: KernelTarget) -> Roofs:
     """Torch has no product of integers that is as fast as its others, so our own kernel sets this roof."""
-    packed = (one for one in implementations if one.operation == "linear" and one.takes_packed)
-    linear = next((one for one in packed if one.supports(target) is None), None)
+    packed = (
+        implementation
+        for implementation in implementations
+        if implementation.operation == "linear" and implementation.takes_packed
+    )
+    linear = next((implementation for implementation in packed if implementation.supports(target) is None), None)
     if linear is None:
         return Roofs(peak, None)
     rows = torch.randn(_ROWS, _SIDE)

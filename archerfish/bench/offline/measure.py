@@ -311,9 +311,9 @@ def measure_throughput(
 
 def _ttft(runs: Sequence[WorkloadRun]) -> Distribution:
     values = [answer.timing.ttft for run in runs for answer in run.answers]
-    found = distribution([value for value in values if value is not None])
-    assert found is not None, "every answer has a first token"
-    return found
+    summary = distribution([value for value in values if value is not None])
+    assert summary is not None, "every answer has a first token"
+    return summary
 
 
 def _tpot(runs: Sequence[WorkloadRun]) -> Distribution | None:

@@ -68,8 +68,8 @@ def _latencies(requests: Sequence[RequestRecord]) -> Chart:
     )
     figure = make_subplots(rows=2, cols=2, subplot_titles=[name for name, _ in families], vertical_spacing=0.2)
     apply_style(figure, 560)
-    for index, (_, found) in enumerate(families):
-        values = [value * _MS for value in found if value is not None]
+    for index, (_, latencies) in enumerate(families):
+        values = [value * _MS for value in latencies if value is not None]
         if values:
             _add_histogram(figure, values, row=index // 2 + 1, col=index % 2 + 1)
     figure.update_xaxes(title_text="ms")
@@ -90,13 +90,13 @@ def _latencies(requests: Sequence[RequestRecord]) -> Chart:
 
 
 def _add_histogram(figure: "Figure", values: Sequence[float], *, row: int, col: int) -> None:
-    found, summary = bars(values), distribution(values)
+    histogram, summary = bars(values), distribution(values)
     assert summary is not None
-    edges = found.edges
+    edges = histogram.edges
     # A staircase looks the same on both kinds of axis, which bars do not.
     figure.add_scatter(
         x=np.repeat(edges, 2),
-        y=np.concatenate([[0.0], np.repeat(found.shares, 2), [0.0]]),
+        y=np.concatenate([[0.0], np.repeat(histogram.shares, 2), [0.0]]),
         mode="lines",
         line={"color": DECODE, "width": 1},
         fill="tozeroy",
@@ -105,7 +105,7 @@ def _add_histogram(figure: "Figure", values: Sequence[float], *, row: int, col: 
         row=row,
         col=col,
     )
-    top = float(found.shares.max()) * 1.05
+    top = float(histogram.shares.max()) * 1.05
     for percent, colour, dash in _MARKS:
         value = summary.percentile(percent)
         figure.add_scatter(
@@ -118,7 +118,7 @@ def _add_histogram(figure: "Figure", values: Sequence[float], *, row: int, col: 
             row=row,
             col=col,
         )
-    if found.is_logarithmic:
+    if histogram.is_logarithmic:
         figure.update_xaxes(**LOGARITHMIC, row=row, col=col)
 
 
@@ -153,22 +153,22 @@ def _first_tokens(requests: Sequence[RequestRecord], objectives: Objectives | No
 # -- over time --------------------------------------------------------------------------------------------------------
 
 
-def _flow(found: Flow, objectives: Objectives | None) -> Chart:
+def _flow(rates: Flow, objectives: Objectives | None) -> Chart:
     from plotly.subplots import make_subplots
 
     # Each has a scale of its own: there may be a hundred tokens of input for one of output.
     figure = make_subplots(rows=3, cols=1, shared_xaxes=True, vertical_spacing=0.06)
     apply_style(figure, 520)
     lines = [
-        ("output tokens", found.output_tokens, DECODE, "solid", 1),
-        ("input tokens", found.input_tokens, PREFILL, "solid", 2),
-        ("requests ended", found.ended_requests, RUNNING, "dot", 3),
+        ("output tokens", rates.output_tokens, DECODE, "solid", 1),
+        ("input tokens", rates.input_tokens, PREFILL, "solid", 2),
+        ("requests ended", rates.ended_requests, RUNNING, "dot", 3),
     ]
     if objectives is not None:
-        lines.append(("good requests", found.good_requests, GOOD, "solid", 3))
+        lines.append(("good requests", rates.good_requests, GOOD, "solid", 3))
     for name, values, colour, dash, row in lines:
         line = {"color": colour, "dash": dash, "width": 2, "shape": "hvh"}
-        figure.add_scatter(x=found.times, y=values, mode="lines", name=name, line=line, row=row, col=1)
+        figure.add_scatter(x=rates.times, y=values, mode="lines", name=name, line=line, row=row, col=1)
     figure.update_layout(hovermode="x unified")
     for row, unit in enumerate(("tokens/s", "tokens/s", "requests/s"), 1):
         figure.update_yaxes(title_text=unit, row=row, col=1)

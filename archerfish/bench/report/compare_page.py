@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 _BASIS = {
-    "repeats": "Intervals (95 %) are of how repeated runs differ.",
-    "bootstrap": "One run a side: intervals (95 %) are of how requests differ within a run, not of how runs do. "
-    "Several runs of one label tell that.",
+    "repeats": "Intervals (95 %) cover differences between repeated runs.",
+    "bootstrap": "One run per label: intervals (95 %) cover differences between requests, not between runs. "
+    "Several runs per label would cover those.",
 }
 _COLOURS: dict[Outcome, tuple[str, str]] = {
     "better": (GOOD, "circle"),
@@ -38,7 +38,8 @@ def compare_page(comparison: Comparison) -> ReportPage:
         ),
         alarm="NOT COMPARABLE: these runs were not asked for the same." if comparison.differences else "",
         notices=tuple(
-            Notice(name=one.field, text=" or ".join(one.values), is_alarm=True) for one in comparison.differences
+            Notice(name=difference.field, text=" or ".join(difference.values), is_alarm=True)
+            for difference in comparison.differences
         ),
         conclusion=Conclusion(headline=_headline(comparison), sentence=_sentence(comparison)),
         tables=(_table(comparison),),

@@ -53,9 +53,11 @@ def read_facts(run: BenchRun, summary: Summary) -> ServerFacts | None:
         return None
     return ServerFacts(
         engine=summary.engine,
-        active_share=_share_of_time(samples, lambda one: one.num_running + one.num_waiting > 0),
-        waiting_share=_share_of_time(samples, lambda one: one.num_waiting > 0),
-        crowded_share=_share_of_time(samples, lambda one: one.num_waiting > 0 and one.kv_cache_usage >= KV_FULL),
+        active_share=_share_of_time(samples, lambda sample: sample.num_running + sample.num_waiting > 0),
+        waiting_share=_share_of_time(samples, lambda sample: sample.num_waiting > 0),
+        crowded_share=_share_of_time(
+            samples, lambda sample: sample.num_waiting > 0 and sample.kv_cache_usage >= KV_FULL
+        ),
         occupancy=max(sample.batch_occupancy for sample in samples),
         queue_share=_queue_share(summary.latencies),
         roof=_roof(samples[0], samples[-1]),

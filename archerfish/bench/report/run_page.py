@@ -29,7 +29,8 @@ def run_page(
         subtitle=f"{workload_text(run.workload)} · {run.target.url}{run.target.endpoint} · {run.started_at}",
         alarm=alarm(run),
         notices=tuple(
-            Notice(name=one.name, text=f"{one.what}; {one.fix}.", is_alarm=one.is_fatal) for one in run.findings
+            Notice(name=finding.name, text=f"{finding.what}; {finding.fix}.", is_alarm=finding.is_fatal)
+            for finding in run.findings
         ),
         conclusion=_conclusion(judge_run(run, summary)),
         figures=tuple(_headline_figures(summary)),
@@ -60,8 +61,8 @@ def _conclusion(verdict: RunVerdict) -> Conclusion:
     return Conclusion(
         headline=headline,
         sentence=verdict.reason[0].upper() + verdict.reason[1:] + ".",
-        evidence=tuple(Term(one.name, one.value) for one in verdict.evidence),
-        suggestions=tuple(Term(one.setting, f"{one.change}: {one.why}") for one in verdict.advice),
+        evidence=tuple(Term(item.name, item.value) for item in verdict.evidence),
+        suggestions=tuple(Term(advice.setting, f"{advice.change}: {advice.why}") for advice in verdict.advice),
     )
 
 
@@ -72,9 +73,13 @@ def _headline_figures(summary: Summary) -> Iterator[Figure]:
         yield Figure("Good requests", f"{summary.goodput.share:.1%}", f"{summary.goodput.requests:,.2f}/s")
     yield Figure("Output", f"{throughput.output_tokens:,.0f}", "tokens/s")
     yield Figure("Input", f"{throughput.input_tokens:,.0f}", "tokens/s")
-    for name, found in (("TTFT p50", latencies.ttft), ("TPOT p50", latencies.tpot), ("End to end p50", latencies.e2el)):
-        if found is not None:
-            yield Figure(name, f"{found.median * 1000:,.1f}", "ms")
+    for name, latency in (
+        ("TTFT p50", latencies.ttft),
+        ("TPOT p50", latencies.tpot),
+        ("End to end p50", latencies.e2el),
+    ):
+        if latency is not None:
+            yield Figure(name, f"{latency.median * 1000:,.1f}", "ms")
     yield Figure("Failed", f"{summary.num_failed:,}", f"of {summary.num_failed + summary.num_succeeded:,}")
 
 
@@ -105,13 +110,13 @@ def _latency_table(summary: Summary) -> Table:
     return Table(
         heading="Latency, ms",
         columns=("", "mean", *(f"p{percent:g}" for percent in PERCENTS), "largest"),
-        rows=tuple((name, *_latency_cells(found)) for name, found in named if found is not None),
+        rows=tuple((name, *_latency_cells(latency)) for name, latency in named if latency is not None),
         is_wide=True,
     )
 
 
-def _latency_cells(found: Distribution) -> list[str]:
-    values = [found.mean, *(found.percentile(percent) for percent in PERCENTS), found.largest]
+def _latency_cells(latency: Distribution) -> list[str]:
+    values = [latency.mean, *(latency.percentile(percent) for percent in PERCENTS), latency.largest]
     return [f"{value * 1000:,.2f}" for value in values]
 
 

@@ -76,8 +76,8 @@ def flow(run: BenchRun, objectives: Objectives | None, most_slices: int = _NUM_S
     def per_second(times: Iterable[float], weights: Sequence[float] | None = None) -> Values:
         # A last token may come a rounding error after the end of the run.
         inside = np.clip(np.fromiter(times, np.float64), 0.0, edges[-1])
-        found: Values = np.histogram(inside, edges, weights=weights)[0] / width
-        return found
+        values: Values = np.histogram(inside, edges, weights=weights)[0] / width
+        return values
 
     return Flow(
         times=(edges[:-1] + edges[1:]) / 2,

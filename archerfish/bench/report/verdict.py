@@ -122,7 +122,7 @@ def _queue_reason(facts: ServerFacts) -> str:
 
 
 def _evidence(facts: ServerFacts) -> tuple[Evidence, ...]:
-    found = [
+    evidence = [
         Evidence("Time in steps", f"{facts.engine.busy_share:.0%}"),
         Evidence("Time with requests", f"{facts.active_share:.0%}"),
         Evidence("Time with requests waiting", f"{facts.waiting_share:.0%}"),
@@ -131,15 +131,15 @@ def _evidence(facts: ServerFacts) -> tuple[Evidence, ...]:
         Evidence("Preemptions", f"{facts.engine.num_preemptions:,}"),
     ]
     if facts.queue_share is not None:
-        found.append(Evidence("Queueing, share of TTFT", f"{facts.queue_share:.0%}"))
+        evidence.append(Evidence("Queueing, share of TTFT", f"{facts.queue_share:.0%}"))
     if facts.engine.prefix_hit_share is not None:
-        found.append(Evidence("Prefix cache hits", f"{facts.engine.prefix_hit_share:.0%}"))
+        evidence.append(Evidence("Prefix cache hits", f"{facts.engine.prefix_hit_share:.0%}"))
     if facts.engine.utilization is not None:
         used = facts.engine.utilization
-        found += [Evidence("MFU in steps", f"{used.mfu:.1%}"), Evidence("MBU in steps", f"{used.mbu:.1%}")]
+        evidence += [Evidence("MFU in steps", f"{used.mfu:.1%}"), Evidence("MBU in steps", f"{used.mbu:.1%}")]
     if facts.roof is not None:
-        found.append(Evidence("A perfect machine's share of steps", f"{facts.roof.share:.0%}"))
-    return tuple(found)
+        evidence.append(Evidence("A perfect machine's share of steps", f"{facts.roof.share:.0%}"))
+    return tuple(evidence)
 
 
 # -- what to try ------------------------------------------------------------------------------------------------------

@@ -117,8 +117,8 @@ class StreamedAnswer:
         """One time a token. The server's count settles how many there were."""
         arrivals, total = self._arrivals, self.num_output_tokens
         if total is None:
-            return tuple(one.time for one in arrivals)
-        if arrivals and arrivals[-1].total == total and all(one.total is not None for one in arrivals):
+            return tuple(arrival.time for arrival in arrivals)
+        if arrivals and arrivals[-1].total == total and all(arrival.total is not None for arrival in arrivals):
             return _by_totals(arrivals)
         if total > len(arrivals) and self._finish_time is not None and self.finish_reason == "stop":
             # The token that ends an answer has no text.
@@ -173,8 +173,8 @@ class StreamedAnswer:
 
 def _by_totals(arrivals: list[Arrival]) -> tuple[float, ...]:
     times: list[float] = []
-    for one in arrivals:
-        times += [one.time] * ((one.total or 0) - len(times))
+    for arrival in arrivals:
+        times += [arrival.time] * ((arrival.total or 0) - len(times))
     return tuple(times)
 
 
@@ -187,13 +187,13 @@ def _settled(arrivals: list[Arrival], total: int) -> tuple[float, ...]:
         # First and last stay where they were.
         step = (count - 1) / (total - 1) if total > 1 else 0.0
         return tuple(arrivals[round(index * step)].time for index in range(total))
-    all_weight = sum(one.weight for one in arrivals) or 1
-    more = [(total - count) * one.weight / all_weight for one in arrivals]
+    all_weight = sum(arrival.weight for arrival in arrivals) or 1
+    more = [(total - count) * arrival.weight / all_weight for arrival in arrivals]
     tokens = [1 + int(share) for share in more]
     by_remainder = sorted(range(count), key=lambda index: int(more[index]) - more[index])
     for index in by_remainder[: total - sum(tokens)]:
         tokens[index] += 1
-    return tuple(one.time for one, number in zip(arrivals, tokens, strict=True) for _ in range(number))
+    return tuple(arrival.time for arrival, number in zip(arrivals, tokens, strict=True) for _ in range(number))
 
 
 def error_message(body: bytes) -> str:

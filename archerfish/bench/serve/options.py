@@ -106,10 +106,10 @@ traces."""
 
     @property
     def headers(self) -> dict[str, str]:
-        found = {}
+        headers = {}
         for text in self.header:
             name, equals, value = text.partition("=")
             if not name or not equals:
                 raise ConfigError(f"--header: {text!r} must look like NAME=VALUE")
-            found[name] = value
-        return found
+            headers[name] = value
+        return headers

@@ -71,8 +71,8 @@ class _Output:
         assert self._process.stderr is not None
         for line in self._process.stderr:
             self._lines.append(line)
-            if self._address is None and (found := _LISTENING.search(line)):
-                self._address = found[1]
+            if self._address is None and (match := _LISTENING.search(line)):
+                self._address = match[1]
                 self._news.set()
         self.ended.set()
         self._news.set()

@@ -146,9 +146,9 @@ def _latencies(records: Sequence[RequestRecord], percents: Sequence[float]) -> L
         tpot=of(timing.tpot for timing in timings),
         itl=of(gap for record in records for gap in record.gaps),
         e2el=of(timing.total for timing in timings),
-        server_queue=of(one.queue for one in reported),
-        server_ttft=of(one.ttft for one in reported),
-        server_tpot=of(one.tpot for one in reported),
+        server_queue=of(server.queue for server in reported),
+        server_ttft=of(server.ttft for server in reported),
+        server_tpot=of(server.tpot for server in reported),
     )
 
 
@@ -201,18 +201,18 @@ def _engine(samples: Sequence[ServerSample]) -> EngineSummary | None:
     def grown(read: Callable[[ServerSample], float]) -> float:
         return read(last) - read(first)
 
-    busy, num_steps = grown(lambda one: one.busy_seconds), grown(lambda one: one.num_steps)
-    num_computed = grown(lambda one: one.num_computed_tokens)
-    num_queried = grown(lambda one: one.num_prefix_tokens_queried)
+    busy, num_steps = grown(lambda sample: sample.busy_seconds), grown(lambda sample: sample.num_steps)
+    num_computed = grown(lambda sample: sample.num_computed_tokens)
+    num_queried = grown(lambda sample: sample.num_prefix_tokens_queried)
     peak, joules = reported_peak(last), None
     if first.energy_joules is not None and last.energy_joules is not None:
         joules = last.energy_joules - first.energy_joules
     return EngineSummary(
         busy_share=busy / (last.time - first.time) if last.time > first.time else 0.0,
         mean_batch=num_computed / num_steps if num_steps else None,
-        largest_kv_cache_usage=max(one.kv_cache_usage for one in samples),
-        num_preemptions=int(grown(lambda one: one.num_preemptions)),
-        prefix_hit_share=grown(lambda one: one.num_prefix_tokens_hit) / num_queried if num_queried else None,
+        largest_kv_cache_usage=max(sample.kv_cache_usage for sample in samples),
+        num_preemptions=int(grown(lambda sample: sample.num_preemptions)),
+        prefix_hit_share=grown(lambda sample: sample.num_prefix_tokens_hit) / num_queried if num_queried else None,
         utilization=utilization(work_between(first, last), busy, peak) if peak is not None and busy > 0 else None,
         joules_per_token=joules / num_computed if joules is not None and num_computed else None,
         speculation=speculation_between(first.speculation_totals, last.speculation_totals),

@@ -88,8 +88,8 @@ def _latency(name: str, title: str, values: Distribution | None) -> Iterator[str
         return
     yield _number(f"Mean {name} (ms):", values.mean * 1000)
     yield _number(f"Median {name} (ms):", values.median * 1000)
-    for one in values.percentiles:
-        yield _number(f"P{one.percent:g} {name} (ms):", one.value * 1000)
+    for entry in values.percentiles:
+        yield _number(f"P{entry.percent:g} {name} (ms):", entry.value * 1000)
 
 
 def _more_latencies(summary: Summary) -> Iterator[str]:

@@ -25,8 +25,8 @@ Check = Callable[[BenchRun], Iterator[Finding]]
 
 def find(run: BenchRun) -> tuple[Finding, ...]:
     """Everything that is wrong, the fatal first."""
-    found = [finding for check in _CHECKS for finding in check(run)]
-    return tuple(sorted(found, key=lambda finding: not finding.is_fatal))
+    findings = [finding for check in _CHECKS for finding in check(run)]
+    return tuple(sorted(findings, key=lambda finding: not finding.is_fatal))
 
 
 def _client(run: BenchRun) -> Iterator[Finding]:
@@ -127,13 +127,13 @@ def _unexpected_hits(record: RequestRecord) -> int:
 def _trend(run: BenchRun) -> Iterator[Finding]:
     if run.workload.arrivals == "closed":
         return
-    found = [(record.sent, ttft) for record in run.succeeded if (ttft := record.timing.ttft) is not None]
-    if len(found) < _FEWEST_FOR_TREND:
+    points = [(record.sent, ttft) for record in run.succeeded if (ttft := record.timing.ttft) is not None]
+    if len(points) < _FEWEST_FOR_TREND:
         return
-    times, ttfts = (np.asarray(column) for column in zip(*sorted(found), strict=True))
+    times, ttfts = (np.asarray(column) for column in zip(*sorted(points), strict=True))
     if times.std() == 0 or ttfts.std() == 0:
         return
-    slope, third = float(np.polyfit(times, ttfts, 1)[0]), len(found) // 3
+    slope, third = float(np.polyfit(times, ttfts, 1)[0]), len(points) // 3
     before, after = float(np.median(ttfts[:third])), float(np.median(ttfts[-third:]))
     is_clear = float(np.corrcoef(times, ttfts)[0, 1]) > _CLEAR_TREND
     if is_clear and slope > _SLOPE and after > _GROWTH * before:

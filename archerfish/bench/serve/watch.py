@@ -26,21 +26,21 @@ def read_metrics(text: str) -> Readings | None:
 
     Only what is needed is looked at: a full parser would hold up the event loop that takes the times.
     """
-    found: Readings = {}
+    readings: Readings = {}
     for line in text.splitlines():
         if not line.startswith(PREFIX):
             continue
         name, _, rest = line[len(PREFIX) :].partition("{")
         labels, _, value = rest.rpartition("}")
         if labels.count("=") == 1:
-            found[name] = float(value)
+            readings[name] = float(value)
         else:
             for label in _LABELS:
                 _, is_there, after = labels.partition(f'{label}="')
                 if is_there:
                     value_of_label = after.partition('"')[0]
-                    found[f"{name}:{value_of_label}"] = float(value)
-    return found or None
+                    readings[f"{name}:{value_of_label}"] = float(value)
+    return readings or None
 
 
 def read_settings(text: str) -> ServerSettings | None:

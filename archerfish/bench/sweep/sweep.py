@@ -58,8 +58,8 @@ class PointRecord:
 
     def mean(self, read: Callable[[Summary], float | None]) -> float | None:
         """Of the trials that count and have it."""
-        found = [value for summary in self.counted if (value := read(summary)) is not None]
-        return fmean(found) if found else None
+        values = [value for summary in self.counted if (value := read(summary)) is not None]
+        return fmean(values) if values else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,17 +98,17 @@ def sweep(measure: Callable[[float, int], BenchRun], plan: SweepPlan) -> Sweep:
         label, version = run.target.model, run.version
         return _judge(run, plan)
 
-    found = search(attempt, plan.search)
+    result = search(attempt, plan.search)
     return Sweep(
         version=version,
         label=label,
         axis=plan.axis,
         objectives=plan.objectives,
         goodput_share=plan.goodput_share,
-        points=tuple(_record(point) for point in found.points),
-        best=None if found.best is None else found.best.load,
-        ending=found.ending,
-        costs=_costs(found),
+        points=tuple(_record(point) for point in result.points),
+        best=None if result.best is None else result.best.load,
+        ending=result.ending,
+        costs=_costs(result),
     )
 
 
@@ -131,10 +131,12 @@ def _record(point: LoadPoint[TrialRecord]) -> PointRecord:
     return PointRecord(load=point.load, outcome=point.outcome, trials=tuple(trial.detail for trial in point.trials))
 
 
-def _costs(found: Found[TrialRecord]) -> Costs | None:
-    if found.best is None:
+def _costs(result: Found[TrialRecord]) -> Costs | None:
+    if result.best is None:
         return None
-    held = sorted((trial for trial in found.best.trials if trial.outcome == "held"), key=lambda trial: trial.throughput)
+    held = sorted(
+        (trial for trial in result.best.trials if trial.outcome == "held"), key=lambda trial: trial.throughput
+    )
     return held[len(held) // 2].detail.summary.costs
 
 
@@ -165,8 +167,8 @@ def percentile_of(name: LatencyName, percent: float) -> Callable[[Summary], floa
     """Reads a percentile in milliseconds."""
 
     def read(summary: Summary) -> float | None:
-        found: Distribution | None = getattr(summary.latencies, name)
-        return None if found is None else found.percentile(percent) * 1000
+        latency: Distribution | None = getattr(summary.latencies, name)
+        return None if latency is None else latency.percentile(percent) * 1000
 
     return read
 

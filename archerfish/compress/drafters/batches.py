@@ -17,8 +17,8 @@ class TrainingBatch(NamedTuple):
 
     def positions(self, depth: int) -> Tensor:
         """Return which draft tokens of a depth count, as indices of all [rows, starts] one after the other."""
-        found = self.own[:, depth + 1 :].flatten().nonzero().flatten()
-        return found.to(self.tokens.device, non_blocking=True)
+        indices = self.own[:, depth + 1 :].flatten().nonzero().flatten()
+        return indices.to(self.tokens.device, non_blocking=True)
 
 
 class Batches:

@@ -67,14 +67,14 @@ class DraftModelTraining:
 def draft_model(blueprint: Blueprint, config: EngineConfig, options: DrafterOptions) -> DraftModelTraining:
     """A new one, or the one to start from, ready to be trained on the device that the target is on."""
     if options.start is None:
-        made = _new_config(blueprint, config, options)
-        decoder = _new_decoder(made, blueprint, options)
+        config_json = _new_config(blueprint, config, options)
+        decoder = _new_decoder(config_json, blueprint, options)
     else:
-        made = read_config(locate(options.start), {})
+        config_json = read_config(locate(options.start), {})
         decoder = _started(config, options.start, options.length)
-        _check_start(decoder, made, blueprint, options.start)
+        _check_start(decoder, config_json, blueprint, options.start)
     decoder.requires_grad_(True)
-    return DraftModelTraining(decoder, made, blueprint.directory)
+    return DraftModelTraining(decoder, config_json, blueprint.directory)
 
 
 def _started(config: EngineConfig, start: str, length: int) -> Decoder:
@@ -85,13 +85,14 @@ def _started(config: EngineConfig, start: str, length: int) -> Decoder:
     return load_decoder(own)
 
 
-def _check_start(decoder: Decoder, made: Mapping[str, Any], blueprint: Blueprint, start: str) -> None:
-    wanted, found = blueprint.arch.vocab_size, decoder.arch.vocab_size
-    if wanted != found:
+def _check_start(decoder: Decoder, config_json: Mapping[str, Any], blueprint: Blueprint, start: str) -> None:
+    target_size, draft_size = blueprint.arch.vocab_size, decoder.arch.vocab_size
+    if target_size != draft_size:
         raise ConfigError(
-            f"--start {start} has {found} tokens, and the target {wanted}: give one of the same vocabulary"
+            f"--start {start} has a vocabulary of {draft_size} tokens, and the target {target_size}: "
+            "give a model of the same vocabulary"
         )
-    placements = find_family(made).placements(decoder.arch)
+    placements = find_family(config_json).placements(decoder.arch)
     if any(placement.transform is not None or placement.expert is not None for placement in placements):
         raise ConfigError(f"--start {start} is a {decoder.arch.family}, which cannot be written again: give a Llama")
 
@@ -129,9 +130,9 @@ def _rounded(width: float, step: int) -> int:
     return max(step, round(width / step) * step)
 
 
-def _new_decoder(made: Mapping[str, Any], blueprint: Blueprint, options: DrafterOptions) -> Decoder:
+def _new_decoder(config_json: Mapping[str, Any], blueprint: Blueprint, options: DrafterOptions) -> Decoder:
     """Small normal numbers, smaller where they add to the stream between layers."""
-    arch = find_family(made).read(Fields(made))
+    arch = find_family(config_json).read(Fields(config_json))
     device = blueprint.config.device
     ops = choose_ops(KernelTarget(device=device, dtype="float32")).ops
     decoder = Decoder(arch, ops, arch.max_positions)

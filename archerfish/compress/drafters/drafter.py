@@ -68,12 +68,12 @@ def _judged(
         return judge(target.logits(wanted), drafter.logits(depth, own), drafter.target_ids)
 
     at_once = max(1, _MOST_LOGITS // target.decoder.arch.vocab_size)
-    every = (one.flatten(0, 1)[positions] for one in (states, target_states))
-    pieces = list(zip(*(torch.split(one, at_once) for one in every), strict=True))
+    every = (tensor.flatten(0, 1)[positions] for tensor in (states, target_states))
+    pieces = list(zip(*(torch.split(tensor, at_once) for tensor in every), strict=True))
     if len(pieces) == 1:
-        found = [piece(*pieces[0])]
+        judgements = [piece(*pieces[0])]
     else:
         # Nothing here is random: to keep the generator's state would make the host wait.
         again = partial(checkpoint, piece, use_reentrant=False, preserve_rng_state=False)
-        found = [Judgement(*again(*one)) for one in pieces]
-    return Judgement(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+        judgements = [Judgement(*again(*chunk)) for chunk in pieces]
+    return Judgement(*(torch.cat(parts) for parts in zip(*judgements, strict=True)))

@@ -45,15 +45,15 @@ class EagleDrafter:
         tokens = reading.tokens[:, 1:]
         positions = row_positions(tokens)
         states = self.module.joined(reading.taps[:, :-1].flatten(0, 1))
-        found: list[Tensor] = []
+        states_by_depth: list[Tensor] = []
         lines = LineAttention(self.module.spec.layer.attention, len(tokens))
         for depth in range(num_depths):
             states = self.module(tokens.flatten(), positions, states, lines.at(depth))
             rows = states.view(*tokens.shape, -1)
-            found.append(rows[:, depth:])
+            states_by_depth.append(rows[:, depth:])
             # Positions before the depth have no draft that began early enough; what they compute reaches no loss.
             states = F.pad(rows[:, :-1], (0, 0, 1, 0)).flatten(0, 1)
-        return found
+        return states_by_depth
 
     def logits(self, depth: int, states: Tensor) -> Tensor:
         del depth

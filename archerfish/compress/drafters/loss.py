@@ -34,6 +34,6 @@ def judge(wanted: Tensor, predicted: Tensor, target_ids: Tensor | None) -> Judge
     return Judgement(torch.minimum(p, log_q.exp()).sum(-1), (best == likeliest).float(), divergence)
 
 
-def loss_of(found: Judgement, divergence_share: float) -> Tensor:
+def loss_of(judgement: Judgement, divergence_share: float) -> Tensor:
     """Return the loss, [rows]: draft tokens rejected, plus a share of the divergence."""
-    return (1 - divergence_share) * (1 - found.acceptance) + divergence_share * found.divergence
+    return (1 - divergence_share) * (1 - judgement.acceptance) + divergence_share * judgement.divergence

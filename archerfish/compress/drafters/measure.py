@@ -38,11 +38,11 @@ class Score:
 def measure(drafter: Drafter, target: DraftingTarget, batches: Iterable[TrainingBatch], num_depths: int) -> Score:
     tallies = [_Tally() for _ in range(num_depths)]
     for batch in batches:
-        standing: _Grid | None = None
-        for depth, found in enumerate(judged(drafter, target, batch, num_depths)):
-            laid = _laid(found, batch, depth)
-            standing = laid if standing is None else standing.and_behind(laid)
-            tallies[depth].add(found, standing)
+        chains: _Grid | None = None
+        for depth, judgement in enumerate(judged(drafter, target, batch, num_depths)):
+            grid = _as_grid(judgement, batch, depth)
+            chains = grid if chains is None else chains.extended_by(grid)
+            tallies[depth].add(judgement, chains)
     scores = []
     greedy = sampled = 1.0
     for tally in tallies:
@@ -61,19 +61,19 @@ class _Grid(NamedTuple):
     is_counted: Tensor
     """The text is the model's own all along the chain."""
 
-    def and_behind(self, last: "_Grid") -> "_Grid":
+    def extended_by(self, last: "_Grid") -> "_Grid":
         width = last.agreement.shape[1]
-        return _Grid(*(one[:, :width] * other for one, other in zip(self, last, strict=True)))
+        return _Grid(*(values[:, :width] * other for values, other in zip(self, last, strict=True)))
 
 
-def _laid(found: Judgement, batch: TrainingBatch, depth: int) -> _Grid:
+def _as_grid(judgement: Judgement, batch: TrainingBatch, depth: int) -> _Grid:
     shape = batch.own[:, depth + 1 :].shape
     positions, device = batch.positions(depth), batch.tokens.device
 
     def grid(values: Tensor) -> Tensor:
         return torch.zeros(shape.numel(), device=device).index_copy(0, positions, values).view(shape)
 
-    return _Grid(grid(found.agreement), grid(found.acceptance), grid(torch.ones_like(found.agreement)))
+    return _Grid(grid(judgement.agreement), grid(judgement.acceptance), grid(torch.ones_like(judgement.agreement)))
 
 
 class _Tally:
@@ -82,14 +82,14 @@ class _Tally:
     def __init__(self) -> None:
         self._sums, self.counts = [0.0] * 4, [0] * 4
 
-    def add(self, found: Judgement, standing: _Grid) -> None:
-        num_chains = round(float(standing.is_counted.sum(dtype=torch.float64)))
-        num_predictions = len(found.agreement)
+    def add(self, judgement: Judgement, chains: _Grid) -> None:
+        num_chains = round(float(chains.is_counted.sum(dtype=torch.float64)))
+        num_predictions = len(judgement.agreement)
         added = (
-            (found.agreement, num_predictions),
-            (found.acceptance, num_predictions),
-            (standing.agreement, num_chains),
-            (standing.acceptance, num_chains),
+            (judgement.agreement, num_predictions),
+            (judgement.acceptance, num_predictions),
+            (chains.agreement, num_chains),
+            (chains.acceptance, num_chains),
         )
         for which, (values, count) in enumerate(added):
             self._sums[which] += float(values.sum(dtype=torch.float64))

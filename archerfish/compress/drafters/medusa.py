@@ -34,8 +34,8 @@ class MedusaDrafter:
     def states(self, reading: TargetReading, num_depths: int) -> list[Tensor]:
         assert num_depths == self.trained_depths
         states = reading.states[:, :-1]
-        found = self.module(states.flatten(0, 1))
-        return [one.view(states.shape)[:, : states.shape[1] - depth] for depth, one in enumerate(found)]
+        outputs = self.module(states.flatten(0, 1))
+        return [output.view(states.shape)[:, : states.shape[1] - depth] for depth, output in enumerate(outputs)]
 
     def logits(self, depth: int, states: Tensor) -> Tensor:
         return self.module.logits(depth, states)

@@ -23,12 +23,12 @@ def read_prompts(path: Path) -> list[Prompt]:
         raise ConfigError(f"--prompts: {path} is not UTF-8 text (byte {error.start}); convert it first") from error
     # Not splitlines, which also splits at characters that may stand within a prompt.
     numbered = [(number, line.removesuffix("\r")) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    found: list[Prompt] = [line for _, line in numbered]
+    prompts: list[Prompt] = [line for _, line in numbered]
     if path.suffix == ".jsonl":
-        found = [_parse(line, f"line {number} of {path}") for number, line in numbered]
-    if len(set(map(repr, found))) < 2:
+        prompts = [_parse(line, f"line {number} of {path}") for number, line in numbered]
+    if len(set(map(repr, prompts))) < 2:
         raise ConfigError(f"--prompts: {path} has no two prompts, one to learn from and one to measure with; add some")
-    return found
+    return prompts
 
 
 def _parse(line: str, where: str) -> Prompt:

@@ -50,7 +50,7 @@ def train_drafter(config: EngineConfig, options: DrafterOptions, clock: Clock = 
         return None
     _round(drafter)
     score = measure(drafter, target, batches.held_out(), options.depths)
-    num_parameters = sum(one.numel() for one in drafter.module.parameters() if one.requires_grad)
+    num_parameters = sum(parameter.numel() for parameter in drafter.module.parameters() if parameter.requires_grad)
     assert training.num_steps is not None
     facts = DrafterFacts(
         target=_name(config, blueprint),

@@ -115,11 +115,11 @@ class Training:
         depths = self._drafter.trained_depths
         weights = [_DEPTH_DECAY**depth for depth in range(depths)]
         losses, acceptance = [], torch.zeros(())
-        for depth, found in enumerate(judged(self._drafter, self._target, batch, depths)):
-            num_predictions = max(1, len(found.acceptance))
-            losses.append(loss_of(found, share).sum() / num_predictions * (weights[depth] / sum(weights)))
+        for depth, judgement in enumerate(judged(self._drafter, self._target, batch, depths)):
+            num_predictions = max(1, len(judgement.acceptance))
+            losses.append(loss_of(judgement, share).sum() / num_predictions * (weights[depth] / sum(weights)))
             if depth == 0:
-                acceptance = found.acceptance.detach().sum() / num_predictions
+                acceptance = judgement.acceptance.detach().sum() / num_predictions
         loss = torch.stack(losses).sum()
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(self._parameters.values(), _MOST_NORM)

@@ -191,7 +191,7 @@ def test_the_command_prints_a_table_and_json(tmp_path: Path) -> None:
     done = archerfish("bench", "compare", *named)
     assert done.exit_code == 0, done.stderr
     assert "Against old" in done.stdout and "+100.0%" in done.stdout and "worse" in done.stdout
-    assert "One run a side" in done.stderr
+    assert "One run per label" in done.stderr
     found = json.loads(archerfish("bench", "compare", *named, "--json", "--goodput", "ttft:200").stdout)
     assert found["labels"] == ["old", "new"]
     assert {"Good requests", "TTFT p99"} <= {row["name"] for row in found["rows"]}

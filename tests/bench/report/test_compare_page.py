@@ -36,7 +36,7 @@ def test_every_measure_is_in_the_table_and_drawn_with_its_interval(comparison: C
     assert worse.x[at] + worse.error_x.array[at] == pytest.approx(max(change.interval.high, change.relative))
     assert list(chart.figure.layout.yaxis.categoryarray) == [cells[0] for cells in table.rows]
     assert all(trace.marker.color in DARK for trace in chart.figure.data)
-    assert " perhaps worse, " in page.conclusion.headline and "One run a side" in page.conclusion.sentence
+    assert " perhaps worse, " in page.conclusion.headline and "One run per label" in page.conclusion.sentence
 
 
 def test_what_is_not_comparable_is_an_alarm() -> None:

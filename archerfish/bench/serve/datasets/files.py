@@ -49,14 +49,14 @@ def jsonl_prompts(options: DatasetOptions, words: Words, num_samples: int, seed:
     """One object a line with a prompt, a question, turns (the first is asked) or messages."""
     del seed  # They are taken in the order of the file.
     path = needed_path(options)
-    found: list[Sample] = []
+    samples: list[Sample] = []
     for where, value in parsed_objects(path):
         lengths = [value[name] for name in _LENGTH_FIELDS if isinstance(value.get(name), int)]
         length = options.output_len or (lengths[0] if lengths else _DEFAULT_OUTPUT)
-        found.append(_sample(_prompt(value, where), length, words))
-        if len(found) == num_samples:
+        samples.append(_sample(_prompt(value, where), length, words))
+        if len(samples) == num_samples:
             break
-    return _repeated(found, num_samples, path)
+    return _repeated(samples, num_samples, path)
 
 
 def sharegpt(options: DatasetOptions, words: Words, num_samples: int, seed: int) -> list[Sample]:
@@ -65,7 +65,7 @@ def sharegpt(options: DatasetOptions, words: Words, num_samples: int, seed: int)
     conversations = _parse(read_text(path), str(path))
     if not isinstance(conversations, list):
         raise ConfigError(f"{path} must hold a JSON list of conversations")
-    found: list[Sample] = []
+    samples: list[Sample] = []
     for index in np.random.default_rng(seed).permutation(len(conversations)).tolist():
         turns = _turns(conversations[index], f"{path}, conversation {index}")
         if len(turns) < 2 or (turns[0].role, turns[1].role) != ("user", "assistant"):
@@ -74,10 +74,10 @@ def sharegpt(options: DatasetOptions, words: Words, num_samples: int, seed: int)
         num_in, num_out = words.estimate(question), options.output_len or words.estimate(answer)
         if min(num_in, num_out) < _SHORTEST or num_in > _LONGEST_PROMPT or num_in + num_out > _LONGEST_TOTAL:
             continue
-        found.append(_sample(question, num_out, words))
-        if len(found) == num_samples:
+        samples.append(_sample(question, num_out, words))
+        if len(samples) == num_samples:
             break
-    return _repeated(found, num_samples, path)
+    return _repeated(samples, num_samples, path)
 
 
 def _sample(prompt: str | tuple[SampleMessage, ...], num_output_tokens: int, words: Words) -> Sample:
@@ -125,11 +125,11 @@ def _turns(value: Any, where: str) -> list[SampleMessage]:
     return turns
 
 
-def _repeated(found: list[Sample], num_samples: int, path: Path) -> list[Sample]:
+def _repeated(samples: list[Sample], num_samples: int, path: Path) -> list[Sample]:
     """From the beginning again where there are not enough, so that a small file can make a long load."""
-    if not found:
+    if not samples:
         raise ConfigError(f"{path} has no prompt that can be sent")
-    return [found[index % len(found)] for index in range(num_samples)]
+    return [samples[index % len(samples)] for index in range(num_samples)]
 
 
 def needed_path(options: DatasetOptions) -> Path:

@@ -32,40 +32,40 @@ def azure(options: DatasetOptions, words: Words, num_samples: int, seed: int) ->
     rows = csv.DictReader(read_text(path).splitlines())
     if tuple(rows.fieldnames or ()) != _AZURE_COLUMNS:
         raise ConfigError(f"{path} must have the columns {', '.join(_AZURE_COLUMNS)}, but has {rows.fieldnames}")
-    found = []
+    records = []
     for number, row in enumerate(rows, 2):
         try:
             time = datetime.fromisoformat(row["TIMESTAMP"]).timestamp()
-            found.append(_Row(time, int(row["ContextTokens"]), int(row["GeneratedTokens"]), ()))
+            records.append(_Row(time, int(row["ContextTokens"]), int(row["GeneratedTokens"]), ()))
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{path}, line {number}: {error}") from error
-        if len(found) == num_samples:
+        if len(records) == num_samples:
             break
     rng = np.random.default_rng(seed)
     samples = []
-    for one in _enough(found, num_samples, path):
-        made = words.make(rng, _scaled(one.num_in, options))
-        samples.append(_sample(one, made, 0, options))
+    for record in _enough(records, num_samples, path):
+        text = words.make(rng, _scaled(record.num_in, options))
+        samples.append(_sample(record, text, 0, options))
     return samples
 
 
 def mooncake(options: DatasetOptions, words: Words, num_samples: int, seed: int) -> list[Sample]:
     """Times, lengths and shared prefixes: equal hashes at the beginning of two requests are equal texts."""
     path = needed_path(options)
-    found = []
+    records = []
     for where, value in parsed_objects(path):
         try:
-            hashes = tuple(int(one) for one in value["hash_ids"])
-            found.append(
+            hashes = tuple(int(block_hash) for block_hash in value["hash_ids"])
+            records.append(
                 _Row(value["timestamp"] / 1000, int(value["input_length"]), int(value["output_length"]), hashes)
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"{where}: timestamp, input_length, output_length and hash_ids are needed ({error!r})"
             ) from error
-        if len(found) == num_samples:
+        if len(records) == num_samples:
             break
-    rows = _enough(found, num_samples, path)
+    rows = _enough(records, num_samples, path)
     blocks = _Blocks(words, max(1, round(_MOONCAKE_BLOCK * options.length_scale)), seed)
     shared = _shared_blocks(rows)
     return [
@@ -84,19 +84,19 @@ class _Blocks:
         self.size = size
 
     def prompt(self, hashes: tuple[int, ...], length: int) -> MadeText:
-        whole = [self._block(one) for one in hashes[: length // self.size]]
+        whole = [self._block(block_hash) for block_hash in hashes[: length // self.size]]
         rest = length - len(whole) * self.size
         if rest or not whole:
             # Tokens that do not fill a block belong to this request alone, unless the hash says otherwise.
             whole.append(self._tail(hashes, len(whole), max(1, rest)))
-        counts = [one.num_tokens for one in whole]
+        counts = [block.num_tokens for block in whole]
         known = [count for count in counts if count is not None]
-        return MadeText("".join(one.text for one in whole), sum(known) if len(known) == len(counts) else None)
+        return MadeText("".join(block.text for block in whole), sum(known) if len(known) == len(counts) else None)
 
-    def _block(self, one: int) -> MadeText:
-        if one not in self._made:
-            self._made[one] = self._words.make(np.random.default_rng((self._seed, one)), self.size)
-        return self._made[one]
+    def _block(self, block_hash: int) -> MadeText:
+        if block_hash not in self._made:
+            self._made[block_hash] = self._words.make(np.random.default_rng((self._seed, block_hash)), self.size)
+        return self._made[block_hash]
 
     def _tail(self, hashes: tuple[int, ...], index: int, length: int) -> MadeText:
         last = hashes[index] if index < len(hashes) else len(hashes)
@@ -109,18 +109,18 @@ def _shared_blocks(rows: list[_Row]) -> list[int]:
     counts = []
     for row in rows:
         parent, count = -1, 0
-        for one in row.hashes:
-            known = (parent, one) in nodes
-            parent = nodes.setdefault((parent, one), len(nodes))
+        for block_hash in row.hashes:
+            known = (parent, block_hash) in nodes
+            parent = nodes.setdefault((parent, block_hash), len(nodes))
             count += known
         counts.append(count)
     return counts
 
 
-def _sample(row: _Row, made: MadeText, num_shared: int, options: DatasetOptions) -> Sample:
+def _sample(row: _Row, text: MadeText, num_shared: int, options: DatasetOptions) -> Sample:
     return Sample(
-        prompt=made.text,
-        num_prompt_tokens=made.num_tokens,
+        prompt=text.text,
+        num_prompt_tokens=text.num_tokens,
         num_output_tokens=_scaled(row.num_out, options),
         must_write_all=True,
         num_shared_tokens=num_shared,

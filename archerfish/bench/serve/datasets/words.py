@@ -38,8 +38,8 @@ class Words:
         self._tokenizer = tokenizer
         self._words = [f" {word}" for word in _COMMON]
         if tokenizer is not None:
-            found = _whole_words(tokenizer)
-            self._words = found if len(found) >= len(_COMMON) else self._words
+            words = _whole_words(tokenizer)
+            self._words = words if len(words) >= len(_COMMON) else self._words
         self._costs = {word: self.count(word) or 1 for word in self._words}
         self._dearest = max(self._costs.values())
 
@@ -70,11 +70,11 @@ class Words:
 
 def _whole_words(tokenizer: Tokenizer) -> list[str]:
     """Some words that are one token each, wherever in a text they stand."""
-    found: list[str] = []
+    words: list[str] = []
     for token_id in np.random.default_rng(0).permutation(tokenizer.vocab_size).tolist():
         text = tokenizer.token_text(token_id)
         if _WORD.fullmatch(text) and tokenizer.encode(text, add_special_tokens=False) == [token_id]:
-            found.append(text)
-            if len(found) == _ENOUGH_WORDS:
+            words.append(text)
+            if len(words) == _ENOUGH_WORDS:
                 break
-    return sorted(found)
+    return sorted(words)
