@@ -81,7 +81,9 @@ def _record(output: "RequestOutput") -> dict[str, Any]:
         "metrics": {name: getattr(output.metrics, name) for name in ("ttft", "tpot", "total", "queue_time")},
     }
     if output.prompt_logprobs is not None:
-        record["prompt_logprobs"] = [None if one is None else _logprobs_record(one) for one in output.prompt_logprobs]
+        record["prompt_logprobs"] = [
+            None if entry is None else _logprobs_record(entry) for entry in output.prompt_logprobs
+        ]
     return record
 
 
@@ -91,7 +93,7 @@ def _answer_record(answer: "CompletionOutput") -> dict[str, Any]:
         "text": answer.text,
         "token_ids": answer.token_ids,
         "cumulative_logprob": answer.cumulative_logprob,
-        "logprobs": None if answer.logprobs is None else [_logprobs_record(one) for one in answer.logprobs],
+        "logprobs": None if answer.logprobs is None else [_logprobs_record(entry) for entry in answer.logprobs],
         "finish_reason": answer.finish_reason,
         "stop_reason": answer.stop_reason,
     }
@@ -102,11 +104,11 @@ def _logprobs_record(logprobs: "Logprobs") -> dict[int, dict[str, Any]]:
     return {
         token_id: {
             # JSON has no infinity.
-            "logprob": one.logprob if math.isfinite(one.logprob) else None,
-            "rank": one.rank,
-            "decoded_token": one.decoded_token,
+            "logprob": logprob.logprob if math.isfinite(logprob.logprob) else None,
+            "rank": logprob.rank,
+            "decoded_token": logprob.decoded_token,
         }
-        for token_id, one in logprobs.items()
+        for token_id, logprob in logprobs.items()
     }
 
 

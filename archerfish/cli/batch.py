@@ -59,7 +59,7 @@ def command(source: Path, output: Path, replies: ServerConfig, config: EngineCon
     if source.resolve() == output.resolve():
         raise ConfigError("--input and --output are the same file")
     if output.is_dir() or not output.resolve().parent.is_dir():
-        raise ConfigError(f"--output: {output} must be a file in a directory that exists")
+        raise ConfigError(f"--output: {output} must be a file in an existing directory")
     formats = AnswerFormats(replies.tool_call_format, replies.reasoning_parser)
     formats.check()
     enable_logging()
@@ -70,16 +70,16 @@ def command(source: Path, output: Path, replies: ServerConfig, config: EngineCon
         done = target.load({custom_id: task.record_id for custom_id, task in tasks.items()})
         missing = {custom_id: task for custom_id, task in tasks.items() if custom_id not in done}
         if done:
-            logger.info("%d of %d requests are answered already", len(done), len(tasks))
+            logger.info("%d of %d requests already have answers", len(done), len(tasks))
         failures = _Failures()
         if missing:
             with open_model(config) as llm:
                 _answer(llm, _served(llm, names, formats), source, missing, target, failures)
         target.finish(tasks)
     except StorageFull as error:
-        raise StorageFull(f"{error}, then run this again: it goes on where it was") from error
+        raise StorageFull(f"{error}, then run the same command again to resume") from error
     except KeyboardInterrupt:
-        logger.info("what is answered is in %s.partial; run this again to go on", output)
+        logger.info("answers so far are in %s.partial; run the same command again to resume", output)
         raise
     finally:
         target.close()
@@ -107,8 +107,8 @@ class _Failures:
     def report(self, total: int, output: Path) -> None:
         if self._count:
             raise RequestError(
-                f"{self._count} of {total} requests were refused or failed; {output} says why, and has the other "
-                f"answers (the first is {self._first})"
+                f"{self._count} of {total} requests were refused or failed; {output} has the reasons and the other "
+                f"answers (first failure: {self._first})"
             )
 
 
@@ -136,7 +136,7 @@ def _record_id(line: InputLine, model: str) -> str:
 
 def _missing_lines(source: Path, missing: Mapping[str, _Task]) -> Iterator[InputLine]:
     numbers = {task.number for task in missing.values()}
-    changed = RequestError(f"{source} was changed while it was being answered: run this again")
+    changed = RequestError(f"{source} changed while it was being answered: run the same command again")
     try:
         with source.open("rb") as stream:
             for line in read_lines(stream):

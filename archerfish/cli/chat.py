@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from archerfish.engine.llm import LLM
 
 _WELCOME = "Context of {:,} tokens. /help lists commands; Ctrl-C stops an answer."
-_INTERRUPT_HINT = "(Ctrl-C again, Ctrl-D or /exit ends.)"
+_INTERRUPT_HINT = "(Press Ctrl-C again or Ctrl-D, or type /exit, to quit.)"
 
 
 # Each turn has one answer, shown as text: options whose effect only --json could show are left out.

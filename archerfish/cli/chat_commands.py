@@ -42,7 +42,9 @@ def run_command(conversation: ChatHistory, line: str) -> str:
     command = _COMMANDS.get(name)
     if command is None:
         known = ", ".join([*_COMMANDS, EXIT])
-        raise RequestError(f"there is no command {name}; there are {known} (a message may begin with a space)")
+        raise RequestError(
+            f"there is no command {name}; choose from {known} (a message that begins with / needs a space before it)"
+        )
     return command.run(conversation, text.strip())
 
 
@@ -50,9 +52,9 @@ def _help(_: ChatHistory, text: str) -> str:
     _refuse_text("/help", text)
     rows = [(command.usage, command.help) for command in _COMMANDS.values()]
     rows += [
-        (EXIT, "end, as Ctrl-D does"),
-        ("Ctrl-C", "stop an answer or clear the line; twice ends"),
-        ("\\", "at a line's end: the message goes on in the next"),
+        (EXIT, "quit, as Ctrl-D does"),
+        ("Ctrl-C", "stop an answer or clear the line; twice: quit"),
+        ("\\", "at the end of a line: the message continues on the next"),
         ('"""', "before and after a message of several lines"),
     ]
     width = max(len(usage) for usage, _ in rows)
@@ -69,7 +71,7 @@ def _params(conversation: ChatHistory, text: str) -> str:
         if not equals:
             raise RequestError(f"/params {name}: write name=value, as in /params temperature=0.7")
         if name not in _PARAMS:
-            raise RequestError(f"/params: there is no {name}; there are {', '.join(_PARAMS)}")
+            raise RequestError(f"/params: there is no parameter {name}; choose from {', '.join(_PARAMS)}")
         given[name] = value
     conversation.params = replace(conversation.params, **read_flags(SamplingParams, given, lambda name: name))
     return _shown_params(conversation.params)
@@ -99,7 +101,7 @@ def _system(conversation: ChatHistory, text: str) -> str:
 def _reset(conversation: ChatHistory, text: str) -> str:
     _refuse_text("/reset", text)
     conversation.reset()
-    return "(All turns are forgotten.)"
+    return "(All turns were removed.)"
 
 
 def _save(conversation: ChatHistory, text: str) -> str:
@@ -118,7 +120,9 @@ def _check_may_replace(path: Path) -> None:
     try:
         _read(path)
     except RequestError as error:
-        raise RequestError(f"{path} exists and is no saved conversation; name another file, or remove it") from error
+        raise RequestError(
+            f"{path} exists and is not a saved conversation; choose another file, or remove it"
+        ) from error
 
 
 def _load(conversation: ChatHistory, text: str) -> str:
@@ -134,12 +138,12 @@ def _read(path: Path) -> SavedConversation:
     if path.exists() and not path.is_file():
         raise RequestError(f"{path} is not a file")
     if path.stat().st_size > _LARGEST_FILE:
-        raise RequestError(f"{path} is larger than {_LARGEST_FILE >> 20} MiB, and no conversation is")
+        raise RequestError(f"{path} is larger than {_LARGEST_FILE >> 20} MiB, too large for a conversation")
     text = decode_utf8(path.read_bytes(), str(path))
     try:
         return read_conversation(text)
     except RequestError as error:
-        raise RequestError(f"{path} is no saved conversation: {error}") from error
+        raise RequestError(f"{path} is not a saved conversation: {error}") from error
 
 
 def _path(command: str, text: str) -> Path:
@@ -161,14 +165,14 @@ def _turns(count: int) -> str:
 
 def _refuse_text(command: str, text: str) -> None:
     if text:
-        raise RequestError(f"{command} takes nothing after it, and there is {text!r}")
+        raise RequestError(f"{command} takes no argument; leave out {text!r}")
 
 
 _COMMANDS = {
     "/help": _Command("/help", "list the commands", _help),
     "/params": _Command("/params [NAME=VALUE ...]", "show or set sampling: /params temperature=0.7", _params),
-    "/system": _Command("/system [TEXT]", "set the system prompt; without a text, remove it", _system),
+    "/system": _Command("/system [TEXT]", "set the system prompt; without TEXT, remove it", _system),
     "/save": _Command("/save FILE", "save the conversation, as JSON", _save),
-    "/load": _Command("/load FILE", "go on with a saved conversation", _load),
-    "/reset": _Command("/reset", "forget all turns; the system prompt stays", _reset),
+    "/load": _Command("/load FILE", "continue a saved conversation", _load),
+    "/reset": _Command("/reset", "remove all turns; the system prompt stays", _reset),
 }

@@ -121,7 +121,9 @@ def read_conversation(text: str) -> SavedConversation:
     has_system = bool(messages) and messages[0]["role"] == "system"
     turns = messages[1:] if has_system else messages
     if [message["role"] for message in turns] != ["user", "assistant"] * (len(turns) // _TURN):
-        raise RequestError("after a system message, user and assistant must take turns, and the assistant ends")
+        raise RequestError(
+            "after an optional system message, user and assistant must alternate, ending with the assistant"
+        )
     return SavedConversation(messages[0]["content"] if has_system else None, turns)
 
 

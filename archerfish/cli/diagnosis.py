@@ -151,13 +151,13 @@ def _package_version(name: str) -> str | None:
 
 
 def _cpu() -> CpuReport:
-    found = cpu()
+    processor = cpu()
     names = _ARM_FEATURES if platform.machine().lower() in ("aarch64", "arm64") else _X86_FEATURES
     return CpuReport(
-        name=found.name,
-        num_cores=found.num_cores,
-        features={name: name in found.flags for name in names},
-        has_hidden_amx=found.has_hidden_amx,
+        name=processor.name,
+        num_cores=processor.num_cores,
+        features={name: name in processor.flags for name in names},
+        has_hidden_amx=processor.has_hidden_amx,
         onednn_max_cpu_isa=os.environ.get("ONEDNN_MAX_CPU_ISA"),
     )
 

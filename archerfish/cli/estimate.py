@@ -42,13 +42,13 @@ def command(model: str | None, memory: str | None, as_json: bool, config: Engine
     available = None if memory is None else _parsed(memory)
     from archerfish.engine.estimate import estimate
 
-    found = estimate(config, available)
+    result = estimate(config, available)
     if as_json:
-        click.echo(json.dumps(asdict(found), indent=2))
+        click.echo(json.dumps(asdict(result), indent=2))
     else:
-        _print(found, can_be_gpu=config.device == "auto")
-    if found.remedy is not None:
-        raise DoesNotFit(f"the model does not fit in memory. {found.remedy}")
+        _print(result, can_be_gpu=config.device == "auto")
+    if result.remedy is not None:
+        raise DoesNotFit(f"the model does not fit in memory. {result.remedy}")
 
 
 def _parsed(memory: str) -> int:
@@ -61,60 +61,61 @@ def _parsed(memory: str) -> int:
     return available
 
 
-def _print(found: "Estimate", *, can_be_gpu: bool) -> None:
+def _print(estimate: "Estimate", *, can_be_gpu: bool) -> None:
     from rich import box
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=escape(_title(found)), title_justify="left", title_style="bold", show_header=False)
+    table = Table(title=escape(_title(estimate)), title_justify="left", title_style="bold", show_header=False)
     table.box = box.SIMPLE_HEAD
     table.add_column(overflow="fold")
     table.add_column(justify="right", no_wrap=True)
-    for name, size in _rows(found):
+    for name, size in _rows(estimate):
         if name:
             table.add_row(escape(name), format_bytes(size))
         else:
             table.add_section()
     console = Console(highlight=False)
     console.print(table)
-    console.print(_planned_for(found, can_be_gpu=can_be_gpu))
-    if found.fit is not None:
-        requests = f"{found.fit.num_requests:,.1f} requests of {found.max_model_len:,} tokens"
-        console.print(f"It fits: {found.fit.num_tokens:,} tokens in {found.fit.num_blocks:,} blocks, {requests}.")
-    if found.device == "cuda":
+    console.print(_planned_for(estimate, can_be_gpu=can_be_gpu))
+    if estimate.fit is not None:
+        requests = f"{estimate.fit.num_requests:,.1f} requests of {estimate.max_model_len:,} tokens"
+        console.print(f"It fits: {estimate.fit.num_tokens:,} tokens in {estimate.fit.num_blocks:,} blocks, {requests}.")
+    if estimate.device == "cuda":
         console.print("A start on a GPU measures the largest step, and sizes the cache by that.")
 
 
-def _planned_for(found: "Estimate", *, can_be_gpu: bool) -> str:
+def _planned_for(estimate: "Estimate", *, can_be_gpu: bool) -> str:
     """Return a sentence with the device, and how much of its memory is used."""
-    device = "the CPU" if found.device == "cpu" else "a GPU" if found.device_is_here else "a GPU that is not here"
-    share = found.gpu_memory_utilization
+    gpu = "a GPU" if estimate.device_is_here else "a GPU, though there is none here,"
+    device = "the CPU" if estimate.device == "cpu" else gpu
+    share = estimate.gpu_memory_utilization
     used = "" if share is None else f" with {share:.0%} of its free memory (--gpu-memory-utilization {share:g})"
-    hint = " There is no GPU here; --device cuda plans for one." if found.device == "cpu" and can_be_gpu else ""
+    hint = " There is no GPU here; --device cuda plans for one." if estimate.device == "cpu" and can_be_gpu else ""
     return f"Planned for {device}{used}.{hint}"
 
 
-def _title(found: "Estimate") -> str:
-    weights = found.dtype if found.quantization == "none" else found.quantization
-    return f"{found.model}: {found.num_parameters / 1e6:,.1f}M parameters, {weights} on {found.device}"
+def _title(estimate: "Estimate") -> str:
+    weights = estimate.dtype if estimate.quantization == "none" else estimate.quantization
+    return f"{estimate.model}: {estimate.num_parameters / 1e6:,.1f}M parameters, {weights} on {estimate.device}"
 
 
-def _rows(found: "Estimate") -> Iterator[tuple[str, float]]:
+def _rows(estimate: "Estimate") -> Iterator[tuple[str, float]]:
     """Yield names with bytes; a row without a name ends a section."""
-    yield "weights", found.weights
-    if found.draft_method is not None:
-        yield f"weights of the drafter ({found.draft_method})", found.draft_weights
-    yield f"activations of a step of {found.max_num_batched_tokens:,} tokens", found.activations
-    yield f"KV cache of one request of {found.max_model_len:,} tokens", found.kv_cache_per_request
-    yield "needed", found.needed
+    yield "weights", estimate.weights
+    if estimate.draft_method is not None:
+        yield f"weights of the drafter ({estimate.draft_method})", estimate.draft_weights
+    yield f"activations of a step of {estimate.max_num_batched_tokens:,} tokens", estimate.activations
+    yield f"KV cache of one request of {estimate.max_model_len:,} tokens", estimate.kv_cache_per_request
+    yield "needed", estimate.needed
     yield "", 0
-    yield "available", found.available
-    if found.usable is not None:
-        yield f"usable at --gpu-memory-utilization {found.gpu_memory_utilization:g}", found.usable
-    if found.kv_cache_memory_bytes is not None:
-        yield "allowed for the KV cache (--kv-cache-memory-bytes)", found.kv_cache_memory_bytes
+    yield "available", estimate.available
+    if estimate.usable is not None:
+        yield f"usable at --gpu-memory-utilization {estimate.gpu_memory_utilization:g}", estimate.usable
+    if estimate.kv_cache_memory_bytes is not None:
+        yield "allowed for the KV cache (--kv-cache-memory-bytes)", estimate.kv_cache_memory_bytes
     yield "", 0
-    yield f"KV cache of a token, {found.kv_cache_dtype}", found.kv_cache_per_token
-    if found.fit is not None:
-        yield "KV cache", found.fit.num_bytes
+    yield f"KV cache of a token, {estimate.kv_cache_dtype}", estimate.kv_cache_per_token
+    if estimate.fit is not None:
+        yield "KV cache", estimate.fit.num_bytes

@@ -68,7 +68,7 @@ def _cached(repository: Path) -> FoundModel:
         description = describe(shown)
         if main is None and description.problem is None:
             # A name without a revision means main.
-            problem = f"its main revision is not here: add --revision {shown.name}"
+            problem = f"its main revision is not in the cache: add --revision {shown.name}"
             description = replace(description, problem=problem)
         return replace(model, directory=str(shown), num_bytes=_size(shown.parent), description=description)
     except OSError as error:

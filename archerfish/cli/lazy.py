@@ -41,7 +41,7 @@ class LazyGroup(click.Group):
         name = args[0]
         # click would suggest the commands that it has imported, which are none.
         if name not in self._entries and not name.startswith("-") and not ctx.resilient_parsing:
-            ctx.fail(f"there is no command {name!r}; there are {', '.join(self._entries)}")
+            ctx.fail(f"there is no command {name!r}; choose from {', '.join(self._entries)}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -41,9 +41,9 @@ def _print(inventory: "Inventory") -> None:
     if inventory.models:
         _print_columns([_HEADINGS, *(_cells(model) for model in inventory.models)])
     elif inventory.hub_cache_problem is None:
-        click.echo(f"There are no models in the box, and none in the hub cache, {inventory.hub_cache}.")
+        click.echo(f"There are no bundled models, and none in the hub cache, {inventory.hub_cache}.")
     else:
-        click.echo("There are no models in the box.")
+        click.echo("There are no bundled models.")
     problems = [f"{model.name}: {_reason(model)}" for model in inventory.models if model.description.problem]
     if inventory.hub_cache_problem is not None:
         problems.append(f"the hub cache, {inventory.hub_cache}, cannot be read: {inventory.hub_cache_problem}")

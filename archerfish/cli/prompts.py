@@ -48,7 +48,7 @@ def _read_standard_input() -> str:
     # The end of the last line belongs to the shell, not to the prompt.
     text = text.removesuffix("\n").removesuffix("\r")
     if not text:
-        raise RequestError(f"standard input holds no prompt: {_HOW_TO_GIVE_ONE}")
+        raise RequestError(f"standard input has no prompt: {_HOW_TO_GIVE_ONE}")
     return text
 
 
@@ -74,7 +74,7 @@ def _read_file(path: Path) -> list[Prompt]:
     lines = [line.removesuffix("\r") for line in decode_utf8(data, origin).split("\n")]
     numbered = [(f"line {number} of {origin}", line) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
-        raise RequestError(f"{origin} holds no prompt; write one on each line")
+        raise RequestError(f"{origin} has no prompts; write one per line")
     if path.suffix == ".jsonl":
         return [_parse_json_line(line, where) for where, line in numbered]
     return [line for _, line in numbered]
@@ -89,7 +89,7 @@ def _parse_json_line(line: str, where: str) -> Prompt:
         raise RequestError(f'{where} has no prompt; write {{"prompt": "text"}} or {{"prompt": [1, 2, 3]}}')
     if len(record) > 1:
         unknown = next(name for name in record if name != "prompt")
-        raise RequestError(f"{where} has the field {unknown!r}, which is not understood; prompt is the only one")
+        raise RequestError(f"{where} has an unknown field {unknown!r}; the only field is prompt")
     prompt = record["prompt"]
     if not isinstance(prompt, (str, list)) or not prompt:
         raise RequestError(f"the prompt on {where} must be a non-empty string or list of token ids")

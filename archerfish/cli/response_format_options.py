@@ -14,7 +14,7 @@ from archerfish.config.settings import flag_name
 from archerfish.errors import ConfigError
 from archerfish.request import Structured
 
-_SECTION = "Form of the answer (one of these)"
+_SECTION = "Response format (at most one of these)"
 _FILE: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
 _OPTIONS: dict[str, dict[str, Any]] = {
     "json_schema": {**_FILE, "help": "File with a JSON schema that the answer must match."},
@@ -23,11 +23,11 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "choice": {
         "metavar": "TEXT",
         "multiple": True,
-        "help": "The answer must be this text, or another of those given. May be given several times.",
+        "help": "A text that the answer may be; give the option once for each.",
     },
-    "grammar": {**_FILE, "help": "File with a grammar of the answer, as Lark or llama.cpp (GBNF) write them."},
+    "grammar": {**_FILE, "help": "File with a grammar of the answer, in Lark's or llama.cpp's format (GBNF)."},
 }
-_PREFIX = "form_"
+_PREFIX = "response_format_"
 
 
 def response_format_options(command: CommandFunction) -> CommandFunction:
@@ -38,7 +38,7 @@ def response_format_options(command: CommandFunction) -> CommandFunction:
         given = take_given(parameters, _PREFIX)
         if len(given) > 1:
             flags = " and ".join(map(flag_name, given))
-            raise ConfigError(f"{flags} are given, but an answer has one form: leave all but one out")
+            raise ConfigError(f"{flags} exclude each other: give only one of them")
         command(response_format=_response_format(given), **parameters)
 
     # The option that is added to a function last comes first in its help.

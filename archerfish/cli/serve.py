@@ -41,6 +41,6 @@ def _check_last(flag: str, values: tuple[str, ...], shown: str | None = None) ->
     last = values[-1] if len(values) > 1 else ""
     if "/" in last or last in models_in_box() or (last and Path(last).is_dir()):
         raise ConfigError(
-            f"{flag} takes all that follows, {shown or repr(last)} too, which looks like a model: put the model before "
-            "the option"
+            f"{flag} takes all values that follow, also {shown or repr(last)}, which looks like a model: put the model "
+            "before the option"
         )

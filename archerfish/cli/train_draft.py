@@ -39,7 +39,7 @@ def command(**settings: Any) -> None:
 
     trained = train_drafter(config, options)
     if trained is None:
-        click.echo(f"stopped before its end; the same command goes on from {options.output}")
+        click.echo(f"training stopped; run the same command to resume from {options.output}")
         return
     first, last = trained.score.depths[0], trained.score.depths[-1]
     click.echo(

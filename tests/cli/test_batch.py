@@ -188,7 +188,7 @@ def test_a_run_that_breaks_off_goes_on(
         patched.setattr(PartialOutput, "append", interrupted)
         with caplog.at_level(logging.INFO, "archerfish"):
             assert files.run().exit_code == 130
-    assert "out.jsonl.partial; run this again" in caplog.text
+    assert "out.jsonl.partial; run the same command again" in caplog.text
     assert not files.output.exists()
     records = files.partial.read_text().splitlines()
     assert [json.loads(text)["custom_id"] for text in records] == kept
@@ -214,7 +214,7 @@ def test_a_full_disk_loses_nothing(files: Files, monkeypatch: pytest.MonkeyPatch
     with monkeypatch.context() as patched:
         patched.setattr("archerfish.jobs.partial_output.os.fsync", no_room)
         result = files.run()
-    assert result.exit_code == 2 and "free some space, then run this again" in result.stderr
+    assert result.exit_code == 2 and "free some space, then run the same command again" in result.stderr
     assert sorted(path.name for path in files.source.parent.iterdir()) == ["in.jsonl", "out.jsonl.partial"]
     assert files.run().exit_code == 0
     assert list(files.replies()) == ["a", "b"]

@@ -34,18 +34,21 @@ def test_help_lists_every_benchmark_in_its_own_words() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("laddr",), f"there is no command 'laddr'; there are {', '.join(bench._COMMANDS)}"),
+        (("laddr",), f"there is no command 'laddr'; choose from {', '.join(bench._COMMANDS)}"),
         (("latency", "--input-len", "0"), "--input-len"),
-        (("throughput", "--workload", "nano-vllm", "--num-prompts", "3"), "--workload nano-vllm says everything"),
+        (("throughput", "--workload", "nano-vllm", "--num-prompts", "3"), "--workload nano-vllm defines all requests"),
         (("throughput", "--dataset-path", "x"), "add --dataset-name prompts"),
         (("throughput", "--dataset-name", "prompts"), "needs --dataset-path"),
-        (("ladder", "--batching", "static"), "--batching: the lines of the ladder set it"),
+        (("ladder", "--batching", "static"), "--batching: the ladder sets it"),
         (
             ("ladder", "--speculative-config", '{"verification": "typical"}'),
-            "verification typical: the lines of the ladder",
+            "verification typical: the ladder sets it",
         ),
         (("ladder", "--report", "/no/such/page.html"), "--report: there is no directory /no/such"),
-        (("kernels", "--operation", "linar"), "--operation linar: there is no such operation; there are linear, embed"),
+        (
+            ("kernels", "--operation", "linar"),
+            "--operation linar: there is no such operation; choose from linear, embed",
+        ),
         (("kernels", "--max-num-seqs", "3"), "--max-num-seqs"),
     ],
 )

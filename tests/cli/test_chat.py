@@ -155,7 +155,7 @@ def test_ctrl_c_at_the_prompt_clears_the_line_and_ends_the_second_time_in_a_row(
     keyboard = talk(conversation, monkeypatch, "one", None, "two", "half \\", None, None, "three")
     assert [messages[-1]["content"] for messages in parrot.heard] == ["one", "two"]
     assert keyboard._lines == ["three"]
-    assert capsys.readouterr().err.count("Ctrl-C again") == 2
+    assert capsys.readouterr().err.count("Press Ctrl-C again") == 2
 
 
 def test_ctrl_c_that_clears_text_is_the_first_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ def test_commands_are_obeyed_and_unknown_ones_named(
     assert written.out == "one \ntwo \n/one \n"
     assert parrot.heard[1] == [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "two"}]
     assert parrot.heard[2][0]["role"] == "user"
-    assert "error: there is no command /nope; there are /help, " in written.err
+    assert "error: there is no command /nope; choose from /help, " in written.err
     assert "error: messages = 'refuse' is not valid" in written.err
 
 
@@ -214,15 +214,15 @@ def test_params_are_shown_and_set(conversation: ChatHistory) -> None:
     ("line", "says"),
     [
         ("/params temperature", "write name=value"),
-        ("/params heat=1", "there is no heat; there are "),
-        ("/params n=2", "there is no n"),
+        ("/params heat=1", "there is no parameter heat; choose from "),
+        ("/params n=2", "there is no parameter n"),
         ("/params temperature=-1", "temperature = -1.0 is not valid"),
         ("/params max_tokens=many", "max_tokens: "),
         ("/params stop='", "quotes come in pairs"),
         ("/reset all", "'all'"),
         ("/save", "/save FILE"),
         ("/load", "/load FILE"),
-        ("/save /dev/null", "exists and is no saved conversation"),
+        ("/save /dev/null", "exists and is not a saved conversation"),
         ("/load /dev/zero", "is not a file"),
         ("/load /no/such/file", "No such file"),
         ("/save /no/such/file", "No such file"),
@@ -261,8 +261,8 @@ def test_a_conversation_is_saved_and_goes_on(conversation: ChatHistory, tmp_path
         ("[]", "an object with a list of messages"),
         ('{"messages": [1]}', "message 1 must be"),
         ('{"messages": [{"role": "user", "content": ["text"]}]}', "message 1 must be"),
-        ('{"messages": [{"role": "user", "content": "a"}]}', "take turns"),
-        ('{"messages": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "a"}]}', "take turns"),
+        ('{"messages": [{"role": "user", "content": "a"}]}', "alternate"),
+        ('{"messages": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "a"}]}', "alternate"),
     ],
 )
 def test_what_is_no_conversation_is_not_loaded_and_not_overwritten(

@@ -44,7 +44,7 @@ WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a G
         ),
         pytest.param(
             ("--device", "cuda"),
-            "Planned for a GPU that is not here with 90% of its free memory (--gpu-memory-utilization 0.9).",
+            "Planned for a GPU, though there is none here, with 90% of its free memory (--gpu-memory-utilization 0.9).",
             marks=WITHOUT_GPU,
         ),
         (("--device", "cpu", "--kv-cache-memory-bytes", "64M"), "Planned for the CPU."),
@@ -57,7 +57,7 @@ def test_it_says_which_device_is_planned_for_and_how_much_of_it(flags: tuple[str
     text = " ".join(result.stdout.split())
     assert says in text and ("There is no GPU" in text) == ("There is no GPU" in says)
     found = json.loads(archerfish("estimate", "perch", *MEMORY, *flags, "--json").stdout)
-    assert found["device_is_here"] == ("not here" not in says)
+    assert found["device_is_here"] == ("none here" not in says)
 
 
 def test_settings_come_from_flags_and_environment() -> None:

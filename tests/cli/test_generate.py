@@ -107,15 +107,15 @@ def test_settings_may_come_from_file_and_environment(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "stdin", "says"),
     [
-        ((), b"", "standard input holds no prompt"),
-        ((), b"\n", "standard input holds no prompt"),
+        ((), b"", "standard input has no prompt"),
+        ((), b"\n", "standard input has no prompt"),
         ((), b"ab\xff", "standard input is not UTF-8 text (byte 0xff at offset 2)"),
         (("x", ""), b"", "prompt 2 is empty"),
         (("\udcff",), b"", "prompt 1 is not UTF-8 text (at character 0)"),
         (("--token-ids", "1,two"), b"", "--token-ids '1,two': write whole numbers"),
         (("--token-ids", ","), b"", "--token-ids ',': write whole numbers"),
         (("--file", "missing.txt"), b"", "cannot read missing.txt: No such file"),
-        (("--file", "-"), b"\n", "standard input holds no prompt"),
+        (("--file", "-"), b"\n", "standard input has no prompt"),
         (("x", "--logprobs", "1"), b"", "shown only with --json"),
     ],
 )
@@ -133,9 +133,9 @@ def test_a_prompt_that_is_none_is_refused_before_a_model_is_loaded(
         (b'{"text": "a"}', "has no prompt"),
         (b'{"prompt": ""}', "non-empty"),
         (b'{"prompt": 5}', "must be a non-empty string or list"),
-        (b'{"prompt": "a", "max_tokens": 5}', "'max_tokens', which is not understood"),
+        (b'{"prompt": "a", "max_tokens": 5}', "unknown field 'max_tokens'"),
         (b'{"prompt": "\xff"}', "is not UTF-8 text"),
-        (b"\n", "holds no prompt"),
+        (b"\n", "has no prompts"),
     ],
 )
 def test_a_bad_line_of_a_file_is_refused(tmp_path: Path, content: bytes, says: str) -> None:

@@ -90,7 +90,7 @@ def _as_shown(default: object) -> str:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("generat",), f"there is no command 'generat'; there are {', '.join(main._COMMANDS)}"),
+        (("generat",), f"there is no command 'generat'; choose from {', '.join(main._COMMANDS)}"),
         (("--nope",), "--nope"),
         (("generate", "--max-model-length", "1"), "--max-model-len"),
         (("generate", "x", "--model"), "--model"),

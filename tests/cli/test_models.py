@@ -212,7 +212,7 @@ def test_main_is_what_a_name_means(cache: Path, files: dict[str, bytes]) -> None
     assert tiny["directory"] == str(main) and tiny["problem"] is None
     assert tiny["num_bytes"] == sum(map(len, files.values())) + 2, "every revision takes room"
     assert pinned["num_parameters"] == 37792
-    assert problem("somebody/pinned") == f"its main revision is not here: add --revision {OTHER_COMMIT}"
+    assert problem("somebody/pinned") == f"its main revision is not in the cache: add --revision {OTHER_COMMIT}"
 
 
 @pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME"])

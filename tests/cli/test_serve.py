@@ -57,7 +57,7 @@ def test_keys_may_be_given_several_times(served: list[Any], arguments: list[str]
 def test_a_model_taken_for_one_more_value_is_found_out(served: list[Any], flag: str, last: str, tmp_path: Path) -> None:
     last = str(tmp_path) if last == "." else last
     result = archerfish("serve", flag, "a", last)
-    assert_refused(result, f"{flag} takes all that follows")
+    assert_refused(result, f"{flag} takes all values that follow")
     assert "put the model before the option" in result.stderr
     assert (last in result.stderr) == (flag != "--api-key"), "a key is a secret"
     assert not served

@@ -80,21 +80,21 @@ def _print(comparison: "Comparison") -> None:
         for label, count in zip(comparison.labels, comparison.num_runs, strict=True)
     ]
     changes = [title for side in sides[1:] for title in (side, "change", "95 % interval", "note")]
-    made = table("", sides[0], *changes)
+    rows = table("", sides[0], *changes)
     for row in comparison.rows:
         cells: list[Text] = [Text(f"{row.name}, {row.unit}"), _value(row.values[0])]
         for value, change in zip(row.values[1:], row.changes, strict=True):
             cells += [_value(value), *_change_cells(change)]
-        made.add_row(*cells)
-    print_tables(f"Against {comparison.labels[0]}", made)
+        rows.add_row(*cells)
+    print_tables(f"Against {comparison.labels[0]}", rows)
     for difference in comparison.differences:
         click.echo(f"NOT COMPARABLE: {difference.field} is {' or '.join(difference.values)}", err=True)
     if comparison.method == "bootstrap" and not comparison.has_same_seeds:
-        click.echo("The seeds differ: what was sent, and when, is drawn anew and differs by chance.", err=True)
+        click.echo("The seeds differ: requests and their arrival times were drawn differently.", err=True)
     if comparison.method == "bootstrap":
         click.echo(
-            "One run a side: the intervals know how requests differ, but not how runs do. Several files of one label "
-            "tell that.",
+            "One run per label: the intervals cover differences between requests, not between runs. Give several files "
+            "per label to cover those.",
             err=True,
         )
 

@@ -132,7 +132,7 @@ def _check_names(operations: tuple[str, ...], formats: tuple[str, ...]) -> None:
     for what, given, known in (("operation", operations, known_operations), ("format", formats, known_formats)):
         for name in given:
             if name not in known:
-                raise ConfigError(f"--{what} {name}: there is no such {what}; there are {', '.join(known)}")
+                raise ConfigError(f"--{what} {name}: there is no such {what}; choose from {', '.join(known)}")
 
 
 def _print(conditions: "Conditions", report: "KernelBenchReport") -> None:
@@ -147,9 +147,9 @@ def _print(conditions: "Conditions", report: "KernelBenchReport") -> None:
 
 
 def _table(report: "KernelBenchReport", dtype: str) -> "Table":
-    made = table("operation", "shape", "format", "kernel", "us", "GOP/s", "GB/s", "of roof", "roof", "x best")
+    rows = table("operation", "shape", "format", "kernel", "us", "GOP/s", "GB/s", "of roof", "roof", "x best")
     for timing in report.timings:
-        made.add_row(
+        rows.add_row(
             timing.operation,
             timing.shape,
             timing.format or dtype,
@@ -161,4 +161,4 @@ def _table(report: "KernelBenchReport", dtype: str) -> "Table":
             timing.limit,
             f"{timing.ratio:.2f}",
         )
-    return made
+    return rows

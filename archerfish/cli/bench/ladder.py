@@ -98,7 +98,7 @@ def _refuse_what_rungs_set(config: EngineConfig) -> None:
         (config.speculative_config.get("verification") != "typical", "--speculative-config verification typical"),
     ):
         if not wanted:
-            raise ConfigError(f"{flag}: the lines of the ladder set it; leave it out")
+            raise ConfigError(f"{flag}: the ladder sets it for each line; leave it out")
 
 
 def _table(rows: "Sequence[LadderRow]") -> "Table":

@@ -52,20 +52,22 @@ def command(
         workloads[0].check_fits(assembly.config.max_model_len)
         conditions = Conditions.of(assembly.blueprint)
         with ProgressBar("batches", len(workloads)) as bar:
-            found = measure_latency(OfflineBench.of(assembly), workloads, num_iters_warmup, conditions.peak, bar.update)
+            result = measure_latency(
+                OfflineBench.of(assembly), workloads, num_iters_warmup, conditions.peak, bar.update
+            )
     if as_json:
-        write_record(conditions, found)
+        write_record(conditions, result)
         return
     times = [
-        ("batch", found.batch),
-        ("time to first token", found.ttft),
-        ("time per output token", found.tpot),
-        ("between tokens", found.itl),
+        ("batch", result.batch),
+        ("time to first token", result.ttft),
+        ("time per output token", result.tpot),
+        ("between tokens", result.itl),
     ]
     print_tables(
-        f"{conditions.engine_title}: {found.num_iterations} batches of {batch_size} requests, {input_len} tokens in, "
+        f"{conditions.engine_title}: {result.num_iterations} batches of {batch_size} requests, {input_len} tokens in, "
         f"{output_len} out",
         latency_table(times),
-        phase_table(found.prefill, found.decode, conditions.peak),
-        *speculation_tables(found.speculation),
+        phase_table(result.prefill, result.decode, conditions.peak),
+        *speculation_tables(result.speculation),
     )

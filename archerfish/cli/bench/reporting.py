@@ -59,32 +59,32 @@ def table(*columns: str) -> "Table":
     from rich import box
     from rich.table import Table
 
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
+    result = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
     for index, column in enumerate(columns):
         is_text = index == 0 or column in _TEXT_COLUMNS
-        made.add_column(column, justify="left" if is_text else "right", no_wrap=not is_text)
-    return made
+        result.add_column(column, justify="left" if is_text else "right", no_wrap=not is_text)
+    return result
 
 
 def latency_table(rows: "Sequence[tuple[str, Distribution | None]]") -> "Table":
     """Return a table of distributions of seconds, shown in milliseconds."""
-    made = table("ms", "mean", *(f"p{percent}" for percent in _PERCENTS))
-    for name, found in rows:
-        if found is not None:
-            values = (found.mean, *(found.percentile(percent) for percent in _PERCENTS))
-            made.add_row(name, *(f"{value * 1000:,.2f}" for value in values))
-    return made
+    result = table("ms", "mean", *(f"p{percent}" for percent in _PERCENTS))
+    for name, latency in rows:
+        if latency is not None:
+            values = (latency.mean, *(latency.percentile(percent) for percent in _PERCENTS))
+            result.add_row(name, *(f"{value * 1000:,.2f}" for value in values))
+    return result
 
 
 def phase_table(prefill: "Phase", decode: "Phase", peak: "Peak") -> "Table":
-    made = table("phase", "tokens", "seconds", "tokens/s", "MFU", "MBU", "limit")
+    result = table("phase", "tokens", "seconds", "tokens/s", "MFU", "MBU", "limit")
     for name, phase in (("prefill", prefill), ("decode", decode)):
         rate = "-" if phase.tokens_per_second is None else f"{phase.tokens_per_second:,.1f}"
         shares = (percentage(phase.mfu), percentage(phase.mbu))
-        made.add_row(name, f"{phase.num_tokens:,}", f"{phase.seconds:,.3f}", rate, *shares, phase.limit)
-    made.caption = peak_text(peak)
-    made.caption_justify = "left"
-    return made
+        result.add_row(name, f"{phase.num_tokens:,}", f"{phase.seconds:,.3f}", rate, *shares, phase.limit)
+    result.caption = peak_text(peak)
+    result.caption_justify = "left"
+    return result
 
 
 def speculation_tables(stats: "SpeculationStats | None") -> "list[Table]":
@@ -93,10 +93,10 @@ def speculation_tables(stats: "SpeculationStats | None") -> "list[Table]":
         return []
     from archerfish.metrics.speculation import speculation_rows
 
-    made = table("speculative decoding", "value")
+    result = table("speculative decoding", "value")
     for name, value in speculation_rows(stats):
-        made.add_row(name, value)
-    return [made]
+        result.add_row(name, value)
+    return [result]
 
 
 def peak_text(peak: "Peak") -> str:

@@ -78,8 +78,8 @@ def command(
             click.echo(f"measured {what}: {_first_words(run)}", err=True)
             return run
 
-        found = sweep(measure, plan)
-    writer.write(found)
+        result = sweep(measure, plan)
+    writer.write(result)
 
 
 def _at(load: LoadOptions, chosen: SweepOptions, offered: float, number: int) -> LoadOptions:
@@ -110,48 +110,50 @@ class _Output:
         if self._directory is not None:
             save_run(run, self._directory / f"sweep-{number:03d}.json")
 
-    def write(self, found: Sweep) -> None:
+    def write(self, result: Sweep) -> None:
         if self._as_json:
-            click.echo(msgspec.json.encode(found).decode())
+            click.echo(msgspec.json.encode(result).decode())
         else:
-            _print(found)
+            _print(result)
         if self._report is not None:
             from archerfish.bench.report.page import save_page
             from archerfish.bench.report.sweep_page import sweep_page
 
-            save_page(sweep_page(found), self._report)
+            save_page(sweep_page(result), self._report)
             click.echo(f"the report is {self._report}", err=True)
-        if not any(point.counted for point in found.points):
-            raise InvalidMeasurement(f"no measurement could be counted: {uncounted_reasons(found.points)[0]}")
+        if not any(point.counted for point in result.points):
+            raise InvalidMeasurement(f"no measurement could be counted: {uncounted_reasons(result.points)[0]}")
 
 
-def _print(found: Sweep) -> None:
+def _print(result: Sweep) -> None:
     from archerfish.bench.report.sweep_page import COLUMNS, point_cells
     from archerfish.cli.bench.reporting import print_tables, table
 
     # The columns that fit eighty characters; the page has all of them.
     shown = [COLUMNS.index(name) for name in ("load", "outcome", "requests/s", "good", "TTFT p99", "TPOT p99")]
-    made = table(*(COLUMNS[index] for index in shown), " ")
-    most = max((_good_or_all(point) for point in found.points), default=0.0)
-    for point in found.points:
+    rows = table(*(COLUMNS[index] for index in shown), " ")
+    most = max((_good_or_all(point) for point in result.points), default=0.0)
+    for point in result.points:
         cells = point_cells(point)
         bar = "█" * round(_BAR_WIDTH * _good_or_all(point) / most) if most else ""
-        style = "bold green" if point.load == found.best else None
-        made.add_row(*(cells[index] for index in shown), bar, style=style)
-    what = "requests/s" if found.objectives is None else "good requests/s"
-    made.caption, made.caption_justify = f"Latencies in ms. Bars: {what}.", "left"
-    print_tables(verdict_text(found), made)
-    for line in uncounted_reasons(found.points):
+        style = "bold green" if point.load == result.best else None
+        rows.add_row(*(cells[index] for index in shown), bar, style=style)
+    what = "requests/s" if result.objectives is None else "good requests/s"
+    rows.caption, rows.caption_justify = f"Latencies in ms. Bars: {what}.", "left"
+    print_tables(verdict_text(result), rows)
+    for line in uncounted_reasons(result.points):
         click.echo(line, err=True)
-    if found.costs is not None and found.costs.per_million_tokens is not None:
-        per_output = found.costs.per_million_output_tokens_in_all or 0.0
+    if result.costs is not None and result.costs.per_million_tokens is not None:
+        per_output = result.costs.per_million_output_tokens_in_all or 0.0
         click.echo(
-            f"At this load, 1M tokens cost ${found.costs.per_million_tokens:.4f}; 1M output tokens, if they pay for "
-            f"everything, ${per_output:.4f}."
+            f"At this load, 1M tokens cost ${result.costs.per_million_tokens:.4f}; if output tokens carry all of it, "
+            f"1M of them cost ${per_output:.4f}."
         )
 
 
 def _good_or_all(point: "PointRecord") -> float:
     """Return good requests per second, or all requests per second without objectives."""
-    found = point.mean(lambda one: one.throughput.requests if one.goodput is None else one.goodput.requests)
-    return found or 0.0
+    rate = point.mean(
+        lambda summary: summary.throughput.requests if summary.goodput is None else summary.goodput.requests
+    )
+    return rate or 0.0

@@ -90,27 +90,27 @@ def command(
         bench, conditions = OfflineBench.of(assembly), Conditions.of(assembly.blueprint)
         bench.run(random_workload(1, 8, 4, vocab_size, 1))  # Loads libraries, and wakes threads and clocks.
         with ProgressBar("tokens", chosen.num_output_tokens) as bar:
-            found = measure_throughput(bench, chosen, conditions.peak, bar.update)
+            result = measure_throughput(bench, chosen, conditions.peak, bar.update)
     if as_json:
-        write_record(conditions, found)
+        write_record(conditions, result)
     else:
-        _print(conditions, found)
+        _print(conditions, result)
 
 
 def _check_options(workload: str | None, dataset_name: str | None, given: dict[str, object]) -> None:
     """Refuse options that would be ignored."""
     useless: list[str] = []
     if workload is not None:
-        useless, why = list(given), f"--workload {workload} says everything about the requests"
+        useless, why = list(given), f"--workload {workload} defines all requests; leave one of them out"
     elif dataset_name == "prompts":
-        useless, why = ["--input-len"], "prompts of a file have the lengths they have"
+        useless, why = ["--input-len"], "prompts from a file have their own lengths; leave it out"
     else:
-        useless, why = ["--dataset-path"], "random prompts need no file; add --dataset-name prompts"
+        useless, why = ["--dataset-path"], "random prompts need no file; add --dataset-name prompts to read this one"
     for flag in useless:
         if given[flag] is not None:
-            raise ConfigError(f"{flag}: {why}; leave one of them out")
+            raise ConfigError(f"{flag}: {why}")
     if dataset_name == "prompts" and given["--dataset-path"] is None:
-        raise ConfigError("--dataset-name prompts needs --dataset-path, a file with one prompt a line")
+        raise ConfigError("--dataset-name prompts needs --dataset-path, a file with one prompt per line")
 
 
 def _of_prompts(
@@ -122,17 +122,17 @@ def _of_prompts(
     return prompts_workload(token_ids, num_prompts or len(token_ids), output_len)
 
 
-def _print(conditions: "Conditions", found: "ThroughputResult") -> None:
-    cached = f" ({found.num_cached_tokens:,} of them from the cache)" if found.num_cached_tokens else ""
+def _print(conditions: "Conditions", result: "ThroughputResult") -> None:
+    cached = f" ({result.num_cached_tokens:,} of them from the cache)" if result.num_cached_tokens else ""
     print_tables(
-        f"{conditions.engine_title}: {found.workload}, {found.num_requests} requests, "
-        f"{found.num_input_tokens:,} tokens in{cached}, {found.num_output_tokens:,} out, in {found.seconds:,.2f} s",
-        latency_table([("time to first token", found.ttft), ("time per output token", found.tpot)]),
-        phase_table(found.prefill, found.decode, conditions.peak),
-        *speculation_tables(found.speculation),
+        f"{conditions.engine_title}: {result.workload}, {result.num_requests} requests, "
+        f"{result.num_input_tokens:,} tokens in{cached}, {result.num_output_tokens:,} out, in {result.seconds:,.2f} s",
+        latency_table([("time to first token", result.ttft), ("time per output token", result.tpot)]),
+        phase_table(result.prefill, result.decode, conditions.peak),
+        *speculation_tables(result.speculation),
     )
     # The last line of vLLM's command, for scripts that read it.
     click.echo(
-        f"Throughput: {found.requests_per_second:.2f} requests/s, {found.total_tokens_per_second:.2f} total tokens/s, "
-        f"{found.output_tokens_per_second:.2f} output tokens/s"
+        f"Throughput: {result.requests_per_second:.2f} requests/s, "
+        f"{result.total_tokens_per_second:.2f} total tokens/s, {result.output_tokens_per_second:.2f} output tokens/s"
     )

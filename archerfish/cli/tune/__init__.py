@@ -3,7 +3,7 @@
 from archerfish.cli.lazy import Entry, lazy_group
 
 _COMMANDS = {
-    "kernels": Entry("kernels", "Measure how a model's products are best cut on this GPU, and keep it."),
+    "kernels": Entry("kernels", "Measure the fastest tiles of a model's GEMMs on this GPU, and store them."),
 }
 
 command = lazy_group(

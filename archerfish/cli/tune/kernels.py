@@ -41,7 +41,7 @@ def command(**settings: Any) -> None:
     resolved = blueprint.config
     reason = why_not_triton(KernelTarget(device=resolved.device, dtype=resolved.dtype))
     if reason is not None or resolved.device != "cuda":
-        raise ConfigError(f"kernels are tuned on a GPU, by Triton: {reason or 'no GPU was found'}")
+        raise ConfigError(f"tuning needs a GPU and Triton: {reason or 'no GPU was found'}")
     from archerfish.bench.kernels.tuning import GpuStopwatch, gemm_shapes_of, tune_gemms
 
     shapes = gemm_shapes_of(blueprint.arch)
