@@ -118,7 +118,7 @@ class BatchRun:
             await self._recorder.close()
         except TROUBLE as error:
             logger.warning(
-                "%d answers of batch %s could not be saved and will be made again: %s",
+                "%d results of batch %s could not be saved and will be computed again: %s",
                 self._recorder.num_waiting,
                 self.batch.batch_id,
                 error,

@@ -144,7 +144,7 @@ def _check_input(connection: sqlite3.Connection, file_id: str, tenant: str) -> N
     if row is None:
         raise InvalidParameter("input_file_id", file_id, "there is no such file; upload it first, with purpose batch")
     if row["purpose"] not in UPLOAD_PURPOSES:
-        raise InvalidParameter("input_file_id", file_id, f"its purpose is {row['purpose']}, and must be batch")
+        raise InvalidParameter("input_file_id", file_id, f"its purpose is {row['purpose']}; it must be batch")
 
 
 def _check_metadata(metadata: object) -> None:

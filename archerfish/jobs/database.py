@@ -207,7 +207,7 @@ def _check_pages(connection: sqlite3.Connection, path: Path) -> None:
     except sqlite3.OperationalError as error:
         if _code(error) != sqlite3.SQLITE_INTERRUPT:
             raise
-        logger.info("%s is large: it was checked for damage in part only", path)
+        logger.info("%s is large: only part of it was checked for damage", path)
         return
     except sqlite3.DatabaseError as error:
         verdict = str(error)

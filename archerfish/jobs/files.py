@@ -136,7 +136,7 @@ class FileStore:
             if user is not None:
                 raise WrongState(
                     f"the file {file_id!r} is the input of the batch {user['batch_id']!r}, which is still running: "
-                    "cancel that first, or wait for its end"
+                    "cancel that first, or wait for it to end"
                 )
             connection.execute("DELETE FROM files WHERE file_id = ?", (file_id,))
         # After the row: a content without a row is removed at the next start, but a row without content would be an

@@ -127,7 +127,9 @@ class InputReader:
             raise unreadable(error) from error
         line = _undamaged(RawLine(span.number, span.offset, text))
         if line.custom_id != span.custom_id:
-            text_now = f"the custom_id was {short(span.custom_id)} when it was checked, and is {short(line.custom_id)}"
+            text_now = (
+                f"the custom_id was {short(span.custom_id)} when it was checked and is now {short(line.custom_id)}"
+            )
             raise InputDamaged(BatchError("input_file_changed", text_now, span.number, "custom_id"))
         return line.body
 
@@ -249,7 +251,7 @@ def _no_request(number: int, reason: str) -> BatchError:
 
 
 def _unknown_field(number: int, name: str) -> BatchError:
-    message = f"{short(name)} is not a field of a request; there are {', '.join(_FIELDS)}"
+    message = f"{short(name)} is not a field of a request; the fields are {', '.join(_FIELDS)}"
     return BatchError("unknown_parameter", message, number, name[:_LONGEST_CUSTOM_ID])
 
 
@@ -263,9 +265,9 @@ def _as_line(number: int, fields: _Fields) -> InputLine | BatchError:
         message = f"custom_id must be a string of 1 to {_LONGEST_CUSTOM_ID} characters"
         return BatchError("invalid_custom_id", message, number, "custom_id")
     if method != _Value("POST", is_string=True):
-        return BatchError("invalid_method", f"method is {method} and must be 'POST'", number, "method")
+        return BatchError("invalid_method", f"method is {method}; it must be 'POST'", number, "method")
     if not url.is_string:
-        return BatchError("invalid_url", f"url is {url} and must be a string", number, "url")
+        return BatchError("invalid_url", f"url is {url}; it must be a string", number, "url")
     return InputLine(number, custom_id.text, url.text, bytes(fields.body))
 
 

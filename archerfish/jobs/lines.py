@@ -244,11 +244,17 @@ class LineAnswers:
         is_alone = len(self._trial) == 1
         attempts = self.attempts[line.number] = self.attempts.get(line.number, 0) + is_alone
         if attempts >= self._shared.settings.max_attempts:
-            message = f"the engine failed {attempts} times while it had this request alone; the last time: {reason}"
+            message = f"the engine failed {attempts} times with this request alone in flight; last failure: {reason}"
             await self._save(unanswered(line.number, line.custom_id, "engine_error", message))
             return
-        name, batch_id = "alone" if is_alone else "among others", self._batch.batch_id
-        logger.warning("line %d of batch %s was in flight %s and comes again: %s", line.number, batch_id, name, reason)
+        name, batch_id = "alone" if is_alone else "with others", self._batch.batch_id
+        logger.warning(
+            "engine failure with line %d of batch %s in flight %s; the line is retried: %s",
+            line.number,
+            batch_id,
+            name,
+            reason,
+        )
         await self._record(FailedAttempts(line.number, attempts))
 
     # -- pauses ---------------------------------------------------------------------------------------------------

@@ -23,12 +23,12 @@ class Quota:
         ).fetchone()
         if row["number"] >= self.max_files:
             raise QuotaExceeded(
-                f"{row['number']:,} files are stored, and --max-files {self.max_files:,} are allowed; delete some first"
+                f"{row['number']:,} files are stored, the limit of --max-files {self.max_files:,}; delete some first"
             )
         if row["bytes"] + num_bytes > self.max_bytes or row["bytes"] >= self.max_bytes:
             raise QuotaExceeded(
-                f"the stored files take {row['bytes']:,} bytes, and --max-stored-bytes "
-                f"{self.max_bytes:,} are allowed; delete some first"
+                f"the stored files take {row['bytes']:,} bytes; the limit is --max-stored-bytes "
+                f"{self.max_bytes:,}; delete some first"
             )
 
     def check_batch(self, connection: sqlite3.Connection, tenant: str) -> None:
@@ -39,7 +39,7 @@ class Quota:
         ).fetchone()
         if number >= self.max_open_batches:
             raise TooManyBatches(
-                f"{number:,} batches are open, and --max-open-batches {self.max_open_batches:,} are allowed; "
+                f"{number:,} batches are open, the limit of --max-open-batches {self.max_open_batches:,}; "
                 "wait for one, or cancel one"
             )
         self.check_file(connection, tenant, 0)

@@ -50,7 +50,7 @@ class RetryingStorage:
         if trouble == self.trouble:
             return
         if trouble is None:
-            logger.info("batches continue: there is free space again")
+            logger.info("batches resume: the storage is available again")
         elif self.trouble is None:
             logger.warning("batches pause: %s", trouble)
         self.trouble = trouble

@@ -129,7 +129,7 @@ class BatchRunner:
             if await self._storage.do(claim.take):
                 return claim
             if not was_logged:
-                logger.info("another process runs the batches of %s; waiting for its end", self._store.directory)
+                logger.info("another process runs the batches of %s; waiting for it to end", self._store.directory)
                 was_logged = True
             await self._pause()
         claim.release()

@@ -92,10 +92,10 @@ def _check(line: InputLine, endpoint: str | None, seen: dict[str, int]) -> Itera
     """Yield the errors of a line that is a request, and add it to those seen."""
     first = seen.setdefault(line.custom_id, line.number)
     if first != line.number:
-        text = f"custom_id {short(line.custom_id)} of line {line.number} is already that of line {first}"
+        text = f"custom_id {short(line.custom_id)} of line {line.number} is already used by line {first}"
         yield BatchError("duplicate_custom_id", text, line.number, "custom_id")
     if endpoint is None and line.url not in ENDPOINTS:
-        text = f"url is {short(line.url)} and must be one of {', '.join(ENDPOINTS)}"
+        text = f"url is {short(line.url)}; it must be one of {', '.join(ENDPOINTS)}"
         yield BatchError("invalid_url", text, line.number, "url")
     elif endpoint is not None and line.url != endpoint:
         text = f"url is {short(line.url)}, but the batch's endpoint is {endpoint!r}"

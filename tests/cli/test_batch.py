@@ -236,7 +236,7 @@ def test_an_input_that_is_not_good_is_refused_with_its_lines(files: Files) -> No
     files.source.write_text("{\n" * 7)
     assert_refused(files.run(), "line 1: the line is not valid JSON")
     files.write(completion("a"), completion("a"))
-    assert_refused(files.run(), "line 2: custom_id 'a' of line 2 is already that of line 1")
+    assert_refused(files.run(), "line 2: custom_id 'a' of line 2 is already used by line 1")
     files.write(line("a", {}, "/v1/audio"))
     assert_refused(files.run(), "'/v1/audio'")
     files.source.write_text("")

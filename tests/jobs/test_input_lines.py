@@ -109,7 +109,7 @@ def test_a_body_that_another_request_has_taken_the_place_of_is_damage() -> None:
     stream.seek(0)
     stream.write(jsonl(line("x")))
     stream.truncate()
-    with pytest.raises(InputDamaged, match="line 1: the custom_id was 'a' when it was checked, and is 'x'"):
+    with pytest.raises(InputDamaged, match="line 1: the custom_id was 'a' when it was checked and is now 'x'"):
         reader.body(first)
     with pytest.raises(InputDamaged, match="line 2"):
         reader.body(second)
