@@ -126,7 +126,7 @@ def test_grouped_heads_store_as_much_as_there_are_kv_heads() -> None:
     assert kv_bytes_per_token(shapes.FALCON_7B, 2) == 2 * 32 * 64 * 2
 
 
-def test_windows_bound_what_a_layer_keeps() -> None:
+def test_windows_bound_what_a_layer_stores() -> None:
     per_layer = 2 * 1 * 256 * 2
     assert kv_bytes(shapes.GEMMA_3_1B, 32768, 2) == per_layer * (4 * 32768 + 22 * 512)
     assert kv_bytes(shapes.GEMMA_3_1B, 512, 2) == per_layer * 26 * 512

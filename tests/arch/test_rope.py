@@ -41,8 +41,8 @@ def test_default_frequencies_fall_geometrically_from_one(theta: float, dim: int)
 def test_linear_scaling_squeezes_positions(theta: float, dim: int, factor: float) -> None:
     spec = RopeSpec(theta=theta, dim=dim, kind="linear", factor=factor)
     positions = np.arange(0, 1000, 37)
-    turned = np.outer(positions, frequencies(spec))
-    np.testing.assert_allclose(turned, np.outer(positions / factor, plain(theta, dim)), rtol=1e-12)
+    rotated = np.outer(positions, frequencies(spec))
+    np.testing.assert_allclose(rotated, np.outer(positions / factor, plain(theta, dim)), rtol=1e-12)
 
 
 @given(theta=thetas, dim=dims, factor=factors, length=st.integers(2, 32768))
@@ -84,7 +84,7 @@ def test_llama3_scaling_blends_between_long_and_short_waves(
     assert_close(frequencies(spec), expected)
 
 
-def test_llama_3_1_keeps_its_fastest_pairs_and_slows_its_slowest_eightfold() -> None:
+def test_llama_3_1_leaves_its_fastest_pairs_and_slows_its_slowest_eightfold() -> None:
     spec = RopeSpec(theta=500_000.0, dim=128, kind="llama3", factor=8.0, original_max_positions=8192)
     ratio = frequencies(spec) / plain(500_000.0, 128)
     assert_close(ratio[:28], np.ones(28))

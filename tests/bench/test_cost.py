@@ -32,7 +32,7 @@ def test_a_run_with_prefill_and_decode_apart() -> None:
     assert found.per_million_output_tokens == pytest.approx(5.56, abs=0.005)
 
 
-def test_what_nobody_can_tell_is_none() -> None:
+def test_unknown_figures_are_none() -> None:
     found = costs(60, 3.0, num_requests=0, num_input_tokens=0, num_output_tokens=0, prefill_share=None)
     assert found.total == pytest.approx(0.05)
     assert (found.per_request, found.per_thousand_requests, found.per_million_tokens) == (None, None, None)

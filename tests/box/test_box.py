@@ -32,7 +32,7 @@ def test_what_ships_can_be_loaded_and_is_named_in_the_help() -> None:
         assert name in help_text
 
 
-def test_what_guesses_for_perch_is_in_the_box(tmp_path: Path) -> None:
+def test_drafters_for_perch_are_in_the_box(tmp_path: Path) -> None:
     perch, minnow = models_in_box().values()
     assert draft_in_box(perch, "draft_model") == minnow
     for method in ("eagle", "medusa"):
@@ -54,7 +54,7 @@ def test_the_default_answers_where_no_model_is_named(box: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["generate", "chat"])
-def test_commands_use_it_too_and_say_so_beside_the_answer(box: Path, command: str) -> None:
+def test_commands_use_it_too_and_say_so_next_to_the_answer(box: Path, command: str) -> None:
     write_checkpoint(box / DEFAULT_MODEL)
     options = ("--threads", "1", "--max-num-seqs", "2", "--max-tokens", "4", "--ignore-eos", "--temperature", "0")
     result = archerfish(command, *options, stdin=b"Hello\n")

@@ -114,8 +114,8 @@ def test_perch_quotes_from_a_passage(perch: LLM) -> None:
 
 
 def test_perch_retells_with_another_name(perch: LLM) -> None:
-    told = answer(perch, f"Write this again, but change Tom to Ben:\n{WALK}")
-    assert told == WALK.replace("Tom", "Ben")
+    changed = answer(perch, f"Write this again, but change Tom to Ben:\n{WALK}")
+    assert changed == WALK.replace("Tom", "Ben")
 
 
 def test_perch_writes_a_story(perch: LLM) -> None:
@@ -124,7 +124,7 @@ def test_perch_writes_a_story(perch: LLM) -> None:
     assert len(words) > 25 and len(set(words)) > 15, "a story, not a loop"
 
 
-def test_the_card_lies_beside_them() -> None:
+def test_the_card_is_in_the_box() -> None:
     root: Path = models_in_box()["perch"].parent
     card = (root / "MODEL_CARD.md").read_text()
     assert "(curves.svg)" in card and (root / "curves.svg").stat().st_size > 1000

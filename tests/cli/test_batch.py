@@ -54,7 +54,7 @@ def files(tmp_path: Path) -> Files:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def requested(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The lines that come to the engine."""
     seen: list[str] = []
     answer = offline.OfflineAnswers.answer
@@ -138,51 +138,51 @@ def test_a_line_that_is_refused_disturbs_no_other(files: Files) -> None:
 
 
 def test_what_was_answered_is_not_answered_again(
-    files: Files, asked: list[str], monkeypatch: pytest.MonkeyPatch
+    files: Files, requested: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files.write(*(completion(name) for name in "abcd"))
     assert files.run().exit_code == 0
     first = files.replies()
-    assert sorted(asked) == list("abcd")
-    asked.clear()
+    assert sorted(requested) == list("abcd")
+    requested.clear()
     with monkeypatch.context() as patched:
         # Nothing is missing, so the model is not even loaded.
         patched.delattr("archerfish.cli.batch.open_model")
         assert files.run().exit_code == 0
-    assert (asked, files.replies()) == ([], first)
+    assert (requested, files.replies()) == ([], first)
     # A new line, a changed one, and another order.
     files.write(*(completion(name) for name in "dxca"), completion("b", max_tokens=2))
     assert files.run().exit_code == 0
-    assert sorted(asked) == ["b", "x"]
+    assert sorted(requested) == ["b", "x"]
     second = files.replies()
     assert list(second) == list("dxcab")
     assert {name: second[name] for name in "acd"} == {name: first[name] for name in "acd"} and second["b"] != first["b"]
     # Another model has to answer everything itself.
-    asked.clear()
+    requested.clear()
     assert files.run(*MODEL, "--served-model-name", "other").exit_code == 0
-    assert len(asked) == 5
+    assert len(requested) == 5
 
 
-def test_refused_lines_are_tried_again(files: Files, asked: list[str]) -> None:
+def test_refused_lines_are_tried_again(files: Files, requested: list[str]) -> None:
     files.write(completion("a"), completion("b", n=0))
     assert files.run().exit_code == 2
     files.write(completion("a"), completion("b", n=1))
-    asked.clear()
+    requested.clear()
     assert files.run().exit_code == 0
-    assert asked == ["b"] and list(files.replies()) == ["a", "b"]
+    assert requested == ["b"] and list(files.replies()) == ["a", "b"]
 
 
 def test_a_run_that_breaks_off_goes_on(
-    files: Files, asked: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    files: Files, requested: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     files.write(*(completion(str(number)) for number in range(12)))
-    append, kept = PartialOutput.append, []
+    append, written = PartialOutput.append, []
 
     def interrupted(self: PartialOutput, custom_id: str, text: str) -> None:
-        if len(kept) == 5:
+        if len(written) == 5:
             raise KeyboardInterrupt
         append(self, custom_id, text)
-        kept.append(custom_id)
+        written.append(custom_id)
 
     with monkeypatch.context() as patched:
         patched.setattr(PartialOutput, "append", interrupted)
@@ -191,17 +191,17 @@ def test_a_run_that_breaks_off_goes_on(
     assert "out.jsonl.partial; run the same command again" in caplog.text
     assert not files.output.exists()
     records = files.partial.read_text().splitlines()
-    assert [json.loads(text)["custom_id"] for text in records] == kept
+    assert [json.loads(text)["custom_id"] for text in records] == written
     # Killed in the middle of a line, it leaves a piece of it.
     with files.partial.open("a") as stream:
         stream.write('{"id": "batch_req_')
-    asked.clear()
+    requested.clear()
     assert files.run().exit_code == 0
-    assert sorted(asked, key=int) == [str(number) for number in range(12) if str(number) not in kept]
+    assert sorted(requested, key=int) == [str(number) for number in range(12) if str(number) not in written]
     assert list(files.replies()) == [str(number) for number in range(12)]
-    assert [text for text in files.output.read_text().splitlines() if json.loads(text)["custom_id"] in kept] == sorted(
-        records, key=lambda text: int(json.loads(text)["custom_id"])
-    )
+    assert [
+        text for text in files.output.read_text().splitlines() if json.loads(text)["custom_id"] in written
+    ] == sorted(records, key=lambda text: int(json.loads(text)["custom_id"]))
     assert not files.partial.exists()
 
 

@@ -62,7 +62,7 @@ def test_a_model_is_shown_with_its_sizes_and_the_kernels_for_its_shapes() -> Non
     assert "Model: perch" in text and "for this model" in text and "1,024 tokens" in text
 
 
-def test_a_kernel_that_a_models_shape_keeps_out_is_named_with_the_reason(tmp_path: Path) -> None:
+def test_a_kernel_that_a_models_shape_rules_out_is_named_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "head_dim": 8}))
     found = json.loads(archerfish("doctor", str(tmp_path), "--json").stdout)
     attend = next(kernel for kernel in found["kernels"] if kernel["operation"] == "attend")
@@ -100,9 +100,9 @@ def test_a_missing_kernel_is_a_finding_not_a_failure(monkeypatch: pytest.MonkeyP
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
     """What is to be measured, for which there are figures at once."""
-    asked: list[tuple[object, ...]] = []
+    calls: list[tuple[object, ...]] = []
 
     def measure(
         model: str | None,
@@ -112,7 +112,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
         progress: Callable[[str, float], None],
     ) -> Iterator[FormatDrift]:
         assert {"int8", "KV cache int8"} <= formats.keys()
-        asked.append((model, documents, max_tokens))
+        calls.append((model, documents, max_tokens))
         progress("int8", 1.0)
         figures = Drift(num_tokens=4064, original_perplexity=10.0, perplexity=10.25, divergence=0.0125, agreement=0.962)
         logger.info("a format was loaded")
@@ -121,10 +121,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
         yield FormatDrift("fp8", None, "it needs a GPU")
 
     monkeypatch.setattr(drift, "measure_formats", measure)
-    return asked
+    return calls
 
 
-def test_drift_is_shown_for_each_format(asked: list[tuple[object, ...]]) -> None:
+def test_drift_is_shown_for_each_format(calls: list[tuple[object, ...]]) -> None:
     result = archerfish("doctor", "--drift")
     assert result.exit_code == 0
     for word in (
@@ -138,19 +138,19 @@ def test_drift_is_shown_for_each_format(asked: list[tuple[object, ...]]) -> None
         "fp8: not measured, it needs a GPU",
     ):
         assert word in result.stdout
-    assert asked == [(None, None, 65536)]
+    assert calls == [(None, None, 65536)]
 
 
-def test_drift_fits_eighty_columns_and_logs_no_load(asked: list[tuple[object, ...]]) -> None:
+def test_drift_fits_eighty_columns_and_logs_no_load(calls: list[tuple[object, ...]]) -> None:
     result = archerfish("doctor", "--drift", environ={"COLUMNS": "80"})
     assert "…" not in result.stdout and max(map(len, result.stdout.splitlines())) <= 80
     for word in ("perplexity", "against", "KL", "divergence", "top-1", "agreement"):
         assert word in result.stdout
     assert result.stderr == "measuring perch in float32 and in 10 lossy formats\n"
-    assert asked
+    assert calls
 
 
-def test_drift_of_a_model_over_a_text_as_json(asked: list[tuple[object, ...]], tmp_path: Path) -> None:
+def test_drift_of_a_model_over_a_text_as_json(calls: list[tuple[object, ...]], tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("One.\n<|endoftext|>\nTwo.\n")
     result = archerfish("doctor", "--drift", "minnow", "--text", str(text), "--max-tokens", "99", "--json")
@@ -164,7 +164,7 @@ def test_drift_of_a_model_over_a_text_as_json(asked: list[tuple[object, ...]], t
         "divergence": 0.0125,
         "agreement": 0.962,
     }
-    assert asked == [("minnow", ["One.", "Two."], 99)]
+    assert calls == [("minnow", ["One.", "Two."], 99)]
 
 
 @pytest.mark.parametrize(

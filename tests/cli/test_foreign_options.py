@@ -7,7 +7,7 @@ from tests.cli.running import MODEL, archerfish, assert_refused
 ONE = ("--max-tokens", "1", "--temperature", "0")
 
 
-def test_options_that_ask_for_nothing_change_nothing() -> None:
+def test_options_without_effect_change_nothing() -> None:
     plain = archerfish("generate", "Once", *MODEL, *ONE)
     foreign = archerfish(
         *("generate", "--tensor-parallel-size", "1", "--trust-remote-code", "Once", *MODEL, *ONE, "--swap-space=4"),
@@ -54,7 +54,7 @@ def test_options_that_ask_for_nothing_change_nothing() -> None:
         (("--max-logprobs", "1"), "--max-logprobs 1: as many may be requested"),
     ],
 )
-def test_options_that_ask_for_more_say_what_to_use(arguments: tuple[str, ...], says: str) -> None:
+def test_options_with_an_effect_say_what_to_use(arguments: tuple[str, ...], says: str) -> None:
     assert_refused(archerfish("generate", "Once", *arguments), says)
 
 
@@ -83,7 +83,7 @@ def test_a_value_is_a_value_whatever_it_looks_like() -> None:
     assert result.exit_code == 0, result.stderr
 
 
-def test_switching_graphs_off_keeps_the_kernels() -> None:
+def test_switching_graphs_off_leaves_the_kernels() -> None:
     eager = archerfish("generate", "Once", *MODEL, *ONE, "--enforce-eager")
     assert eager.exit_code == 0, eager.stderr
     assert eager.stdout == archerfish("generate", "Once", *MODEL, *ONE).stdout

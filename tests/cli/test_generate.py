@@ -27,7 +27,7 @@ def test_one_prompt_is_answered_with_nothing_but_the_answer() -> None:
     assert (result.exit_code, result.stdout) == (0, record["outputs"][0]["text"] + "\n")
 
 
-def test_json_tells_everything() -> None:
+def test_json_has_everything() -> None:
     [record] = records("Once upon a time", "--logprobs", "2", "--prompt-logprobs", "1", "--n", "2")
     assert set(record) == {
         "prompt", "prompt_token_ids", "outputs", "num_cached_tokens", "metrics", "prompt_logprobs",
@@ -202,7 +202,7 @@ CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "r
         (("--json-object", "--max-tokens", "4"), None, r"\{.*"),
     ],
 )
-def test_an_answer_has_the_form_that_was_asked_for(
+def test_an_answer_has_the_requested_format(
     tmp_path: Path, flags: tuple[str, ...], content: str | None, matches: str
 ) -> None:
     if content is not None:

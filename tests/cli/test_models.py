@@ -190,7 +190,7 @@ def test_what_was_downloaded_in_part_says_so(cache: Path, files: dict[str, bytes
         ({"model_type": ["llama"]}, None, "no model_type"),
     ],
 )
-def test_what_cannot_run_has_its_reason_beside_what_is_known(
+def test_what_cannot_run_has_its_reason_next_to_what_is_known(
     cache: Path, files: dict[str, bytes], config: dict[str, Any], family: str | None, says: str
 ) -> None:
     add(cache, "somebody/strange", {**files, "config.json": json.dumps(config).encode()})

@@ -20,7 +20,7 @@ def test_a_draft_model_is_trained_in_two_goes(tmp_path: Path) -> None:
     assert_refused(third, "is not empty")
 
 
-def test_what_is_needed_is_asked_for(tmp_path: Path) -> None:
+def test_missing_options_are_named(tmp_path: Path) -> None:
     assert_refused(archerfish("train-draft", "--method", "medusa"), "train-draft needs --output")
     assert_refused(archerfish("train-draft", "--output", str(tmp_path)), "train-draft needs --method")
 

@@ -178,7 +178,7 @@ def test_values_of_ours_have_other_names_elsewhere(name: str, value: Any, ours: 
 
 
 @pytest.mark.parametrize("name", ["enforce_eager", "disable_cuda_graph"])
-def test_switching_graphs_off_keeps_the_kernels(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_switching_graphs_off_leaves_the_kernels(name: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="archerfish"):
         assert check_settings({name: True}) == EngineConfig()
         assert check_settings({name: True, "kernels": "amx"}).kernels == "amx"

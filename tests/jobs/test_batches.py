@@ -114,10 +114,10 @@ def test_tenants_see_only_their_own_batches(store: JobStore) -> None:
 
 def test_cancelling_twice_is_cancelling_once(store: JobStore, clock: Clock) -> None:
     batch = new_batch(store, lines(1))
-    asked = store.batches.cancel(batch.batch_id)
-    assert (asked.status, asked.cancelling_at) == (BatchStatus.CANCELLING, int(clock.now))
+    cancelled_batch = store.batches.cancel(batch.batch_id)
+    assert (cancelled_batch.status, cancelled_batch.cancelling_at) == (BatchStatus.CANCELLING, int(clock.now))
     clock.now += 10
-    assert store.batches.cancel(batch.batch_id) == asked
+    assert store.batches.cancel(batch.batch_id) == cancelled_batch
 
 
 def test_what_has_ended_cannot_be_cancelled(store: JobStore) -> None:

@@ -71,7 +71,7 @@ def test_a_trial_waits_for_the_others_and_the_others_for_it() -> None:
     assert start_all(other) == 4
 
 
-def test_trials_come_one_after_another_and_one_that_rests_holds_up_nobody() -> None:
+def test_trials_come_one_after_another_and_a_resting_one_holds_up_none() -> None:
     capacity = Capacity(8, 1000)
     first, second, third = (capacity.join(nothing) for _ in range(3))
     with capacity.trial(first), capacity.trial(second):
@@ -96,19 +96,19 @@ def test_a_trial_that_rests_with_lines_in_flight_is_still_one() -> None:
         assert not second.may_start()
 
 
-def test_all_are_told_when_something_changes() -> None:
-    told: list[int] = []
+def test_all_are_notified_of_changes() -> None:
+    changes: list[int] = []
     capacity = Capacity(8, 1000)
-    first = capacity.join(lambda: told.append(1))
-    second = capacity.join(lambda: told.append(2))
+    first = capacity.join(lambda: changes.append(1))
+    second = capacity.join(lambda: changes.append(2))
     second.started(1)
-    told.clear()
+    changes.clear()
     second.ended(1)
-    assert told == [1, 2]
+    assert changes == [1, 2]
     capacity.leave(second)
-    assert told == [1, 2, 1]
+    assert changes == [1, 2, 1]
     first.rest(True)
-    assert told == [1, 2, 1, 1]
+    assert changes == [1, 2, 1, 1]
 
 
 class Clock:

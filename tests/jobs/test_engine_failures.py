@@ -41,10 +41,10 @@ class Engine:
         self.num_failures = 0
         self.company: list[set[str]] = []
         """Of each failure: what was in flight."""
-        self.asked: list[str] = []
+        self.requested: list[str] = []
 
     async def __call__(self, endpoint: str, body: bytes, custom_id: str, tenant: str) -> LineResult:
-        self.asked.append(custom_id)
+        self.requested.append(custom_id)
         failed = self.has[custom_id] = asyncio.get_running_loop().create_future()
         try:
             for _ in range(3):  # Others come meanwhile.
@@ -155,19 +155,19 @@ def test_failures_alone_are_remembered_over_restarts(store: JobStore) -> None:
 
     def until_failures(count: int) -> None:
         async def work() -> None:
-            told = asyncio.Event()
+            reported = asyncio.Event()
             seen = 0
 
             async def wait(_: float) -> None:
                 nonlocal seen
                 seen += 1
                 if seen == count:
-                    told.set()
+                    reported.set()
                     await asyncio.get_running_loop().create_future()
 
             runner = BatchRunner(store, broken, settings=chosen(max_attempts=3), wait=wait)
             task = runner.start()
-            await told.wait()
+            await reported.wait()
             await runner.stop()
             task.result()
 
@@ -200,7 +200,7 @@ def test_suspects_of_an_earlier_life_come_last(store: JobStore) -> None:
     assert store.work.progress(batch.batch_id).attempts == {1: 0, 2: 0}, "a process that was killed makes no suspects"
     engine = Engine()
     run_all(store, engine, settings=chosen(max_in_flight=1))
-    assert engine.asked == [f"request-{number}" for number in (2, 3, 4, 5, 0, 1)]
+    assert engine.requested == [f"request-{number}" for number in (2, 3, 4, 5, 0, 1)]
     assert again(store, batch).counts == RequestCounts(6, 6, 0)
 
 
@@ -230,15 +230,15 @@ class Refusing:
     """Takes a line when `takes` says so."""
 
     def __init__(self, takes: Callable[[int, int], bool], seconds: float | None = None) -> None:
-        self.num_asked = 0
+        self.num_requested = 0
         self.open = 0
         self.most_open = 0
         self._takes = takes
         self._seconds = seconds
 
     async def __call__(self, endpoint: str, body: bytes, custom_id: str, tenant: str) -> LineResult:
-        self.num_asked += 1
-        if not self._takes(self.num_asked, self.open):
+        self.num_requested += 1
+        if not self._takes(self.num_requested, self.open):
             raise NotNow("queue_full", self._seconds)
         self.open += 1
         self.most_open = max(self.most_open, self.open)
@@ -254,17 +254,17 @@ def test_lines_that_were_not_taken_come_again_however_often(store: JobStore) -> 
     done = again(store, batch)
     assert (done.status, done.counts) == (BatchStatus.COMPLETED, RequestCounts(20, 20, 0))
     assert ids(read(store, done.output_file_id)) == [f"request-{number}" for number in range(20)]
-    assert busy.num_asked == 20 * 50
+    assert busy.num_requested == 20 * 50
     assert store.work.progress(batch.batch_id).attempts == {}
 
 
-def test_a_service_that_is_full_is_asked_by_one_line_at_a_time(store: JobStore) -> None:
+def test_a_full_service_gets_one_line_at_a_time(store: JobStore) -> None:
     full = Refusing(lambda _, num_open: num_open < 4)
     batch = new_batch(store, lines(200))
     run_all(store, full, settings=chosen(max_in_flight=64))
     assert again(store, batch).counts == RequestCounts(200, 200, 0)
     assert full.most_open == 4
-    assert full.num_asked < 200 + 64 + 200 / 2, "most lines come when there is a place for them"
+    assert full.num_requested < 200 + 64 + 200 / 2, "most lines come when there is a place for them"
 
 
 def test_lines_come_again_when_the_service_says(store: JobStore) -> None:
@@ -300,7 +300,7 @@ def test_a_group_that_is_not_taken_is_tried_later(store: JobStore) -> None:
     assert engine.company.count({"request-9"}) >= 3
 
 
-def test_why_lines_wait_is_told_once(store: JobStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_why_lines_wait_is_logged_once(store: JobStore, caplog: pytest.LogCaptureFixture) -> None:
     new_batch(store, lines(5))
     with caplog.at_level("INFO", "archerfish"):
         run_all(store, Refusing(lambda number, _: number % 7 == 0))

@@ -49,7 +49,7 @@ def test_objects_are_what_openai_s_client_knows(store: JobStore) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"),
+    ("given", "stored_name"),
     [
         ("../../etc/passwd", "passwd"),
         ("C:\\dir\\in.jsonl", "in.jsonl"),
@@ -59,8 +59,8 @@ def test_objects_are_what_openai_s_client_knows(store: JobStore) -> None:
         ("ü" * 300, "ü" * 255),
     ],
 )
-def test_names_are_only_names(store: JobStore, given: str, kept: str) -> None:
-    assert store.files.upload(given, "batch", [b"x"]).filename == kept
+def test_names_are_only_names(store: JobStore, given: str, stored_name: str) -> None:
+    assert store.files.upload(given, "batch", [b"x"]).filename == stored_name
 
 
 def test_only_files_for_batches_are_taken(store: JobStore) -> None:
@@ -153,15 +153,15 @@ def test_ids_that_never_were(store: JobStore, file_id: str) -> None:
 
 
 def test_what_a_killed_process_left_is_swept_away(store: JobStore) -> None:
-    kept = upload(store, b"kept")
+    uploaded = upload(store, b"kept")
     # Killed between giving a content its place and writing its row, and in the middle of an upload.
     (store.directory / "files" / "file-orphan").write_bytes(b"x")
     (store.directory / "drafts" / "upload-dead").write_bytes(b"x")
     (store.directory / "drafts" / "output-torn").write_bytes(b"x")
     with JobStore(store.directory) as second:
-        assert contents(store.directory) == [kept, "output-torn"]
+        assert contents(store.directory) == [uploaded, "output-torn"]
         second.files.sweep_outputs()
-        assert contents(store.directory) == [kept]
+        assert contents(store.directory) == [uploaded]
 
 
 def test_uploads_of_living_processes_are_not_swept_away(store: JobStore) -> None:
@@ -207,7 +207,7 @@ def test_a_newer_release_s_store_is_left_alone(tmp_path: Path) -> None:
         JobStore(tmp_path)
 
 
-def test_the_database_keeps_its_promises(store: JobStore) -> None:
+def test_the_database_is_durable(store: JobStore) -> None:
     with store._database.reading() as connection:
         settings = {
             name: connection.execute(f"PRAGMA {name}").fetchone()[0]

@@ -72,14 +72,14 @@ def live(
 ) -> None:
     """One process from its start to its end. Lines that had a result before must not be asked for again."""
     store = JobStore(directory, clock)
-    asked: list[str] = []
+    requested: list[str] = []
 
     async def answer(endpoint: str, body: bytes, custom_id: str, tenant: str) -> LineResult:
-        asked.append(custom_id)
-        if life is not None and life.event == "expire" and len(asked) == 3:
+        requested.append(custom_id)
+        if life is not None and life.event == "expire" and len(requested) == 3:
             clock.now += 86400
             runner.wake()
-        if life is not None and life.event == "cancel" and len(asked) == 3:
+        if life is not None and life.event == "cancel" and len(requested) == 3:
             with store._database.reading() as connection:
                 connection.execute(
                     "UPDATE batches SET status = 'cancelling', cancelling_at = 1 WHERE status = 'in_progress'"
@@ -104,7 +104,7 @@ def live(
     else:
         with mortal(store, life):
             within(work)
-    assert not done & set(asked)
+    assert not done & set(requested)
 
 
 @examples(40)

@@ -19,7 +19,7 @@ from tests.jobs.working import echo, lines, new_batch, run_all, upload
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="there are no such modes")
 
-NOBODY = 65534
+OTHER_USER = 65534
 
 
 def modes(directory: Path) -> dict[str, int]:
@@ -38,11 +38,11 @@ def umask(mask: int) -> Iterator[None]:
 
 
 @contextmanager
-def somebody_else() -> Iterator[None]:
+def as_other_user() -> Iterator[None]:
     """As a user that may not do everything."""
     if os.geteuid() != 0:
         pytest.skip("only root can become somebody else")
-    os.seteuid(NOBODY)
+    os.seteuid(OTHER_USER)
     try:
         yield
     finally:
@@ -103,7 +103,7 @@ def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     for path in (directory, *directory.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
     for place in (directory, directory / "deeper", tmp_path / "new"):
-        with somebody_else(), pytest.raises(ConfigError) as refusal:
+        with as_other_user(), pytest.raises(ConfigError) as refusal:
             JobStore(place)
         assert str(place) in str(refusal.value) and "\n" not in str(refusal.value)
 
@@ -115,7 +115,7 @@ def test_a_database_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "jobs.sqlite").chmod(0o444)
     for folder in ("files", "drafts"):
         (tmp_path / folder).chmod(0o777)
-    with somebody_else(), pytest.raises(ConfigError, match=r"jobs\.sqlite cannot be used .*readonly"):
+    with as_other_user(), pytest.raises(ConfigError, match=r"jobs\.sqlite cannot be used .*readonly"):
         JobStore(tmp_path)
 
 

@@ -45,13 +45,13 @@ def test_files(small: JobStore) -> None:
 
 
 def test_bytes(small: JobStore) -> None:
-    kept = upload(small, b"x" * 600)
+    uploaded = upload(small, b"x" * 600)
     with pytest.raises(QuotaExceeded, match=r"600 bytes.*--max-stored-bytes\s+1,000"):
         upload(small, b"x" * 401)
     assert upload(small, b"x" * 400) and upload(small, b"x" * 1000, "other")
     with pytest.raises(QuotaExceeded):
         upload(small, b"")
-    small.files.delete(kept)
+    small.files.delete(uploaded)
     assert upload(small, b"x" * 600)
 
 

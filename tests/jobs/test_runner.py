@@ -202,7 +202,7 @@ def test_waiting_batches_are_validated_and_cancelled_at_once(store: JobStore) ->
     within(work)
 
 
-def test_cancelling_keeps_what_is_done_and_tells_what_is_not(store: JobStore, clock: Clock) -> None:
+def test_cancelling_saves_what_is_done_and_reports_what_is_not(store: JobStore, clock: Clock) -> None:
     async def work() -> None:
         gate = Gate()
         runner = runner_of(store, gate, max_in_flight=2)
@@ -235,7 +235,7 @@ def test_a_batch_cancelled_before_it_was_looked_at_has_no_files(store: JobStore)
     assert (done.status, done.output_file_id, done.error_file_id) == (BatchStatus.CANCELLED, None, None)
 
 
-def test_an_end_of_the_window_keeps_what_is_done_and_tells_what_is_not(store: JobStore, clock: Clock) -> None:
+def test_an_end_of_the_window_saves_what_is_done_and_reports_what_is_not(store: JobStore, clock: Clock) -> None:
     async def work() -> None:
         gate = Gate()
         runner = runner_of(store, gate, max_in_flight=2)
@@ -262,7 +262,7 @@ def test_an_end_of_the_window_keeps_what_is_done_and_tells_what_is_not(store: Jo
     within(work)
 
 
-def test_a_window_that_ended_while_nobody_ran(store: JobStore, clock: Clock) -> None:
+def test_a_window_that_ended_without_a_runner(store: JobStore, clock: Clock) -> None:
     batch = new_batch(store, lines(3), window="2h")
     clock.now += 7200
     run_all(store, echo)
@@ -282,7 +282,7 @@ def test_a_window_that_ends_with_the_last_answer_has_cut_nothing_short(store: Jo
     assert (done.status, done.counts) == (BatchStatus.COMPLETED, RequestCounts(1, 1, 0))
 
 
-def test_stopping_keeps_what_is_done_and_records_nothing_else(store: JobStore) -> None:
+def test_stopping_saves_what_is_done_and_records_nothing_else(store: JobStore) -> None:
     async def interrupted() -> None:
         gate = Gate()
         runner = runner_of(store, gate, max_in_flight=3)

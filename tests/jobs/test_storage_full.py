@@ -104,8 +104,8 @@ def test_the_files_of_a_batch_wait_for_room(
     done = again(store, batch)
     assert (done.status, disk.num_waits, disk.num_refusals) == (BatchStatus.COMPLETED, 3, 3)
     assert len(read(store, done.output_file_id)) == 5
-    told = [entry.getMessage() for entry in caplog.records if entry.getMessage().startswith("batches")]
-    assert len(told) == 2 and "no space left" in told[0] and "continue" in told[1]
+    messages = [entry.getMessage() for entry in caplog.records if entry.getMessage().startswith("batches")]
+    assert len(messages) == 2 and "no space left" in messages[0] and "resume" in messages[1]
     assert contents(store.directory) == sorted([batch.input_file_id, done.output_file_id or ""])
 
 
@@ -114,7 +114,7 @@ def test_answers_wait_for_room_and_lines_wait_for_answers(store: JobStore) -> No
 
     async def work() -> None:
         seen: list[str] = []
-        told = asyncio.Event()
+        reported = asyncio.Event()
         room = asyncio.Event()
 
         async def answer(endpoint: str, body: bytes, custom_id: str, tenant: str) -> Any:
@@ -123,13 +123,13 @@ def test_answers_wait_for_room_and_lines_wait_for_answers(store: JobStore) -> No
             return result._replace(body={"padding": "x" * 5000})
 
         async def wait(_: float) -> None:
-            told.set()
+            reported.set()
             await room.wait()
 
         settings = RunnerSettings(max_in_flight=4, group_size=8, group_seconds=0.0, poll_seconds=3600.0)
         runner = BatchRunner(store, answer, settings=settings, wait=wait)
         runner.start()
-        await told.wait()
+        await reported.wait()
         assert runner.paused is not None and "full" in runner.paused
         for _ in range(1000):
             await asyncio.sleep(0)
@@ -150,14 +150,14 @@ def test_answers_wait_for_room_and_lines_wait_for_answers(store: JobStore) -> No
     within(work)
 
 
-def test_stopping_on_a_full_disk_ends_and_tells(
+def test_stopping_on_a_full_disk_ends_and_raises(
     store: JobStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> None:
-        gate, told = Gate(), asyncio.Event()
+        gate, reported = Gate(), asyncio.Event()
 
         async def wait(_: float) -> None:
-            told.set()
+            reported.set()
             await asyncio.get_running_loop().create_future()
 
         monkeypatch.setattr(store.work, "record", refuse)
@@ -165,7 +165,7 @@ def test_stopping_on_a_full_disk_ends_and_tells(
         task = runner.start()
         await gate.until(3)
         gate.answer("request-1")
-        await told.wait()
+        await reported.wait()
         await runner.stop()
         task.result()
 

@@ -72,7 +72,7 @@ def test_layers_that_share_keys_and_values_share_the_place_and_cost_nothing() ->
     assert layout.layer_slots == (LayerSlot(0, 0), LayerSlot(0, 1), LayerSlot(0, 0), LayerSlot(0, 1))
 
 
-def test_a_layer_that_sees_farther_than_its_source_keeps_the_source_for_all_it_sees() -> None:
+def test_a_layer_that_sees_farther_than_its_source_widens_the_window_of_the_source() -> None:
     """Or the model is refused; what must not happen is that blocks it reads are given away."""
     try:
         layout = kv_layout(arch([8, None], sources={1: 0}))
@@ -81,7 +81,7 @@ def test_a_layer_that_sees_farther_than_its_source_keeps_the_source_for_all_it_s
     assert layout.windows[layout.layer_slots[1].group] is None
 
 
-def test_keys_are_kept_for_the_farthest_of_those_who_read_them() -> None:
+def test_keys_are_stored_for_the_farthest_of_their_readers() -> None:
     layout = kv_layout(arch([8, 16, 4], sources={1: 0, 2: 0}))
     assert layout.windows == (16,)
     assert layout.layer_slots == (LayerSlot(0, 0),) * 3

@@ -32,7 +32,7 @@ def test_a_changed_token_changes_the_name_of_its_block_and_of_all_later_ones(
 
 
 @given(tokens=tokens_of, block_size=st.integers(1, 5), stops=st.lists(st.integers(0, 24), max_size=6))
-def test_names_do_not_depend_on_when_they_are_asked_for(tokens: list[int], block_size: int, stops: list[int]) -> None:
+def test_names_do_not_depend_on_when_they_are_computed(tokens: list[int], block_size: int, stops: list[int]) -> None:
     num_blocks = len(tokens) // block_size
     names = BlockHashes("salt", block_size)
     grown: list[BlockHash] = []
@@ -143,12 +143,12 @@ def test_match_equals_a_search_through_everything_published(forest: Forest, data
     assert len(tree) == len(known)
 
     paths = [entry.prefix for entry in forest.published] or [(0,) * forest.block_size]
-    asked = data.draw(st.sampled_from(paths)) + data.draw(st.sampled_from([(), (0,) * forest.block_size]))
-    names = names_of(asked, forest.block_size)
+    path = data.draw(st.sampled_from(paths)) + data.draw(st.sampled_from([(), (0,) * forest.block_size]))
+    names = names_of(path, forest.block_size)
 
     def usable(num_blocks: int) -> bool:
         return all(
-            Published(group, asked[: (place + 1) * forest.block_size]) in known
+            Published(group, path[: (place + 1) * forest.block_size]) in known
             for group, window in enumerate(forest.windows)
             for place in needed_places(num_blocks, window, forest.block_size)
         )
@@ -163,7 +163,7 @@ def test_match_equals_a_search_through_everything_published(forest: Forest, data
     for group, window in enumerate(forest.windows):
         needed = needed_places(longest, window, forest.block_size)
         assert found.blocks[group] == [
-            known[Published(group, asked[: (place + 1) * forest.block_size])] if place in needed else None
+            known[Published(group, path[: (place + 1) * forest.block_size])] if place in needed else None
             for place in range(longest)
         ]
 

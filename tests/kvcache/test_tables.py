@@ -316,7 +316,7 @@ def test_a_fork_from_the_middle_of_a_cached_prefix_publishes_what_follows_its_ow
     assert match_of(tables, tokens).num_blocks == 2
 
 
-def test_a_window_group_lets_go_of_blocks_while_a_full_group_keeps_them() -> None:
+def test_a_window_group_releases_blocks_while_a_full_group_retains_them() -> None:
     tables = tables_of(40, windows=(None, 5))
     sequence = grown(tables, list(range(20)))
     full, window = sequence.table.groups
@@ -338,7 +338,7 @@ def test_blocks_that_a_window_has_passed_can_be_matched_until_their_room_is_need
     assert match_of(tables, tokens).blocks == [[None, None, sequence.table.groups[0][2]]]
 
 
-def test_check_notices_a_block_nobody_holds_and_one_held_in_secret() -> None:
+def test_check_notices_a_block_without_holder_and_one_with_an_unknown_holder() -> None:
     tables = tables_of(8)
     sequence = grown(tables, list(range(6)))
     tables.check([sequence.table])
@@ -386,14 +386,14 @@ def test_blocks_held_grows_with_length_and_step_and_never_exceeds_all_blocks(
 
 
 # Blocks shared with one that stays are not given back when the window passes them.
-@example(windows=(3,), block_size=1, num_blocks=5, others=[(0, 2, True), (0, 1, True)], asked=(0, 5), step_tokens=1)
+@example(windows=(3,), block_size=1, num_blocks=5, others=[(0, 2, True), (0, 1, True)], requested=(0, 5), step_tokens=1)
 @examples(500)
 @given(
     windows=windows_of,
     block_size=st.integers(1, 4),
     num_blocks=st.integers(3, 40),
     others=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 20), st.booleans()), max_size=5),
-    asked=st.tuples(st.integers(0, 2), st.integers(1, 30)),
+    requested=st.tuples(st.integers(0, 2), st.integers(1, 30)),
     step_tokens=st.integers(1, 7),
 )
 def test_what_can_be_held_can_be_grown(
@@ -401,7 +401,7 @@ def test_what_can_be_held_can_be_grown(
     block_size: int,
     num_blocks: int,
     others: list[tuple[int, int, bool]],
-    asked: tuple[int, int],
+    requested: tuple[int, int],
     step_tokens: int,
 ) -> None:
     """Whatever others hold or have left in the cache: after a yes, growing to that length never runs out of blocks."""
@@ -413,7 +413,7 @@ def test_what_can_be_held_can_be_grown(
         tables.advance(table, length, BlockHashes("", block_size), [kind] * length)
         if not stays:
             tables.release(table)
-    tokens = [asked[0]] * asked[1]
+    tokens = [requested[0]] * requested[1]
     names = BlockHashes("", block_size)
     match = tables.match(names.prefix(tokens, (len(tokens) - 1) // block_size))
     available = tables.pool.num_available

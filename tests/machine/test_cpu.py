@@ -82,7 +82,7 @@ def pretend(monkeypatch, level, flags):
     monkeypatch.setattr(cpu_module, "cpu", lambda: cpu)
 
 
-def test_onednn_is_told_to_leave_hidden_amx_alone(monkeypatch):
+def test_onednn_does_not_use_hidden_amx(monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
     pretend(monkeypatch, 28, "amx_tile")
     hide_broken_amx()
@@ -90,7 +90,7 @@ def test_onednn_is_told_to_leave_hidden_amx_alone(monkeypatch):
 
 
 @pytest.mark.parametrize(("level", "flags"), [(29, "amx_tile"), (32, "amx_tile"), (28, ""), (13, "avx2")])
-def test_onednn_is_told_nothing_where_amx_works_or_is_absent(monkeypatch, level, flags):
+def test_onednn_is_not_limited_where_amx_works_or_is_absent(monkeypatch, level, flags):
     monkeypatch.delenv(VARIABLE, raising=False)
     pretend(monkeypatch, level, flags)
     hide_broken_amx()

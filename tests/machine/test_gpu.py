@@ -9,19 +9,19 @@ class Driver:
     """Of a GPU, or of none: notes what it is asked."""
 
     def __init__(self, *, has_gpu: bool) -> None:
-        self.asked: list[str] = []
+        self.calls: list[str] = []
         self._has_gpu = has_gpu
 
     def cuInit(self, _):  # noqa: N802
-        self.asked.append("init")
+        self.calls.append("init")
         return 0
 
     def cuDeviceGet(self, *_):  # noqa: N802
-        self.asked.append("device")
+        self.calls.append("device")
         return 0 if self._has_gpu else 100
 
     def cuDevicePrimaryCtxRetain(self, *_):  # noqa: N802
-        self.asked.append("context")
+        self.calls.append("context")
         return 0
 
 
@@ -30,7 +30,7 @@ def test_a_gpu_is_woken_by_a_thread(has_gpu, monkeypatch):
     driver = Driver(has_gpu=has_gpu)
     monkeypatch.setattr(gpu.ctypes, "CDLL", {"libcuda.so.1": driver}.get)
     gpu.wake_gpu().join()
-    assert driver.asked == ["init", "device", *(["context"] if has_gpu else [])]
+    assert driver.calls == ["init", "device", *(["context"] if has_gpu else [])]
 
 
 def test_where_there_is_no_driver_nothing_is_woken(monkeypatch):

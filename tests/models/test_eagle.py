@@ -37,10 +37,10 @@ class Formulas:
         """Of a head's numbers, i turns with i + D / 2."""
         half = len(x) // 2
         angles = position * 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
-        turned = torch.view_as_complex(torch.stack((x[:half], x[half:]), -1)) * torch.polar(
+        rotated_half = torch.view_as_complex(torch.stack((x[:half], x[half:]), -1)) * torch.polar(
             torch.ones(()).double(), angles
         )
-        return torch.cat((turned.real, turned.imag))
+        return torch.cat((rotated_half.real, rotated_half.imag))
 
     def states(self, tokens: list[int], positions: list[int], states: Tensor) -> Tensor:
         """What every row becomes, [T, hidden]."""

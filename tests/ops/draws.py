@@ -15,7 +15,7 @@ NEVER = -math.inf
 
 # Halves: many tokens are then equally likely, as they are in real 16-bit logits.
 LOGITS = st.one_of(st.integers(-4, 6).map(lambda x: x / 2), st.sampled_from([0.0, -0.0, NEVER, -80.0, 2.5]))
-ASKED = st.builds(
+DRAW_PARAMS = st.builds(
     lambda **fields: fields,
     temperature=st.sampled_from([0.0, 0.5, 1.0, 1.0, 3.0]),
     top_k=st.sampled_from([0, 0, 1, 2, 3, 9, 10**6]),
@@ -26,10 +26,10 @@ ASKED = st.builds(
 )
 
 
-def rows_of(*asked: dict[str, float]) -> DrawRows:
+def rows_of(*params: dict[str, float]) -> DrawRows:
     idle = {"top_p": 1.0, "temperature": 1.0}
-    rows = np.zeros(len(asked), DRAW_ROW)
-    for row, one in zip(rows, asked, strict=True):
+    rows = np.zeros(len(params), DRAW_ROW)
+    for row, one in zip(rows, params, strict=True):
         for name, value in (idle | one).items():
             row[name] = value
     return rows
@@ -39,12 +39,12 @@ def random_logits(seed: int, *shape: int, spread: float = 3.0) -> Tensor:
     return torch.from_numpy(np.random.default_rng(seed).normal(size=shape) * spread).float()
 
 
-def scores_of(logits: list[float], asked: dict[str, float]) -> list[float]:
+def scores_of(logits: list[float], params: dict[str, float]) -> list[float]:
     """What the largest of is to be drawn; raises TooClose where rounding decides what is kept."""
-    if asked["temperature"] == 0.0:
+    if params["temperature"] == 0.0:
         return logits
-    scaled = [x / asked["temperature"] for x in logits]
-    kept = naive.keep_likeliest(scaled, int(asked["top_k"]), asked["top_p"], asked["min_p"])
-    seed = torch.tensor([int(np.array(asked["seed"], np.uint64).view(np.int64))])
-    noises = gumbel(seed, torch.tensor([asked["position"]]), torch.arange(len(logits)))[0]
-    return [x + float(y) for x, y in zip(kept, noises, strict=True)]
+    scaled = [x / params["temperature"] for x in logits]
+    filtered = naive.keep_likeliest(scaled, int(params["top_k"]), params["top_p"], params["min_p"])
+    seed = torch.tensor([int(np.array(params["seed"], np.uint64).view(np.int64))])
+    noises = gumbel(seed, torch.tensor([params["position"]]), torch.arange(len(logits)))[0]
+    return [x + float(y) for x, y in zip(filtered, noises, strict=True)]

@@ -51,12 +51,12 @@ def test_the_first_that_supports_the_target_is_taken():
     assert choices["attend"].rejected == ()
 
 
-def test_reasons_against_those_before_it_are_kept_in_order_and_none_after_it():
+def test_reasons_against_those_before_it_are_in_order_and_none_after_it():
     ops, choices = chosen(
         implementation("tensor cores", "needs sm_90"),
         implementation("triton", "no triton here"),
         implementation("native"),
-        implementation("never asked", "would not do either"),
+        implementation("never consulted", "would not do either"),
     )
     assert ops.attend() == "native"
     assert choices["attend"].rejected == (("tensor cores", "needs sm_90"), ("triton", "no triton here"))
@@ -69,14 +69,14 @@ def test_operations_are_chosen_one_by_one():
     assert choices["linear"].rejected == ()
 
 
-def test_an_implementation_is_asked_about_the_very_target():
-    asked = []
+def test_an_implementation_is_given_the_very_target():
+    targets = []
 
     def supports(target):
-        asked.append(target)
+        targets.append(target)
 
     choose_ops(CPU, [Implementation("attend", "curious", always, supports), *implementations()])
-    assert asked == [CPU]
+    assert targets == [CPU]
 
 
 @pytest.mark.parametrize("window", [None, 8])
@@ -88,8 +88,8 @@ def test_an_implementation_can_refuse_the_shape_of_a_model(window, softcap):
     assert (target.device, target.dtype, target.head_dim, target.block_size) == ("cpu", "float32", 96, 16)
     assert (target.has_window, target.has_softcap) == (window is not None, softcap is not None)
 
-    def supports(asked):
-        return "no windows" if asked.has_window else f"head size {asked.head_dim}" if asked.head_dim != 64 else None
+    def supports(target):
+        return "no windows" if target.has_window else f"head size {target.head_dim}" if target.head_dim != 64 else None
 
     _, choices = choose_ops(target, [Implementation("attend", "choosy", always, supports), *implementations()])
     rejected = {choice.operation: choice.rejected for choice in choices}

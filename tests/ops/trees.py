@@ -33,7 +33,7 @@ def deep(num_draft_tokens: int) -> Draft:
 
 def lines(tree: Draft) -> list[list[int]]:
     """Of the first token and every guess: what leads to it, among the tokens of the chunk."""
-    return [[0, *(1 + node for node in tree.path(guess))] for guess in range(-1, len(tree))]
+    return [[0, *(1 + node for node in tree.path(node))] for node in range(-1, len(tree))]
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Tokens:
 
     def line(self, chosen: list[int]) -> "Tokens":
         """The sequence as it would be with these tokens of its chunk only."""
-        kept = [*range(self.start), *(self.start + token for token in chosen)]
-        return Tokens(self.start, self.q[chosen], self.k[kept], self.v[kept])
+        key_tokens = [*range(self.start), *(self.start + token for token in chosen)]
+        return Tokens(self.start, self.q[chosen], self.k[key_tokens], self.v[key_tokens])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,22 +83,22 @@ class Machine:
         return list(out.split(lengths.tolist()))
 
     def _chunks(self, lengths: np.ndarray, ends: np.ndarray, table: np.ndarray, drafts: list[Draft | None]) -> Chunks:
-        def told(values: np.ndarray) -> Tensor:
+        def on_device(values: np.ndarray) -> Tensor:
             return torch.from_numpy(values.astype(np.int32)).to(self.device)
 
         trees = StepTrees.of(lengths, drafts)
         return Chunks(
-            query_starts=told(np.append(0, lengths.cumsum())),
-            lengths=told(lengths),
-            ends=told(ends),
-            tables=(told(table),),
+            query_starts=on_device(np.append(0, lengths.cumsum())),
+            lengths=on_device(lengths),
+            ends=on_device(ends),
+            tables=(on_device(table),),
             slots=(),
             host_lengths=lengths,
             host_ends=ends,
             trees=None
             if trees is None
             else Trees(
-                depths=told(trees.depths),
+                depths=on_device(trees.depths),
                 paths=torch.from_numpy(trees.paths).to(self.device),
                 host_depths=trees.depths,
             ),
@@ -145,8 +145,8 @@ def check_lines(
     wanted = iter([found for step in steps for found in machine.run(step, window, softcap)])
     for found, parts in zip(machine.run(sequences, window, softcap), alone, strict=True):
         assert found.isfinite().all()
-        for asked, _ in parts:
-            check(found[asked], next(wanted)[-len(found[asked]) :])
+        for rows, _ in parts:
+            check(found[rows], next(wanted)[-len(found[rows]) :])
 
 
 def _alone(sequence: Tokens) -> list[tuple[slice, Tokens]]:

@@ -62,7 +62,7 @@ def test_each_value_is_the_best_reply_to_the_errors_before_it() -> None:
 
 
 @pytest.mark.parametrize("inputs", [torch.eye(70), torch.zeros(3, 70)], ids=["apart from each other", "always 0"])
-def test_inputs_that_tell_nothing_change_nothing(inputs: Tensor) -> None:
+def test_inputs_without_information_change_nothing(inputs: Tensor) -> None:
     weight = noise(3, 10, 70)
     nearest = round_int4(weight, 32, zero_points=False)
     found = round_int4(weight, 32, zero_points=False, inputs=InputStatistics.of(inputs))

@@ -33,19 +33,19 @@ def test_conversations_are_trained_as_they_will_be_served() -> None:
         {"role": "tool", "content": '[{"name": "71 Saint Peter"}]'},
         {"role": "assistant", "content": "71 Saint Peter has one."},
     ]
-    asked = [
+    conversation = [
         {**message, "tool_calls": [{"type": "function", "function": message["tool_call"]}], "content": None}
         if "tool_call" in message
         else message
         for message in trained
     ]
-    assert served(asked) == write_conversation(trained)
+    assert served(conversation) == write_conversation(trained)
     tools = [
         {"type": "function", "function": {"name": name, "parameters": {"properties": {a: {} for a in arguments}}}}
         for name, arguments in {"find": ["city", "seats"], "book": ["day"]}.items()
     ]
     expected = write_conversation(trained, {"find": ["city", "seats"], "book": ["day"]})
-    assert served(asked, tools=tools) == expected
+    assert served(conversation, tools=tools) == expected
     assert expected.startswith("<|system|>Tools: find(city, seats), book(day)<|end|>")
 
 
@@ -57,17 +57,28 @@ def test_tasks_answer_with_words_of_the_prompt() -> None:
     [quoted] = about_passages([article], 0)
     assert quoted.answer in quoted.question
     story = "Once a boy named Tim had a kite. One day Tim lost it, and so Tim was sad. " * 3
-    [told] = renamings([story], 0)
-    assert "Tim" in told.question and "Tim" not in told.answer and told.answer.count(". ") == story.count(". ") - 1
+    [renamed] = renamings([story], 0)
+    assert (
+        "Tim" in renamed.question
+        and "Tim" not in renamed.answer
+        and renamed.answer.count(". ") == story.count(". ") - 1
+    )
 
 
 def test_questions_about_deeds_are_answered_from_the_passage() -> None:
-    asked = [one for seed in range(8) for one in deeds(["The fox ran into the wood. Anna found a red kite."], seed)]
-    assert {one.answer for one in asked} == {"The fox", "The fox ran into the wood.", "Anna", "Anna found a red kite."}
-    for one in asked:
-        assert one.answer in one.question
+    questions = [
+        pair for seed in range(8) for pair in deeds(["The fox ran into the wood. Anna found a red kite."], seed)
+    ]
+    assert {pair.answer for pair in questions} == {
+        "The fox",
+        "The fox ran into the wood.",
+        "Anna",
+        "Anna found a red kite.",
+    }
+    for pair in questions:
+        assert pair.answer in pair.question
         assert any(
-            question in one.question
+            question in pair.question
             for question in (
                 "Who ran into the wood?",
                 "Where did the fox run?",
@@ -77,7 +88,7 @@ def test_questions_about_deeds_are_answered_from_the_passage() -> None:
         )
 
 
-def test_passages_are_asked_whole_and_in_short(tmp_path: Path) -> None:
+def test_passages_are_quizzed_whole_and_in_short(tmp_path: Path) -> None:
     sentences = [f"Here is sentence number {number}." for number in range(20)]
     one = {"context": " ".join(sentences), "question": "Which?", "answers": ["number 12"]}
     missing = {**one, "answers": ["number 77"]}
@@ -208,10 +219,10 @@ def test_training_resumes_as_planned_and_distillation_learns(tmp_path: Path, mon
 def test_agreement_ends_where_the_continuation_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     written = torch.tensor([[5, 6, 7, 1, 9, 9], [5, 6, 7, 8, 9, 10]])
     monkeypatch.setattr(distill, "sample", lambda *_: written)
-    guesses = torch.tensor([[0, 7, 1, 3, 3], [0, 7, 0, 9, 0]])  # After each token but the last.
+    drafted = torch.tensor([[0, 7, 1, 3, 3], [0, 7, 0, 9, 0]])  # After each token but the last.
 
     def logits(*_: Any) -> torch.Tensor:
-        return torch.nn.functional.one_hot(guesses, 11).float()
+        return torch.nn.functional.one_hot(drafted, 11).float()
 
     monkeypatch.setattr(distill, "logits_of_rows", logits)
     # First row: 7 and the end are right, the rest does not count. Second: 7 and 9 of four.

@@ -98,7 +98,7 @@ def rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
 
 
-def test_the_card_tells_what_was_measured(work: Path) -> None:
+def test_the_card_shows_what_was_measured(work: Path) -> None:
     text = card.card(card.read_measured(work, work / "box"))
     table = rows(text)
     minnow = find_family(SHAPES["minnow"]).read(Fields(SHAPES["minnow"]))
@@ -126,7 +126,7 @@ def test_the_card_tells_what_was_measured(work: Path) -> None:
     assert text.startswith("---\nlicense: cc-by-sa-4.0\n")
 
 
-def test_the_card_tells_of_the_heads(work: Path) -> None:
+def test_the_card_describes_the_heads(work: Path) -> None:
     text = card.card(card.read_measured(work, work / "box"))
     table = rows(text)
     assert ["", "EAGLE-3", "Medusa"] in table
@@ -140,7 +140,7 @@ def test_the_card_tells_of_the_heads(work: Path) -> None:
     assert "its agreement, measured on other texts (above), is 62.3 %," in " ".join(text.split())
 
 
-def test_the_card_in_the_box_tells_of_the_heads_in_the_box(work: Path) -> None:
+def test_the_card_in_the_box_describes_the_heads_in_the_box(work: Path) -> None:
     box = models_in_box()["perch"].parent
     section = card.card(card.read_measured(work, box)).split("## Draft heads for perch\n")[1].split("\n## ")[0]
     in_box = rows((box / "MODEL_CARD.md").read_text(encoding="utf-8"))
@@ -247,7 +247,7 @@ def test_a_log_that_lacks_something_is_named(work: Path, lines: str, complaint: 
         card.read_measured(work, work / "box")
 
 
-def test_models_asked_different_questions_are_not_compared(work: Path) -> None:
+def test_models_with_different_questions_are_not_compared(work: Path) -> None:
     path = work / "skills.json"
     scores = json.loads(path.read_text())
     scores["minnow"]["tools"]["calls"] = 20

@@ -61,17 +61,17 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Script:
     """Put words in the model's mouth; what it was asked is gathered in the list that comes back."""
 
     def script(llm: LLM, answers: list[str]) -> list[Any]:
-        asked: list[Any] = []
+        prompts_sent: list[Any] = []
 
         def say(prompts: list[Any], params: SamplingParams) -> list[Any]:
             assert params.is_greedy
-            asked.extend(prompts)
+            prompts_sent.extend(prompts)
             said = [SimpleNamespace(text=answer, error=None) for answer in answers]
             return [SimpleNamespace(outputs=[one]) for one, _ in zip(said, prompts, strict=True)]
 
         monkeypatch.setattr(llm, "chat", say)
         monkeypatch.setattr(llm, "generate", say)
-        return asked
+        return prompts_sent
 
     return script
 
@@ -92,9 +92,9 @@ def test_a_quote_is_whole_words() -> None:
 
 
 def test_quoting_is_scored_over_all_and_over_literal_questions(llm: LLM, scripted: Script, tmp_path: Path) -> None:
-    asked = scripted(llm, ["An old king", "golden ring to the youngest", "sad"])
+    prompts_sent = scripted(llm, ["An old king", "golden ring to the youngest", "sad"])
     scores = skills.quoting_scores(llm, lines(tmp_path / "questions", QUESTIONS))
-    assert asked[0] == [{"role": "user", "content": f"{PASSAGE}\n\nQuestion: Who gave the ring?"}]
+    assert prompts_sent[0] == [{"role": "user", "content": f"{PASSAGE}\n\nQuestion: Who gave the ring?"}]
     # "A golden ring." has a full stop that the passage has not: it is no literal answer.
     assert scores["literal"] == {"questions": 1, "exact_match": 1.0, "f1": 1.0}
     assert scores["all"] == {"questions": 3, "exact_match": 0.3333, "f1": round((1 + 2 / 3) / 3, 4)}
@@ -103,9 +103,9 @@ def test_quoting_is_scored_over_all_and_over_literal_questions(llm: LLM, scripte
 
 def test_a_question_that_does_not_fit_is_counted_and_wrong(llm: LLM, scripted: Script, tmp_path: Path) -> None:
     long = {**QUESTIONS[0], "context": PASSAGE * 100}
-    asked = scripted(llm, ["an old king"])
+    prompts_sent = scripted(llm, ["an old king"])
     scores = skills.quoting_scores(llm, lines(tmp_path / "questions", [long, QUESTIONS[0]]))
-    assert len(asked) == 1
+    assert len(prompts_sent) == 1
     assert scores["not_asked"] == 1 and scores["quoted"] == 0.5
     assert scores["all"] == {"questions": 2, "exact_match": 0.5, "f1": 0.5}
 
@@ -129,28 +129,30 @@ def test_calls_are_read_only_if_whole() -> None:
 def test_calls_are_graded(
     llm: LLM, scripted: Script, tmp_path: Path, second: str, shares: tuple[float, float, float]
 ) -> None:
-    asked = scripted(llm, [TOOL_CALL + write_call(SEARCH), second])
+    prompts_sent = scripted(llm, [TOOL_CALL + write_call(SEARCH), second])
     scores = skills.tool_scores(llm, lines(tmp_path / "dialogues", [DIALOGUE]))
     assert (scores["well_formed"], scores["right_function"], scores["right_arguments"]) == shares
     assert scores["calls"] == 2 and scores["shortened"] == 0
     tools = "<|system|>Tools: FindTable(city), ReserveTable(city, seats)<|end|>"
-    assert asked[0] == f"{tools}<|user|>Is there a table for two in Oslo?<|end|><|assistant|>"
-    assert asked[1].endswith("<|user|>Yes, please.<|end|><|assistant|>")
+    assert prompts_sent[0] == f"{tools}<|user|>Is there a table for two in Oslo?<|end|><|assistant|>"
+    assert prompts_sent[1].endswith("<|user|>Yes, please.<|end|><|assistant|>")
 
 
 def test_old_turns_give_way_but_never_the_tools(llm: LLM, scripted: Script, tmp_path: Path) -> None:
     turns = [*DIALOGUE["messages"][:-1], {"role": "assistant", "tool_call": CALL}]
     chatter = [{"role": "user", "content": "Well, well. " * 80}]
-    asked = scripted(llm, ["", ""])
+    prompts_sent = scripted(llm, ["", ""])
     dialogue = {**DIALOGUE, "messages": [*turns[:4], *chatter, *turns[4:]]}
     scores = skills.tool_scores(llm, lines(tmp_path / "dialogues", [dialogue]))
     assert scores["shortened"] == 1 and scores["not_asked"] == 0
-    assert asked[1].startswith("<|system|>Tools: ") and asked[1].endswith("<|user|>Yes, please.<|end|><|assistant|>")
-    assert "Well" not in asked[1]
+    assert prompts_sent[1].startswith("<|system|>Tools: ") and prompts_sent[1].endswith(
+        "<|user|>Yes, please.<|end|><|assistant|>"
+    )
+    assert "Well" not in prompts_sent[1]
 
 
 @pytest.mark.full
-def test_the_engine_is_asked_in_special_tokens_and_gives_the_same_twice(llm: LLM, tmp_path: Path) -> None:
+def test_the_engine_is_prompted_in_special_tokens_and_gives_the_same_twice(llm: LLM, tmp_path: Path) -> None:
     lines(tmp_path / skills.QUESTIONS, QUESTIONS)
     lines(tmp_path / skills.DIALOGUES, [DIALOGUE])
     first = skills.skills(llm, tmp_path)
@@ -172,7 +174,7 @@ def test_samples_are_texts_and_conversations_greedy_and_drawn(llm: LLM) -> None:
     assert len(samples.show_samples(written)) == len(prompts)
 
 
-def test_samples_of_other_models_are_kept(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_of_other_models_are_retained(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "work" / "samples.json"
     monkeypatch.setattr(samples, "LLM", lambda _: nullcontext(llm))
     for name in ("perch", "minnow", "perch"):

@@ -153,7 +153,7 @@ class AuditingExecutor:
             assert row.computed in (-1, chunk.start), "a chunk must continue where the last one ended"
             end = chunk.start + chunk.length
             row.computed = end + num_accepted(chunk)
-            prefixes = row.prefixes[: end + 1] + self._standing_prefixes(row, chunk)
+            prefixes = row.prefixes[: end + 1] + self._accepted_prefixes(row, chunk)
             for group in range(len(self._windows)):
                 for position in range(chunk.start, end + chunk.max_draft_tokens):
                     slot = self._slot(row, group, position)
@@ -163,7 +163,7 @@ class AuditingExecutor:
                     self._slots[slot] = RUBBISH if is_rubbish else Content(group, prefixes[position + 1])
         return {slot.block for slot in written}
 
-    def _standing_prefixes(self, row: Row, chunk: Chunk) -> list[int]:
+    def _accepted_prefixes(self, row: Row, chunk: Chunk) -> list[int]:
         """Of guesses after the chunk that turn out to be what is drawn."""
         prefix, found = row.prefixes[-1], []
         for length in range(len(row.tokens), len(row.tokens) + num_accepted(chunk)):

@@ -17,7 +17,7 @@ def serving(**sizes: int) -> Stepper:
     return steps
 
 
-def test_a_single_request_finds_a_row_beside_a_body_of_many_prompts() -> None:
+def test_a_single_request_finds_a_row_next_to_a_body_of_many_prompts() -> None:
     steps = serving(rows=32, step_tokens=1000)
     steps.add(*body_of(100))
     assert len(steps.step()) == 30

@@ -4,7 +4,7 @@ from archerfish.scheduling.plan import Plan
 from tests.scheduling.steps import BATCH, Stepper, answer, request, stepper
 
 
-def test_online_goes_first_whoever_came_first() -> None:
+def test_online_goes_first_whichever_came_first() -> None:
     steps = stepper(step_tokens=8)
     steps.add(request("batch", 6, kind=BATCH), request("online", 6, arrival=5.0))
     assert steps.step() == {"online": [6], "batch": [2]}
@@ -35,8 +35,8 @@ def test_batch_fills_the_rows_that_online_leaves() -> None:
 
 def test_batch_is_displaced_from_its_row_when_online_needs_it() -> None:
     steps = stepper(rows=2)
-    asked = [request(f"batch {number}", 3, kind=BATCH, arrival=number, max_tokens=9) for number in range(2)]
-    steps.add(*asked)
+    batch_requests = [request(f"batch {number}", 3, kind=BATCH, arrival=number, max_tokens=9) for number in range(2)]
+    steps.add(*batch_requests)
     steps.step()
     online = request("online", 3, arrival=9.0, max_tokens=2)
     steps.add(online)
@@ -44,7 +44,7 @@ def test_batch_is_displaced_from_its_row_when_online_needs_it() -> None:
     assert steps.step() == {"online": [3], "batch 0": [1]}
     assert steps.scheduler.num_preemptions == 1
     steps.finish()
-    for one, count in ((online, 2), (asked[0], 9), (asked[1], 9)):
+    for one, count in ((online, 2), (batch_requests[0], 9), (batch_requests[1], 9)):
         assert steps.tokens(one.request_id) == answer(one, count)
 
 

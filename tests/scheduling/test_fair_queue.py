@@ -44,7 +44,7 @@ class Market:
     """By request, as far as its prompt was ever computed."""
     _in_flight: deque[Plan] = field(default_factory=deque)
 
-    def ask(self, tenant: str, num_requests: int = 1) -> None:
+    def send(self, tenant: str, num_requests: int = 1) -> None:
         size = self.sizes[tenant]
         for number in (next(self._numbers) for _ in range(num_requests)):
             self.steps.add(
@@ -158,19 +158,19 @@ def test_a_light_tenant_is_next_however_long_the_others_queue_is(
     light: Size, heavy: Size, backlog: int, rows: int, pauses: list[int]
 ) -> None:
     house = market({"light": light, "heavy": heavy}, rows=rows)
-    house.ask("heavy", backlog)
+    house.send("heavy", backlog)
     count = 0
     """Of the light tenant: what the other had when it last came, and its own service since."""
     for pause in pauses:
         for _ in range(pause):
             house.step()
-            house.ask("heavy", backlog - house.steps.scheduler.num_waiting)
+            house.send("heavy", backlog - house.steps.scheduler.num_waiting)
         while house.served["heavy"] <= count:  # Until then it is not the one that was served less.
             house.step()
-            house.ask("heavy", backlog - house.steps.scheduler.num_waiting)
+            house.send("heavy", backlog - house.steps.scheduler.num_waiting)
         count = max(count, house.served["heavy"]) + light.service
         house.started.clear()
-        house.ask("light")
+        house.send("light")
         while "light" not in house.started:
             house.step()
         assert house.started[0] == "light"
@@ -178,9 +178,9 @@ def test_a_light_tenant_is_next_however_long_the_others_queue_is(
 
 def test_a_request_of_a_light_tenant_waits_for_a_row_and_not_for_the_queue() -> None:
     house = market({"heavy": Size(8, 10), "light": Size(8, 10)}, rows=2)
-    house.ask("heavy", 1000)
+    house.send("heavy", 1000)
     house.step()
-    house.ask("light")
+    house.send("light")
     num_steps = 0
     while "light" not in house.started:
         house.step()
@@ -190,10 +190,10 @@ def test_a_request_of_a_light_tenant_waits_for_a_row_and_not_for_the_queue() -> 
 
 def test_who_stayed_away_has_saved_up_nothing() -> None:
     house = market({"always": Size(20, 10), "back": Size(20, 10)}, rows=2)
-    house.ask("always", 300)
+    house.send("always", 300)
     for _ in range(500):
         house.step()
-    house.ask("back", 300)
+    house.send("back", 300)
     house.started.clear()
     for _ in range(200):
         house.step()
@@ -202,15 +202,15 @@ def test_who_stayed_away_has_saved_up_nothing() -> None:
     assert abs(starts["always"] - starts["back"]) <= 2
 
 
-def test_who_stayed_away_while_nobody_waited_has_saved_up_nothing_either() -> None:
+def test_a_tenant_that_stayed_away_while_none_waited_has_saved_up_nothing_either() -> None:
     house = market({"alone": Size(20, 10), "back": Size(20, 10)}, rows=2)
-    house.ask("back")
+    house.send("back")
     for _ in range(200):
-        house.ask("alone")  # Ends before the next one comes: the line is empty most of the time, but never idle.
+        house.send("alone")  # Ends before the next one comes: the line is empty most of the time, but never idle.
         for _ in range(6):
             house.step()
-    house.ask("back", 100)
-    house.ask("alone", 100)
+    house.send("back", 100)
+    house.send("alone", 100)
     house.started.clear()
     for _ in range(200):
         house.step()
@@ -220,10 +220,10 @@ def test_who_stayed_away_while_nobody_waited_has_saved_up_nothing_either() -> No
 
 def test_running_answers_count_though_nothing_of_the_tenant_was_admitted_lately() -> None:
     house = market({"writer": Size(4, 100), "reader": Size(30, 1)}, rows=4)
-    house.ask("writer", 4)
+    house.send("writer", 4)
     house.step()
-    house.ask("writer", 9)
-    house.ask("reader", 9)
+    house.send("writer", 9)
+    house.send("reader", 9)
     while len(house.started) < 4 + 9:
         house.step()
     assert house.started[4:] == ["reader"] * 9
@@ -320,7 +320,7 @@ def test_service_of_one_class_does_not_count_in_another() -> None:
 def test_several_answers_to_one_prompt_count_like_several_requests() -> None:
     house = market({"several": Size(4, 8), "single": Size(4, 8)}, rows=2)
     house.steps.add(request("several 0", [1, 2, 3, 4], tenant="several", n=20, max_tokens=8))
-    house.ask("single", 40)
+    house.send("single", 40)
     for _ in range(60):
         house.step()
     assert abs(house.served["several"] - house.served["single"]) <= 3 * Size(4, 8).service
@@ -340,7 +340,7 @@ def test_a_preempted_sequence_goes_on_before_any_tenant_starts_another() -> None
     assert seen == ["old", "young", "other 0", "other 1", "other 2"]
 
 
-def test_whoever_came_last_makes_way_whichever_tenant_was_served_more() -> None:
+def test_the_last_to_come_is_preempted_whichever_tenant_was_served_more() -> None:
     steps = stepper(blocks=8, max_model_len=32)
     steps.add(request("old", 15, tenant="heavy", max_tokens=10))
     steps.step()
@@ -366,19 +366,19 @@ def sequence(one: Request, number: int = 0) -> Sequence:
 
 
 @given(entries=st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 9), st.integers(0, 3)), max_size=14))
-def test_a_line_is_told_in_the_order_in_which_it_is_then_served(entries: list[tuple[str, int, int]]) -> None:
+def test_a_queue_is_listed_in_the_order_in_which_it_is_then_served(entries: list[tuple[str, int, int]]) -> None:
     line = FairQueue()
     for number, (tenant, prompt, arrival) in enumerate(entries):
         line.add(sequence(request(str(number), prompt, tenant=tenant, arrival=arrival), number))
-    told = list(line)
-    assert len(told) == len(entries)
-    for expected in told[: len(told) // 2]:
+    listed = list(line)
+    assert len(listed) == len(entries)
+    for expected in listed[: len(listed) // 2]:
         # Asked afresh for each, or once for all of them: it is the same order.
         first = next(line.turns(lambda _: True))
         assert first is expected
         line.start(first)
     turns = line.turns(lambda _: True)
-    for expected in told[len(told) // 2 :]:
+    for expected in listed[len(listed) // 2 :]:
         first = next(turns)
         assert first is expected
         line.start(first)

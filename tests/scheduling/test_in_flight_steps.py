@@ -96,7 +96,7 @@ def stopping(steps: Stepper, after: int) -> None:
 
 
 @pytest.mark.parametrize("num_in_flight", [1, 2, 3])
-def test_row_and_blocks_of_an_ended_sequence_are_kept_until_its_last_step_is_done(num_in_flight: int) -> None:
+def test_row_and_blocks_of_an_ended_sequence_are_held_until_its_last_step_is_done(num_in_flight: int) -> None:
     steps = stepper(rows=1, blocks=20)
     stopping(steps, 1)
     steps.add(request("b", 3, arrival=1.0, max_tokens=1))
@@ -135,7 +135,7 @@ def test_answers_are_the_same_however_many_draws_are_dropped(after: int) -> None
     assert len([event for event in steps.events if event.finish_reason is not None]) == 1
 
 
-def test_a_cancel_with_several_steps_in_flight_is_told_once_and_frees_when_all_are_done() -> None:
+def test_a_cancel_with_several_steps_in_flight_is_reported_once_and_frees_when_all_are_done() -> None:
     steps = stepper()
     steps.add(request("a", 9, n=2, max_tokens=9), request("b", 3, max_tokens=9))
     plans = [steps.plan() for _ in range(3)]
@@ -208,7 +208,7 @@ def test_steps_in_flight_can_all_be_given_up(how: str) -> None:
 # -- where planning has to wait ---------------------------------------------------------------------------------------
 
 
-def test_nobody_makes_way_while_steps_are_in_flight() -> None:
+def test_nothing_is_preempted_while_steps_are_in_flight() -> None:
     steps = stepper(blocks=8, max_model_len=32)
     old, young = request("old", 15, max_tokens=10), request("young", 15, arrival=1.0, max_tokens=10)
     steps.add(old, young)
@@ -377,7 +377,7 @@ def test_a_prompt_computed_again_in_flight_is_not_shared_either() -> None:
     assert plan.copies == []
 
 
-def test_a_block_that_a_step_in_flight_copies_is_kept_though_its_owner_has_ended() -> None:
+def test_a_block_that_a_step_in_flight_copies_is_held_though_its_owner_has_ended() -> None:
     steps = stepper(rows=2, blocks=12)
     steps.add(request("a", 10, n=2, max_tokens=2))
     first = steps.plan()
@@ -392,7 +392,7 @@ def test_a_block_that_a_step_in_flight_copies_is_kept_though_its_owner_has_ended
     assert steps.scheduler.tables.pool.references(source) == 0
 
 
-def test_a_block_that_a_step_in_flight_copies_is_kept_though_the_window_has_passed_it() -> None:
+def test_a_block_that_a_step_in_flight_copies_is_held_though_the_window_has_passed_it() -> None:
     steps = stepper(blocks=12, windows=(2,))
     steps.add(request("a", 11, n=2, max_tokens=9))
     plans = [steps.plan() for _ in range(3)]

@@ -81,7 +81,7 @@ def test_a_static_batch_waits_however_long_it_takes() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 60.0])
-def test_what_is_there_starts_when_nobody_else_will_come(window: float | None) -> None:
+def test_what_is_there_starts_when_no_other_will_come(window: float | None) -> None:
     assert members(WholeBatches(4, window), waiting("a"), expects_more=False) == "a"
 
 
@@ -102,7 +102,7 @@ def batches(size: int, window: float | None, **settings: int) -> Stepper:
     return steps
 
 
-def test_a_dynamic_batch_takes_whoever_came_within_the_window_of_the_first() -> None:
+def test_a_dynamic_batch_takes_all_that_came_within_the_window_of_the_first() -> None:
     steps = batches(4, 1.0)
     steps.add(request("a", 3, arrival=10.0, max_tokens=3))
     steps.now = 10.5
@@ -126,7 +126,7 @@ def test_a_dynamic_batch_that_is_full_does_not_wait_for_its_window() -> None:
     assert set(steps.step()) == {"a", "b"}
 
 
-def test_a_static_batch_starts_with_its_last_member_and_the_rest_when_nobody_else_comes() -> None:
+def test_a_static_batch_starts_with_its_last_member_and_the_rest_when_no_other_comes() -> None:
     steps = batches(3, None)
     steps.add(request("a", 3, max_tokens=1), request("b", 3, arrival=1.0, max_tokens=4))
     steps.now = 1e6

@@ -76,10 +76,10 @@ def test_a_plan_of_nothing_has_no_chunks_and_commits_to_nothing() -> None:
 
 def test_an_answer_has_exactly_max_tokens() -> None:
     steps = stepper()
-    asked = {count: request(f"r{count}", 5, max_tokens=count) for count in (1, 2, 7)}
-    steps.add(*asked.values())
+    by_count = {count: request(f"r{count}", 5, max_tokens=count) for count in (1, 2, 7)}
+    steps.add(*by_count.values())
     steps.finish()
-    for count, one in asked.items():
+    for count, one in by_count.items():
         assert steps.tokens(one.request_id) == answer(one, count)
         assert steps.last_event(one.request_id).finish_reason is FinishReason.LENGTH
 
@@ -155,7 +155,7 @@ def test_a_stop_token_in_the_last_place_is_a_stop() -> None:
 
 
 @pytest.mark.parametrize(
-    ("params", "kept", "reason", "stop_reason"),
+    ("params", "expected_tokens", "reason", "stop_reason"),
     [
         ({"max_tokens": 2}, [5, 9], FinishReason.STOP, None),
         ({"max_tokens": 1}, [5], FinishReason.LENGTH, None),
@@ -170,15 +170,15 @@ def test_a_stop_token_in_the_last_place_is_a_stop() -> None:
     ],
 )
 def test_tokens_drawn_together_are_taken_up_to_where_the_answer_ends(
-    params: dict[str, Any], kept: list[int], reason: FinishReason | None, stop_reason: int | None
+    params: dict[str, Any], expected_tokens: list[int], reason: FinishReason | None, stop_reason: int | None
 ) -> None:
     steps = stepper(eos=(9,), max_model_len=8 if params["max_tokens"] is None else 64)
     steps.add(request("a", 5, **{"ignore_eos": False, "logprobs": 0, **params}))
     drawn = [5, 9, 7, 8]
     entries = [TokenLogprobs(token, 0.0, 1, []) for token in drawn]
     [event] = steps.commit(steps.plan(), StepResult([drawn], {0: entries}))
-    assert (event.token_ids, event.finish_reason, event.stop_reason) == (kept, reason, stop_reason)
-    assert event.logprobs == entries[: len(kept)]
+    assert (event.token_ids, event.finish_reason, event.stop_reason) == (expected_tokens, reason, stop_reason)
+    assert event.logprobs == entries[: len(expected_tokens)]
     assert steps.scheduler.has_work == (reason is None)
 
 
@@ -217,7 +217,7 @@ def test_a_stop_token_in_the_prompt_stops_nothing() -> None:
     assert steps.tokens("a") == answer(one, 4)
 
 
-def test_executors_are_told_which_tokens_min_tokens_forbids() -> None:
+def test_executors_know_which_tokens_min_tokens_forbids() -> None:
     steps = stepper(eos=(5, 6))
     steps.add(request("a", 3, ignore_eos=False, stop_token_ids=(9,)), request("b", 3, stop_token_ids=(9,)))
     starts = {steps.prompts[start.tokens]: set(start.stop_token_ids) for start in steps.plan().starts}
@@ -311,7 +311,7 @@ def test_the_reason_of_a_cancel_is_passed_on() -> None:
     steps.finish()
 
 
-def test_blocks_and_row_of_a_sequence_cancelled_in_flight_are_kept_until_the_step_is_committed() -> None:
+def test_blocks_and_row_of_a_sequence_cancelled_in_flight_are_held_until_the_step_is_committed() -> None:
     steps = stepper(rows=1)
     steps.add(request("a", 9, max_tokens=9))
     plan = steps.plan()
@@ -451,7 +451,7 @@ def crowded() -> Stepper:
     return stepper(blocks=8, max_model_len=32)
 
 
-def test_whoever_came_last_makes_way_and_later_goes_on_where_it_was() -> None:
+def test_the_last_to_come_is_preempted_and_resumes_later() -> None:
     steps = crowded()
     old, young = request("old", 15, max_tokens=10), request("young", 15, arrival=1.0, max_tokens=10)
     steps.add(old, young)
@@ -527,7 +527,7 @@ def test_scheduled_time_and_cached_tokens_are_those_of_the_first_start() -> None
     assert {event.num_cached_tokens for event in steps.events} == {0}
 
 
-def test_probabilities_of_prompt_tokens_are_told_once_even_after_preemption() -> None:
+def test_probabilities_of_prompt_tokens_are_reported_once_even_after_preemption() -> None:
     steps = stepper(blocks=8, max_model_len=32, step_tokens=8)
     steps.add(request("old", 14, max_tokens=12), request("young", 14, arrival=1.0, prompt_logprobs=0, max_tokens=10))
 
@@ -544,8 +544,8 @@ def test_probabilities_of_prompt_tokens_are_told_once_even_after_preemption() ->
         tokens = steps.executor.run(plan).tokens
         steps.commit(plan, StepResult(tokens, prompt_logprobs=entries(plan)))
     assert steps.scheduler.num_preemptions
-    told = [entry.token_id for event in steps.events for entry in event.prompt_logprobs or ()]
-    assert told == list(range(1, 14))
+    reported = [entry.token_id for event in steps.events for entry in event.prompt_logprobs or ()]
+    assert reported == list(range(1, 14))
 
 
 # -- cached prefixes --------------------------------------------------------------------------------------------------

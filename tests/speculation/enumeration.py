@@ -35,7 +35,7 @@ class Branches:
     def __init__(self, script: Tokens) -> None:
         self._script = script
         self._taken: list[int] = []
-        self._asked: set[tuple[int, ...]] = set()
+        self._decisions: set[tuple[int, ...]] = set()
         self.probability = 1.0
         self.untried: list[Tokens] = []
 
@@ -51,17 +51,17 @@ class Branches:
         return option
 
     def accept(self, depth: int, attempt: int, probability: float) -> bool:
-        self._ask(depth, attempt)
+        self._decide(depth, attempt)
         assert 0.0 <= probability <= 1.0
         return self.choose((1.0 - probability, probability)) == 1
 
     def sample(self, depth: int, weights: Tensor) -> int:
-        self._ask(depth)
+        self._decide(depth)
         return self.choose(weights.tolist())
 
-    def _ask(self, *decision: int) -> None:
-        assert decision not in self._asked, "a seeded choice would give the same answer again"
-        self._asked.add(decision)
+    def _decide(self, *decision: int) -> None:
+        assert decision not in self._decisions, "a seeded choice would give the same answer again"
+        self._decisions.add(decision)
 
 
 def law_of(play: Callable[[Branches], Tokens]) -> Law:
@@ -95,12 +95,12 @@ class Target:
         """The distribution of what follows."""
         logits = naive.penalize(random_row(self.vocabulary, 0, self.seed, written), PROMPT, written, self.params)
         params = self.params
-        asked = {name: getattr(params, name) for name in ("temperature", "top_k", "top_p", "min_p")}
-        return probabilities(torch.tensor([logits]), rows_of(asked))[0]
+        draw_params = {name: getattr(params, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+        return probabilities(torch.tensor([logits]), rows_of(draw_params))[0]
 
     def of(self, draft: Draft) -> Tensor:
         """What a rule is told: after the last token, and after each guess."""
-        return torch.stack([self.after(()), *(self.after(guessed(draft, node)) for node in range(len(draft)))])
+        return torch.stack([self.after(()), *(self.after(drafted(draft, node)) for node in range(len(draft)))])
 
     def law(self, horizon: int) -> Law:
         """Of the next tokens, without any speculation."""
@@ -124,7 +124,7 @@ def random_row(vocabulary: int, who: int, seed: int, prefix: Tokens) -> list[flo
     return (random.normal(size=vocabulary) * 1.5).tolist()
 
 
-def guessed(draft: Draft, node: int) -> Tokens:
+def drafted(draft: Draft, node: int) -> Tokens:
     """What is written if this guess stands."""
     return tuple(draft.tokens[place] for place in draft.path(node))
 
@@ -202,7 +202,7 @@ def play_round(rule: Rule, offer: DraftOffer, parents: Tokens) -> Callable[[Bran
         draft, claimed = Draft((), ()), []
         for parent in parents:
             siblings = tuple(draft.tokens[child] for child in draft.children(parent))
-            written = guessed(draft, parent)
+            written = drafted(draft, parent)
             token = branches.choose(offer.row(written, siblings))
             claimed.append(offer.claimed(written, siblings))
             draft = Draft((*draft.tokens, token), (*draft.parents, parent))
@@ -227,7 +227,7 @@ def discrepancy(rule: Rule, offer: DraftOffer, parents: Tokens) -> float:
 R = ROOT
 CHAINS = [(R,), (R, 0), (R, 0, 1)]
 TREES = [(R, R), (R, R, R), (R, R, 0), (R, R, 1), (R, 0, 0), (R, 0, R)]
-ASKED = {
+PARAMS = {
     "plain": SamplingParams(),
     "cool": SamplingParams(temperature=0.4),
     "top_k": SamplingParams(temperature=1.3, top_k=2),

@@ -175,7 +175,7 @@ def test_shards_that_do_not_match_their_index(model: Path) -> None:
         load(model)
 
 
-def test_mistrals_own_layout_beside_the_usual_one_is_left_alone(model: Path) -> None:
+def test_mistrals_own_layout_next_to_the_usual_one_is_left_alone(model: Path) -> None:
     save_file({"layers.0.attention.wq.weight": torch.zeros(2)}, model / "consolidated.safetensors")
     save_file({"layers.1.attention.wq.weight": torch.zeros(2)}, model / "consolidated-00002-of-00002.safetensors")
     shutil.move(model / "model.safetensors", model / "model-00001-of-00001.safetensors")

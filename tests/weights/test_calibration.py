@@ -86,10 +86,10 @@ def test_where_inputs_are_no_numbers_it_rounds_to_nearest_and_says_so(caplog: py
         pack(name, tensor)
 
     random_weights(model, 0, keep)
-    told = {message.split()[0] for message in caplog.messages if "is rounded to nearest" in message}
+    reported = {message.split()[0] for message in caplog.messages if "is rounded to nearest" in message}
     # Attention may or may not let them through to its own output.
     others = {f"layers.2.{name}.weight" for name in ("attention.qkv", "mlp.up", "mlp.down")}
-    assert others <= told <= others | {"layers.2.attention.output.weight"}
+    assert others <= reported <= others | {"layers.2.attention.output.weight"}
     for name in ("layers.0.mlp.up.weight", "layers.2.mlp.up.weight"):
         nearest, found = weight_format.pack(full[name]), model.get_submodule(name.removesuffix(".weight")).weight
-        assert torch.equal(found.data, nearest.data) == (name in told)
+        assert torch.equal(found.data, nearest.data) == (name in reported)

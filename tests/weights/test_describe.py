@@ -27,7 +27,7 @@ def test_the_dtype_is_that_of_most_numbers(tmp_path: Path, few: torch.dtype, man
     assert (found.dtype, found.num_parameters) == (name, 26)
 
 
-def test_the_first_thing_wrong_is_told(tmp_path: Path) -> None:
+def test_the_first_problem_is_reported(tmp_path: Path) -> None:
     found = describe(tmp_path)
     assert found.problem is not None and "has no config.json" in found.problem
     assert (found.family, found.num_parameters, found.dtype, found.context_length) == (None, None, None, None)

@@ -34,10 +34,10 @@ def packed(weight_format: WeightFormat | None) -> Decoder:
 def test_every_expert_is_rounded_as_a_matrix_alone(weight_format: WeightFormat) -> None:
     full, model = packed(None), packed(weight_format)
     for name in ("up", "down"):
-        kept, wanted = getattr(model.layers[0].mlp, name), getattr(full.layers[0].mlp, name)
-        assert isinstance(kept, DeviceExperts) and kept.shape == wanted.shape
+        stored, wanted = getattr(model.layers[0].mlp, name), getattr(full.layers[0].mlp, name)
+        assert isinstance(stored, DeviceExperts) and stored.shape == wanted.shape
         for index, matrix in enumerate(wanted):
-            alone, found = device_weight(matrix, weight_format), kept.expert(index)
+            alone, found = device_weight(matrix, weight_format), stored.expert(index)
             assert (found.num_outputs, found.num_inputs, found.group) == (len(matrix), matrix.shape[1], alone.group)
             assert torch.equal(found.data.view(torch.uint8), alone.data.view(torch.uint8))
             assert torch.equal(found.scales, alone.scales)

@@ -98,9 +98,9 @@ def eagle_tensors(layer: str = "midlayer") -> dict[str, Tensor]:
         L__mlp__down_proj__weight=(32, 48),
     )
     named = {name.replace("L.", f"{layer}.", 1): tensor for name, tensor in found.items()}
-    guessed = torch.zeros(61, dtype=torch.bool)
-    guessed[TOKENS] = True
-    return {**named, "d2t": TOKENS - torch.arange(23), "t2d": guessed}
+    drafted = torch.zeros(61, dtype=torch.bool)
+    drafted[TOKENS] = True
+    return {**named, "d2t": TOKENS - torch.arange(23), "t2d": drafted}
 
 
 def medusa_tensors() -> dict[str, Tensor]:
@@ -303,12 +303,12 @@ def test_a_head_without_memory_is_handed_on_part_by_part(tmp_path: Path) -> None
     save_head(saved, tmp_path, "somebody/model", {})
     with torch.device("meta"):
         head = Medusa(saved.spec, target, OPS)
-    kept: dict[str, Tensor] = {}
-    load_head(head, tmp_path, kept.__setitem__)
+    loaded: dict[str, Tensor] = {}
+    load_head(head, tmp_path, loaded.__setitem__)
     wanted = dict(saved.named_parameters())
-    assert kept.keys() == wanted.keys() and all(torch.equal(kept[name], wanted[name]) for name in wanted)
-    assert torch.equal(kept["rows.linear.weight"], target.weight[TOKENS])
-    assert torch.equal(kept["rows.linear.bias"], target.bias[TOKENS])
+    assert loaded.keys() == wanted.keys() and all(torch.equal(loaded[name], wanted[name]) for name in wanted)
+    assert torch.equal(loaded["rows.linear.weight"], target.weight[TOKENS])
+    assert torch.equal(loaded["rows.linear.bias"], target.bias[TOKENS])
     assert head.target_ids is not None and torch.equal(head.target_ids, TOKENS)
 
 
@@ -348,7 +348,7 @@ def test_what_is_not_understood_is_refused_by_name(tmp_path: Path, config: dict[
         read_head(tmp_path, TARGET)
 
 
-def test_a_target_too_small_for_the_usual_depths_is_told(tmp_path: Path) -> None:
+def test_a_target_too_small_for_the_usual_depths_is_refused(tmp_path: Path) -> None:
     write(tmp_path, AUTHORS, eagle_tensors())
     with pytest.raises(UnsupportedModel, match="layers 2, 1, -1, but the target has 2"):
         read_head(tmp_path, replace(TARGET, layers=(LAYER,) * 2))

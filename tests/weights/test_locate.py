@@ -140,7 +140,7 @@ def test_a_model_in_the_box_has_no_revisions(perch: Path, model: str | None) -> 
 
 
 @pytest.mark.parametrize("model", ["pearch", "somebody/else", "/no/such/directory", "./perch"])
-def test_a_name_that_is_not_found_is_told_what_the_box_has(perch: Path, model: str) -> None:
+def test_an_unknown_name_is_answered_with_what_the_box_has(perch: Path, model: str) -> None:
     assert perch.exists()
     with pytest.raises(ModelNotFound, match=f"there is no directory {model}.*; the box has perch, minnow$"):
         locate(model)

@@ -148,13 +148,13 @@ def test_other_loads_are_refused_by_name_unless_forced() -> None:
     assert [difference.field for difference in forced.differences] == ["dataset", "request_rate"]
 
 
-def test_lengths_tell_loads_apart_that_have_the_same_name() -> None:
-    def asked(length: int) -> BenchRun:
+def test_lengths_distinguish_loads_of_the_same_name() -> None:
+    def requesting(length: int) -> BenchRun:
         return make_run([make_request(0, 0.0, 0.1, [0.1], num_output_tokens_requested=length)])
 
-    assert differences([asked(100), asked(104)]) == ()
+    assert differences([requesting(100), requesting(104)]) == ()
     assert differences([quick_run(seed) for seed in range(6)]) == ()  # Their means differ by a tenth, by chance.
-    found = differences([asked(100), asked(200)])
+    found = differences([requesting(100), requesting(200)])
     assert [(one.field, one.values) for one in found] == [("mean output tokens requested", ("100.0", "200.0"))]
 
 

@@ -58,7 +58,7 @@ class FixedStopwatch(KernelTimer):
 
 
 def cases(of: Arch, *batch_sizes: int, quantized: bool = False, kv: str = "float32") -> list[KernelCase]:
-    asked = CaseParams(
+    params = CaseParams(
         arch=of,
         batch_sizes=batch_sizes,
         context=40,
@@ -68,7 +68,7 @@ def cases(of: Arch, *batch_sizes: int, quantized: bool = False, kv: str = "float
         kv_format=KvFormat(kv, "float32"),
         quantized=quantized,
     )
-    return list(kernel_cases(asked))
+    return list(kernel_cases(params))
 
 
 def measure(of: Arch, known: list[Implementation], stopwatch: KernelTimer | None = None) -> KernelBenchReport:
@@ -128,7 +128,7 @@ def test_layers_of_one_shape_give_one_case_and_take_turns() -> None:
     assert set(stopwatch.num_inputs) == {2}
 
 
-def test_implementations_are_compared_and_refusals_told() -> None:
+def test_implementations_are_compared_and_refusals_reported() -> None:
     def fast(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return torch.nn.functional.linear(x, weight, bias)
 
@@ -170,7 +170,7 @@ def test_matrices_take_the_bytes_that_packing_a_real_one_takes(
     assert QuantizedMatrices(weights).num_bytes(3, outputs, inputs) == 3 * real.nbytes
 
 
-def test_what_has_matrices_comes_in_every_format_beside_its_own() -> None:
+def test_operations_with_matrices_come_in_every_format_and_their_own() -> None:
     found: dict[tuple[str, str], list[str | None]] = {}
     listed = cases(MIXED, 4, quantized=True)
     for case in listed:
@@ -204,16 +204,16 @@ def test_the_bytes_of_a_quantized_case_are_those_of_its_packed_matrices() -> Non
 @needs_native
 def test_quantized_cases_run_where_packed_matrices_are_taken_and_have_a_roof_of_their_own() -> None:
     with_matrices = ("linear", "embed", "experts")
-    asked = [case for case in cases(MIXED, 4, quantized=True) if case.operation in with_matrices]
+    selected = [case for case in cases(MIXED, 4, quantized=True) if case.operation in with_matrices]
     roofs = Roofs(Peak(flops=1e9, bandwidth=1e12), integer_flops=4e9)
-    report = measure_kernels(asked, implementations(native(KERNELS[0])), TARGET, roofs, FixedStopwatch(), 2)
+    report = measure_kernels(selected, implementations(native(KERNELS[0])), TARGET, roofs, FixedStopwatch(), 2)
     assert report.integer_flops == 4e9
     quantized = [timing for timing in report.timings if timing.format is not None]
     assert {timing.kernel for timing in quantized} == {f"native {KERNELS[0]}"}
-    assert len(quantized) == sum(case.format is not None for case in asked)
-    assert len(report.timings) == len(quantized) + 2 * sum(case.format is None for case in asked)
+    assert len(quantized) == sum(case.format is not None for case in selected)
+    assert len(report.timings) == len(quantized) + 2 * sum(case.format is None for case in selected)
     for kind, flops in ((None, 1e9), ("int8", 4e9)):
-        [case] = (case for case in asked if (case.shape, case.format) == ("up: 4 x 32 -> 48", kind))
+        [case] = (case for case in selected if (case.shape, case.format) == ("up: 4 x 32 -> 48", kind))
         timing = next(one for one in report.timings if (one.shape, one.format) == (case.shape, kind))
         assert (timing.roof_share, timing.limit) == (pytest.approx(case.flops / flops / 0.5), "compute")
 

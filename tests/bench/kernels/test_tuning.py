@@ -31,17 +31,17 @@ def test_experts_are_left_out() -> None:
     assert found == {(128, 32, False), (32, 64, False), (48, 32, False), (32, 48, False), (61, 32, False)}
 
 
-def test_every_candidate_is_measured_and_progress_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_candidate_is_measured_and_progress_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = DiskCache("tiles", "1", tmp_path)
     monkeypatch.setattr(tuning, "_choices", lambda: cache)
     monkeypatch.setattr(tuning, "_device_name", lambda: "a GPU")
-    products, told, measured = [GemmShape(8, 6144, 4096), GemmShape(64, 6144, 4096)], [], []
+    products, progress, measured = [GemmShape(8, 6144, 4096), GemmShape(64, 6144, 4096)], [], []
 
     def seconds_of(product: GemmShape, tiles: object) -> float:
         measured.append((product, tiles))
         return 1.0 / len(measured)
 
-    found = list(tune_gemms(products, seconds_of, told.append))
+    found = list(tune_gemms(products, seconds_of, progress.append))
     assert [(one.shape, one.best) for one in found] == [(one, candidate_tiles(*one[:3])[-1]) for one in products]
     assert measured == [(product, tiles) for product in products for tiles in candidate_tiles(*product[:3])]
-    assert told == [1, 2]
+    assert progress == [1, 2]

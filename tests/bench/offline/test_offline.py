@@ -196,7 +196,7 @@ def test_throughput_counts_what_the_cache_gave_and_phases_add_up() -> None:
     assert found.total_tokens_per_second == pytest.approx((144 + 8) / found.seconds)
 
 
-def test_a_salt_keeps_runs_from_finding_each_others_blocks() -> None:
+def test_a_salt_hides_the_blocks_of_other_runs() -> None:
     one, workload = bench(step_tokens=72), shared_prefix_workload(1, 64, 8, 4, 1000)
     cached = [one.run(workload, cache_salt=salt).answers[0].num_cached_tokens for salt in ("a", "a", "b")]
     assert cached == [0, 64, 0]
@@ -298,7 +298,7 @@ def test_a_real_engine_is_measured_like_a_scripted_one(tmp_path: Path) -> None:
     assembly.engine.close()
 
 
-def test_conditions_tell_model_machine_and_settings(tmp_path: Path) -> None:
+def test_conditions_name_model_machine_and_settings(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "tiny")
     found = Conditions.of(examine(EngineConfig(model=str(directory), device="cpu", threads=1)))
     assert (found.model, found.settings.dtype, found.settings.threads) == ("tiny", "float32", 1)

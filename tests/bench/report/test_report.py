@@ -137,7 +137,7 @@ def test_an_invalid_run_says_so_before_any_number() -> None:
     assert html.index("few-requests") < html.index('class="conclusion"')
 
 
-def test_a_server_that_tells_nothing_gets_the_charts_that_remain() -> None:
+def test_a_server_without_metrics_gets_the_charts_that_remain() -> None:
     page = run_page(random_run(num_requests=20, samples=()))
     assert [chart.name for chart in page.charts] == ["latencies", "first-tokens", "flow"]
 
@@ -199,7 +199,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
 
 @needs_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_browser_draws_every_chart_and_asks_nobody(tmp_path: Path, browser: Chromium, scheme: str) -> None:
+def test_a_browser_draws_every_chart_without_requests(tmp_path: Path, browser: Chromium, scheme: str) -> None:
     path = tmp_path / "page.html"
     save_report(speculated_run(), path, objectives=OBJECTIVES)
     tab = Tab(browser)

@@ -14,8 +14,8 @@ from tests.bench.runs import PEAK_BANDWIDTH, PEAK_FLOPS, WORKLOAD, make_request,
 
 def watched(end: dict[str, Any], *middle: dict[str, Any], seconds: float = 10.0, **more: Any) -> BenchRun:
     """A run whose server was looked at in equal steps: at the start, at `middle`, and at the end."""
-    told = [{}, *middle, end]
-    samples = [make_sample(seconds * index / (len(told) - 1), **one) for index, one in enumerate(told)]
+    reported = [{}, *middle, end]
+    samples = [make_sample(seconds * index / (len(reported) - 1), **one) for index, one in enumerate(reported)]
     return make_run([make_request(0, 0.0, 0.1, [0.1] * 9)], samples=tuple(samples), **more)
 
 
@@ -56,8 +56,8 @@ def test_shares_of_time_count_what_came_before_a_sample() -> None:
 
 
 def test_the_time_in_the_queue_is_a_share_of_the_time_to_first_token() -> None:
-    told = [ServerTimes(queue=0.1, ttft=0.2, tpot=0.01), ServerTimes(queue=0.2, ttft=0.8, tpot=0.01)]
-    requests = [make_request(index, 0.0, 0.5, [0.1], server=server) for index, server in enumerate(told)]
+    reported = [ServerTimes(queue=0.1, ttft=0.2, tpot=0.01), ServerTimes(queue=0.2, ttft=0.8, tpot=0.01)]
+    requests = [make_request(index, 0.0, 0.5, [0.1], server=server) for index, server in enumerate(reported)]
     found = facts(replace(watched({}), requests=tuple(requests)))
     assert found.queue_share == pytest.approx(0.3 / 1.0)
 
@@ -68,7 +68,7 @@ def test_compute_bound() -> None:
     assert "56%" in found.reason  # 5 of 9 seconds.
 
 
-def test_bandwidth_bound_asks_for_more_sequences() -> None:
+def test_bandwidth_bound_suggests_more_sequences() -> None:
     found = verdict(watched(READING))
     assert found.limit is RunLimit.BANDWIDTH
     assert [advice.setting for advice in found.advice] == ["--request-rate", "--dtype"]
@@ -140,7 +140,7 @@ def test_capacity_bound_comes_before_all_else(end: dict[str, Any], middle: dict[
     assert found.advice[0].setting == "--gpu-memory-utilization"
 
 
-def test_a_full_cache_that_nobody_waits_for_is_no_limit() -> None:
+def test_a_full_cache_without_waiting_requests_is_no_limit() -> None:
     assert verdict(watched({**COMPUTING, "kv_cache_usage": 0.99})).limit is RunLimit.COMPUTE
 
 
@@ -210,10 +210,10 @@ def test_unknown_without_a_peak_or_without_samples() -> None:
     assert silent.evidence == ()
 
 
-def test_evidence_is_told_in_figures() -> None:
-    told = {one.name: one.value for one in verdict(watched({**COMPUTING, "kv_cache_usage": 0.5})).evidence}
-    assert told["Time in steps"] == "90%"
-    assert told["KV cache in use, highest"] == "50%"
-    assert told["MFU in steps"] == "55.6%"
-    assert told["Preemptions"] == "0"
-    assert "Prefix cache hits" not in told
+def test_evidence_is_given_in_figures() -> None:
+    reported = {one.name: one.value for one in verdict(watched({**COMPUTING, "kv_cache_usage": 0.5})).evidence}
+    assert reported["Time in steps"] == "90%"
+    assert reported["KV cache in use, highest"] == "50%"
+    assert reported["MFU in steps"] == "55.6%"
+    assert reported["Preemptions"] == "0"
+    assert "Prefix cache hits" not in reported

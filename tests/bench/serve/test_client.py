@@ -31,7 +31,7 @@ def _client(server: ScriptedServer, **options: Any) -> BenchClient:
     return BenchClient(ServerAddress("127.0.0.1", server.port, False, ""), {}, RequestOptions(**given), server.clock)
 
 
-def _ask(*pieces: Piece, sample: Sample = SAMPLE, count: int = 1, **more: Any) -> tuple[RequestRecord, ScriptedServer]:
+def _send(*pieces: Piece, sample: Sample = SAMPLE, count: int = 1, **more: Any) -> tuple[RequestRecord, ScriptedServer]:
     """The last of so many answers to the same script."""
     options = {name: more.pop(name) for name in ("endpoint", "timeout", "extra_body", "temperature") if name in more}
 
@@ -48,7 +48,7 @@ def _ask(*pieces: Piece, sample: Sample = SAMPLE, count: int = 1, **more: Any) -
 
 
 def test_times_are_those_of_the_script() -> None:
-    record, server = _ask(
+    record, server = _send(
         Piece(0.25, text("a")),
         Piece(0.5, text("b")),
         Piece(1.5, text("c")),
@@ -77,19 +77,19 @@ def test_times_are_those_of_the_script() -> None:
 
 
 def test_connections_are_used_again() -> None:
-    record, server = _ask(Piece(0.1, text("a") + end() + usage(1, 1) + DONE), count=5)
+    record, server = _send(Piece(0.1, text("a") + end() + usage(1, 1) + DONE), count=5)
     assert record.token_times == (0.1,)
     assert (len(server.bodies), server.num_connections) == (5, 1)
 
 
 def test_an_event_may_come_in_pieces() -> None:
     whole = text("a") + text("b") + end() + usage(1, 2) + DONE
-    record, _ = _ask(*(Piece(place / 8, one) for place, one in enumerate([whole[:5], whole[5:60], whole[60:]])))
+    record, _ = _send(*(Piece(place / 8, one) for place, one in enumerate([whole[:5], whole[5:60], whole[60:]])))
     assert record.succeeded and record.num_output_tokens == 2
 
 
 def test_hidden_reasoning_is_no_visible_text() -> None:
-    record, server = _ask(
+    record, server = _send(
         Piece(0.125, delta(role="assistant", content="")),
         Piece(0.25, delta(reasoning_content="Hmm")),
         Piece(0.5, delta(content="Hello")),
@@ -101,15 +101,15 @@ def test_hidden_reasoning_is_no_visible_text() -> None:
     assert server.bodies[0]["max_completion_tokens"] == 4
 
 
-def test_our_server_tells_its_own_times() -> None:
+def test_our_server_reports_its_own_times() -> None:
     times = {"queue_ms": 1.5, "ttft_ms": 20.0, "tpot_ms": None, "itl_ms": {}, "num_drafts": 0}
-    record, _ = _ask(Piece(0.1, text("a") + end() + event(choices=[], usage=None, metrics=times) + DONE))
+    record, _ = _send(Piece(0.1, text("a") + end() + event(choices=[], usage=None, metrics=times) + DONE))
     assert record.server == ServerTimes(queue=0.0015, ttft=0.02, tpot=None)
     assert not record.counted_by_server
 
 
 def test_a_null_leaves_a_field_out() -> None:
-    _, server = _ask(
+    _, server = _send(
         Piece(0.1, text("a") + end() + DONE), extra_body={"stream_options": None, "top_k": 3}, temperature=0.5
     )
     assert server.bodies[0] == {
@@ -137,12 +137,12 @@ def test_a_null_leaves_a_field_out() -> None:
     ],
 )
 def test_what_went_wrong_is_said(pieces: list[str], more: dict[str, Any], says: str) -> None:
-    record, _ = _ask(*(Piece(0.1 * place, piece) for place, piece in enumerate(pieces, 1)), **more)
+    record, _ = _send(*(Piece(0.1 * place, piece) for place, piece in enumerate(pieces, 1)), **more)
     assert record.error is not None and says in record.error
     assert not record.succeeded
 
 
-def test_a_server_that_says_nothing_is_not_waited_for_longer_than_told() -> None:
+def test_a_silent_server_is_waited_for_up_to_the_timeout() -> None:
     async def send() -> RequestRecord:
         async def silent(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
             await reader.read()
@@ -158,7 +158,7 @@ def test_a_server_that_says_nothing_is_not_waited_for_longer_than_told() -> None
     assert asyncio.run(send()).error == "no end within 0.01 seconds"
 
 
-def test_nobody_there() -> None:
+def test_no_server_at_the_address() -> None:
     client = BenchClient(ServerAddress.parse("http://127.0.0.1:1"), {}, RequestOptions(model="m", endpoint=COMPLETIONS))
     record = asyncio.run(client.send(0, SAMPLE, client.body(SAMPLE), 0.0))
     assert record.error is not None and "cannot be reached" in record.error

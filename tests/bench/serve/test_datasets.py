@@ -117,7 +117,7 @@ def test_azures_times_and_lengths(words: Words, tmp_path: Path) -> None:
         _make(words, 3, dataset_name="azure", dataset_path=str(path))
 
 
-def test_sharegpt_asks_first_questions(tmp_path: Path) -> None:
+def test_sharegpt_sends_first_questions(tmp_path: Path) -> None:
     def talk(*turns: str) -> dict[str, Any]:
         roles = ("human", "gpt") * len(turns)
         return {"conversations": [{"from": role, "value": turn} for role, turn in zip(roles, turns, strict=False)]}

@@ -35,7 +35,7 @@ _ENDINGS = (0, 2)
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = write_checkpoint(tmp_path_factory.mktemp("model"))
-    # What transformers wants to be told, too.
+    # Settings that transformers needs, too.
     for name, more in (("config", {"architectures": ["LlamaForCausalLM"]}), ("tokenizer_config", _TOKENIZER)):
         path = directory / f"{name}.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
@@ -102,12 +102,12 @@ def test_a_server_that_does_not_start_says_why() -> None:
     assert_refused(ran, "the server did not start: --max-num-seqs")
 
 
-def test_nobody_there() -> None:
+def test_no_server_at_the_address() -> None:
     ran = archerfish("bench", "serve", "--url", "127.0.0.1:1", "--dataset-name", "box")
     assert_refused(ran, "cannot be reached")
 
 
-def test_mistakes_are_told_before_anything_is_sent() -> None:
+def test_mistakes_are_reported_before_anything_is_sent() -> None:
     url = ("--url", "127.0.0.1:1")
     assert_refused(archerfish("bench", "serve", *url, "--goodput", "tft:3"), "--goodput")
     assert_refused(archerfish("bench", "serve", *url, "--result-dir", "/tmp"), "need --save-result")
@@ -169,16 +169,16 @@ def test_metrics_of_our_server_are_understood(service: RunningService) -> None:
     assert readings is not None
     taken = sample(readings, 1.5)
     assert taken.time == 1.5
-    told = re.search(r"^archerfish:engine_steps_total\{.*\} (\S+)$", scraped, re.MULTILINE)
-    assert told is not None and taken.num_steps == float(told[1])
+    match = re.search(r"^archerfish:engine_steps_total\{.*\} (\S+)$", scraped, re.MULTILINE)
+    assert match is not None and taken.num_steps == float(match[1])
     # Every reading must be there under the name that is looked for.
     names = ("num_requests_running", "num_requests_waiting", "batch_occupancy", "kv_cache_usage_perc")
     totals = ("engine_busy_seconds", "computed_tokens", "generation_tokens", "prefix_cache_queries", "num_preemptions")
     assert set(names) | {f"{name}_total" for name in totals} <= readings.keys()
     phases = {f"estimated_{what}_total:{phase}" for what in ("flops", "read_bytes") for phase in ("prefill", "decode")}
     assert phases | {"prefix_cache_hits_total"} <= readings.keys()
-    guesses = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "seconds", "seconds_saved", "seconds_lost")
-    assert {f"spec_decode_{name}_total" for name in guesses} <= readings.keys()
+    metric_names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "seconds", "seconds_saved", "seconds_lost")
+    assert {f"spec_decode_{name}_total" for name in metric_names} <= readings.keys()
     assert read_metrics("vllm:num_requests_running 3\n") is None
     settings = read_settings(scraped)
     assert settings is not None and (settings.device, settings.dtype, settings.quantization) == (
@@ -190,10 +190,10 @@ def test_metrics_of_our_server_are_understood(service: RunningService) -> None:
     assert read_settings(scraped.replace("engine_info", "other_info")) is None, "a server that still loads"
 
 
-def test_guesses_that_stood_are_read_by_their_place() -> None:
+def test_accepted_draft_tokens_are_read_by_position() -> None:
     name = "archerfish:spec_decode_num_accepted_tokens_per_pos_total"
-    told = [f'{name}{{model_name="m",position="{place}"}} {9 - place}.0' for place in range(3)]
-    readings = read_metrics("\n".join(told))
+    lines = [f'{name}{{model_name="m",position="{position}"}} {9 - position}.0' for position in range(3)]
+    readings = read_metrics("\n".join(lines))
     assert readings is not None and sample(readings, 0.0).accepted_per_position == (9, 8, 7)
 
 
@@ -218,7 +218,7 @@ def foreign_url(model: Path) -> Iterator[str]:
         ends = time.monotonic() + _PATIENCE
         while not _is_up(url):
             assert process.poll() is None and time.monotonic() < ends, "transformers serve did not start"
-            time.sleep(0.1)  # Between two looks: nothing is told when it is ready.
+            time.sleep(0.1)  # Between two looks: it does not announce when it is ready.
         yield url
     finally:
         process.send_signal(signal.SIGKILL)
@@ -248,6 +248,6 @@ def test_a_foreign_server_is_measured(foreign_url: str, model: Path, tmp_path: P
         assert record.succeeded, record.error
         assert record.counted_by_server and 1 <= record.num_output_tokens <= 4
         assert record.num_prompt_tokens is not None and record.num_prompt_tokens >= 19
-    # It does not know every field: what it says of that is what the user is told.
+    # It does not know every field: what it says of that is shown to the user.
     refused = archerfish(*shared, "--ignore-eos", "--random-input-len", "4", "--random-output-len", "2")
     assert refused.exit_code == 2 and "ignore_eos" in refused.stderr

@@ -71,7 +71,7 @@ def test_thirty_good_requests_a_minute() -> None:
     assert (found.num_good, found.share, found.requests * 60) == (30, 0.3, pytest.approx(30))
 
 
-def test_what_our_server_tells() -> None:
+def test_what_our_server_reports() -> None:
     work = {"prefill_flops": 2e12, "decode_flops": 5e11, "prefill_bytes": 1e10, "decode_bytes": 1e11}
     first = make_sample(0.0, num_steps=10, busy_seconds=1.0, num_computed_tokens=100, energy_joules=50.0)
     last = make_sample(
@@ -111,7 +111,7 @@ def test_nothing_came_of_it() -> None:
     assert found.costs is not None and found.costs.per_request is None
 
 
-def test_what_our_server_guessed() -> None:
+def test_what_our_server_drafted() -> None:
     first = make_sample(
         0.0, num_drafts=2, num_draft_tokens=9, num_accepted_tokens=4, accepted_per_position=(2, 2), saved_seconds=1.0
     )

@@ -45,7 +45,7 @@ def test_failures() -> None:
     assert _fatal(several) == ["errors"] and "5 of 105" in find(several)[0].what and "it broke" in find(several)[0].what
 
 
-def test_being_told_to_come_back_later() -> None:
+def test_throttled_requests() -> None:
     throttled = replace(failed_request(100, 1.0), status=429)
     assert _fatal(make_run([*_even(), throttled])) == ["throttled"]
 
@@ -62,11 +62,11 @@ def test_answers_of_another_length() -> None:
     assert _fatal(make_run(_even(must_write_all=False, num_output_tokens_requested=20))) == []
 
 
-def test_counts_that_are_guesses() -> None:
+def test_counts_that_are_estimates() -> None:
     assert _notes(make_run(_even(counted_by_server=False))) == ["uncounted"]
 
 
-def test_prefixes_that_nobody_shared() -> None:
+def test_prefixes_that_are_not_shared() -> None:
     assert _fatal(make_run(_even(num_shared_tokens_requested=0, num_cached_tokens=16))) == ["prefix-hits"]
     assert _fatal(make_run(_even(num_shared_tokens_requested=16, num_cached_tokens=16))) == []
     assert _fatal(make_run(_even(num_shared_tokens_requested=None, num_cached_tokens=64))) == []

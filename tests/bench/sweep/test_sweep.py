@@ -157,7 +157,7 @@ def swept() -> Sweep:
     return sweep(modelled, PLAN)
 
 
-def test_the_sweep_finds_the_highest_rate_that_keeps_the_objectives(swept: Sweep) -> None:
+def test_the_sweep_finds_the_highest_rate_that_meets_the_objectives(swept: Sweep) -> None:
     # 95 % within 150 ms of waiting, whose mean is 20 ms * r / (1 - r): 3 * mean = 150 ms at r = 0.714.
     assert swept.best == pytest.approx(7.1, rel=0.12)
     best = swept.best_point
@@ -201,7 +201,7 @@ def test_a_server_that_gave_way_missed_and_a_client_that_did_is_not_counted() ->
     assert "client-saturated" in html
 
 
-def test_without_objectives_a_load_holds_that_the_server_keeps_up_with() -> None:
+def test_without_objectives_a_load_holds_if_the_server_is_fast_enough() -> None:
     found = sweep(modelled, replace(PLAN, objectives=None))
     assert found.best == pytest.approx(10.0, rel=0.05)
 
@@ -250,10 +250,10 @@ def test_the_command_refuses_before_it_measures(tmp_path: Path) -> None:
 def test_the_command_measures_with_seeds_and_lengths_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    measured_loads = []
 
     def measure(_: str, options: LoadOptions, prepared: None, *, is_own: bool) -> BenchRun:
-        asked.append(options)
+        measured_loads.append(options)
         assert prepared is None and not is_own
         assert options.rate is not None
         return modelled(options.rate, options.seed)
@@ -279,7 +279,7 @@ def test_the_command_measures_with_seeds_and_lengths_of_its_own(
     assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["kind"] == "archerfish-bench-sweep" and 4 <= found["best"] < 10
-    assert [(options.rate, options.seed, options.num_prompts) for options in asked[:3]] == [
+    assert [(options.rate, options.seed, options.num_prompts) for options in measured_loads[:3]] == [
         (2.0, 5, 30),
         (4.0, 6, 60),
         (64.0, 7, 960),

@@ -38,12 +38,12 @@ def _batch() -> TrainingBatch:
 @pytest.mark.parametrize("logits_at_once", [1 << 27, 3 * VOCAB_SIZE], ids=["whole", "in pieces"])
 def test_figures_are_those_of_the_definitions(monkeypatch: pytest.MonkeyPatch, logits_at_once: int) -> None:
     monkeypatch.setattr(judging, "_MOST_LOGITS", logits_at_once)
-    wanted, guessing, batch = _model(0), _model(0), _batch()
-    for parameter, noise in zip(guessing.parameters(), _model(1).parameters(), strict=True):
+    wanted, drafting, batch = _model(0), _model(0), _batch()
+    for parameter, noise in zip(drafting.parameters(), _model(1).parameters(), strict=True):
         parameter.data += noise.data / 8
-    found = measure(DraftModelTraining(guessing, {}, Path()), DraftingTarget(wanted, ()), [batch], DEPTHS)
+    found = measure(DraftModelTraining(drafting, {}, Path()), DraftingTarget(wanted, ()), [batch], DEPTHS)
     with torch.no_grad():
-        p, q = (model.logits(read_rows(model, batch.tokens)).softmax(-1) for model in (wanted, guessing))
+        p, q = (model.logits(read_rows(model, batch.tokens)).softmax(-1) for model in (wanted, drafting))
     accepted = torch.minimum(p, q).sum(-1)
     agreed = (p.argmax(-1) == q.argmax(-1)).float()
     assert found.num_predictions == 6 + 4
@@ -62,7 +62,7 @@ def test_figures_are_those_of_the_definitions(monkeypatch: pytest.MonkeyPatch, l
     assert 0 < found.depths[0].agreement < 1
 
 
-def test_a_model_guesses_itself() -> None:
+def test_a_model_drafts_for_itself() -> None:
     model = _model(2)
     found = measure(DraftModelTraining(model, {}, Path()), DraftingTarget(model, ()), [_batch()], DEPTHS)
     for depth, score in enumerate(found.depths, 1):

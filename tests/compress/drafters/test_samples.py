@@ -74,7 +74,7 @@ def test_every_sample_comes_once_a_turn() -> None:
     assert torch.equal(batches.of_step(2).tokens, turns[2])
 
 
-def test_places_count_whose_next_token_is_guessed() -> None:
+def test_positions_count_whose_next_token_is_drafted() -> None:
     [batch] = Batches(_samples(), 2, seed=0, device="cpu").held_out()
     assert batch.tokens.tolist() == [[9] * 5] and batch.own.tolist() == [[0, 1, 1, 1, 0]]
     every = Batches(_samples(), 3, seed=0, device="cpu").of_step(0)

@@ -97,9 +97,9 @@ def test_an_error_costs_what_was_not_saved(
     _assert_same(whole, parts)
 
 
-@pytest.mark.parametrize(("num_presses", "num_kept"), [(1, 3), (2, 0)])
+@pytest.mark.parametrize(("num_presses", "num_skipped"), [(1, 3), (2, 0)])
 def test_one_interrupt_waits_for_the_step_and_two_tear_it(
-    walker: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_presses: int, num_kept: int
+    walker: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_presses: int, num_skipped: int
 ) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train_drafter(walker, options(whole, **DRAFT_MODEL, steps=8))
@@ -117,7 +117,7 @@ def test_one_interrupt_waits_for_the_step_and_two_tear_it(
     with pytest.raises(KeyboardInterrupt):
         train_drafter(walker, options(parts, **DRAFT_MODEL, steps=8))
     assert train_drafter(walker, options(parts, **DRAFT_MODEL, steps=8)) is not None
-    assert calls == 3 + 8 - num_kept
+    assert calls == 3 + 8 - num_skipped
     _assert_same(whole, parts)
 
 

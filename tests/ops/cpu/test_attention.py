@@ -118,9 +118,9 @@ def test_it_is_attention(
     kernels: str, dtype: torch.dtype, kv_heads: int, dim: int, window: int | None, cap: float | None
 ) -> None:
     shape = Shape(kv_heads=kv_heads, dim=dim)
-    asked = tokens(1, 150, shape)
-    found = Cache(kernels, dtype, shape=shape).step({0: asked}, window, cap)[0]
-    torch.testing.assert_close(found.double(), dense(*asked, window, cap, dtype), atol=2e-6, rtol=2e-5)
+    qkv = tokens(1, 150, shape)
+    found = Cache(kernels, dtype, shape=shape).step({0: qkv}, window, cap)[0]
+    torch.testing.assert_close(found.double(), dense(*qkv, window, cap, dtype), atol=2e-6, rtol=2e-5)
 
 
 @every_kernel
@@ -129,9 +129,9 @@ def test_it_is_attention(
 @pytest.mark.parametrize("window", [None, 700, 90])
 def test_contexts_of_several_spans(kernels: str, dtype: torch.dtype, block_size: int, window: int | None) -> None:
     shape = Shape(block_size=block_size)
-    asked = tokens(2, 1300, shape)
-    found = Cache(kernels, dtype, shape=shape).step({0: asked}, window)[0]
-    torch.testing.assert_close(found.double(), dense(*asked, window, None, dtype), atol=2e-6, rtol=2e-5)
+    qkv = tokens(2, 1300, shape)
+    found = Cache(kernels, dtype, shape=shape).step({0: qkv}, window)[0]
+    torch.testing.assert_close(found.double(), dense(*qkv, window, None, dtype), atol=2e-6, rtol=2e-5)
 
 
 @examples(60)
@@ -193,9 +193,9 @@ def test_spans_give_the_same_bits_walked_by_one_unit_or_by_many(
 @pytest.mark.skipif(len(KERNELS) < 2, reason="this CPU runs one set of kernels")
 @every_dtype
 def test_every_instruction_set_gives_the_same_bits(dtype: torch.dtype) -> None:
-    asked, following = tokens(1, 600), tokens(2, 1)
+    qkv, following = tokens(1, 600), tokens(2, 1)
     caches = [Cache(kernels, dtype) for kernels in KERNELS]
-    first, *others = (torch.cat([cache.step({0: one})[0] for one in (asked, following)]) for cache in caches)
+    first, *others = (torch.cat([cache.step({0: one})[0] for one in (qkv, following)]) for cache in caches)
     assert all(torch.equal(other, first) for other in others)
 
 
@@ -250,11 +250,11 @@ def test_int8_of_extreme_keys_and_values(kernels: str, spread: float) -> None:
 @every_kernel
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("which", [1, 2], ids=["keys", "values"])
-def test_int8_that_is_no_number_spoils_who_sees_it_and_nobody_else(kernels: str, broken: float, which: int) -> None:
-    asked = tokens(1, 90)
-    fine = Cache(kernels, torch.int8).step({0: asked})[0]
-    asked[which][40, 1, 5] = broken
-    found = Cache(kernels, torch.int8).step({0: asked})[0]
+def test_int8_that_is_not_finite_spoils_only_queries_that_see_it(kernels: str, broken: float, which: int) -> None:
+    qkv = tokens(1, 90)
+    fine = Cache(kernels, torch.int8).step({0: qkv})[0]
+    qkv[which][40, 1, 5] = broken
+    found = Cache(kernels, torch.int8).step({0: qkv})[0]
     assert torch.equal(found[:40], fine[:40])
     assert torch.equal(found[:, :2], fine[:, :2]), "the other head of keys and values"
     assert found[40:, 2:].isnan().all()

@@ -20,7 +20,7 @@ from tests.ops.cpu.native import KERNELS, native, needs_native
 
 pytestmark = needs_native
 
-ROWS, PICKED, CHUNKS = 12, 5, 4
+ROWS, LOGIT_ROWS, CHUNKS = 12, 5, 4
 NUM_SEQUENCES, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS = 3, 40, 16, 9
 VOCABULARY, DIM = 30, 16
 BLOCKS_PER_ROW = -(-MAX_MODEL_LEN // BLOCK_SIZE)
@@ -57,7 +57,7 @@ class Bench:
             self.block_size,
             max_tokens=ROWS,
             max_chunks=CHUNKS,
-            max_logits=PICKED,
+            max_logits=LOGIT_ROWS,
         )
         for rows in self.program.rows:
             rows.fill_(MARK)
@@ -71,8 +71,8 @@ class Bench:
             heads = x.view(-1, 1, DIM)
             ops.write_kv(heads, heads, self.cache, slots)
             hidden = ops.attend(heads, self.cache, _no_chunks(slots), 0, 1.0, None, None).flatten(1)
-            picked = ops.select(hidden)
-        return recording.finish(ROWS, max_logits=PICKED, outputs=(hidden, picked))
+            selected = ops.select(hidden)
+        return recording.finish(ROWS, max_logits=LOGIT_ROWS, outputs=(hidden, selected))
 
     def run(self, chunks: ChunkTable) -> None:
         self.ops.team.run_chunks(self.program.instructions, self.room.set_chunks(chunks))
@@ -114,8 +114,8 @@ def test_a_step_as_large_as_the_program_is_run() -> None:
     for stored in bench.cache.tensors:  # Some chunks begin where nothing was computed.
         stored.zero_()
     bench.run(chunks_of((0, 0, 9, 2), (1, 30, 1, 1), (2, MAX_MODEL_LEN - 1, 1, 1), (1, 31, 1, 1)))
-    hidden, picked = bench.program.rows
-    assert (hidden != MARK).all() and (picked != MARK).all()
+    hidden, selected = bench.program.rows
+    assert (hidden != MARK).all() and (selected != MARK).all()
 
 
 @pytest.mark.parametrize(
@@ -249,8 +249,8 @@ def test_operations_that_are_run_at_once_are_checked_too() -> None:
 def drafts() -> Iterator[tuple[Bench, Callable[[ChunkTable, list[int]], None]]]:
     """A bench, and drafts of its rows by states that serve as logits."""
     bench = Bench()
-    hidden, picked = bench.program.rows
-    of_pass = DraftPass(bench.program, bench.room, hidden, picked, None)
+    hidden, selected = bench.program.rows
+    of_pass = DraftPass(bench.program, bench.room, hidden, selected, None)
     room = NativeDrafting(of_pass, of_pass, CHUNKS, DIM, None)
 
     def draft(chunks: ChunkTable, counts: list[int]) -> None:

@@ -11,7 +11,7 @@ from archerfish.ops.reference.drawing import draw as reference_draw
 from archerfish.ops.reference.noise import gumbel
 from tests.lanes import examples
 from tests.ops.cpu.native import KERNELS, every_kernel, native, needs_native
-from tests.ops.draws import ASKED, LOGITS, NEVER, random_logits, rows_of, scores_of
+from tests.ops.draws import DRAW_PARAMS, LOGITS, NEVER, random_logits, rows_of, scores_of
 from tests.sampling import naive
 
 pytestmark = needs_native
@@ -21,14 +21,14 @@ CLOSE = 2e-5
 
 
 @examples(300)
-@given(st.lists(LOGITS, min_size=1, max_size=40).filter(lambda row: max(row) > NEVER), ASKED)
-def test_the_largest_of_what_may_be_drawn_is(logits: list[float], asked: dict[str, float]) -> None:
+@given(st.lists(LOGITS, min_size=1, max_size=40).filter(lambda row: max(row) > NEVER), DRAW_PARAMS)
+def test_the_largest_of_what_may_be_drawn_is(logits: list[float], params: dict[str, float]) -> None:
     try:
-        scores = scores_of(logits, asked)
+        scores = scores_of(logits, params)
     except naive.TooClose:
         return
     for kernels in KERNELS:
-        drawn = native(kernels, 1).draw(torch.tensor([logits]), rows_of(asked))
+        drawn = native(kernels, 1).draw(torch.tensor([logits]), rows_of(params))
         assert drawn.peaks.tolist() == [max(logits)]
         assert scores[int(drawn.tokens)] >= max(scores) - CLOSE
 
@@ -36,7 +36,7 @@ def test_the_largest_of_what_may_be_drawn_is(logits: list[float], asked: dict[st
 @every_kernel
 @pytest.mark.parametrize("vocabulary", [1000, 8192, 50_001])
 @pytest.mark.parametrize(
-    "asked",
+    "params",
     [
         {"temperature": 0.0},
         {},
@@ -47,9 +47,11 @@ def test_the_largest_of_what_may_be_drawn_is(logits: list[float], asked: dict[st
         {"min_p": 0.01, "top_k": 5000, "top_p": 0.97},
     ],
 )
-def test_large_vocabularies_as_the_reference_draws_them(kernels: str, vocabulary: int, asked: dict[str, float]) -> None:
+def test_large_vocabularies_as_the_reference_draws_them(
+    kernels: str, vocabulary: int, params: dict[str, float]
+) -> None:
     logits = random_logits(vocabulary, 24, vocabulary)
-    rows = rows_of(*(asked | {"seed": seed, "position": 3 * seed} for seed in range(24)))
+    rows = rows_of(*(params | {"seed": seed, "position": 3 * seed} for seed in range(24)))
     found, wanted = native(kernels).draw(logits, rows), reference_draw(logits, rows)
     assert torch.equal(found.peaks, wanted.peaks)
     # A token may lie at the very edge of a nucleus, where sums in another order decide.
@@ -80,8 +82,8 @@ def test_equal_tokens_stay_together_and_the_lowest_is_the_likeliest(kernels: str
     flat = torch.zeros(64, size)
     greedy = native(kernels).draw(flat, rows_of(*[{"temperature": 0.0}] * 64))
     assert greedy.tokens.tolist() == [0] * 64
-    asked = [{"seed": seed, "top_k": 1, "top_p": 0.01} for seed in range(64)]
-    tokens = native(kernels).draw(flat, rows_of(*asked)).tokens
+    params = [{"seed": seed, "top_k": 1, "top_p": 0.01} for seed in range(64)]
+    tokens = native(kernels).draw(flat, rows_of(*params)).tokens
     expected = gumbel(torch.arange(64), torch.zeros(64, dtype=torch.int64), torch.arange(size)).argmax(-1)
     assert (tokens == expected).sum() >= 63
 

@@ -170,7 +170,7 @@ def test_more_rows_of_one_expert_than_are_worked_on_at_once(kernels: str, kind: 
 
 @every_kernel
 @every_format
-def test_of_an_expert_that_nobody_chose_nothing_is_read(kernels: str, kind: str) -> None:
+def test_an_expert_that_no_token_chose_is_not_read(kernels: str, kind: str) -> None:
     layer = Layer(kind, num_tokens=3, num_experts=30, num_chosen=2)
     ops = native(kernels)
     found = layer.run(ops)

@@ -129,7 +129,7 @@ def test_extreme_activations(kernels: str, kind: str, spread: float) -> None:
     torch.testing.assert_close(found.double(), wanted, atol=0.02 * float(wanted.abs().max()) + 1e-38, rtol=0)
 
 
-def test_packing_keeps_every_number() -> None:
+def test_packing_preserves_every_number() -> None:
     weight = noise(0, 70, 50)
     for kernels in KERNELS:
         assert torch.equal(as_read(pack_floats(weight), kernels), weight)

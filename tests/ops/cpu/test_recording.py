@@ -103,7 +103,7 @@ def test_rotation_is_part_of_storing_and_attending(
     one_by_one, joined = (made(kernels, turning, normed, dtype) for _ in range(2))
     qkv = noise(3, 37, WIDTH)
     wanted, _ = one_by_one.run(qkv, torch.arange(37), whole(37))
-    program = recorded(joined, lambda told: told[:1])
+    program = recorded(joined, lambda computed: computed[:1])
     assert Operation.ROTATE not in operations(program)
     assert torch.equal(replayed(joined, program, qkv)[0], wanted)
     for found, stored in zip(joined.cache.tensors, one_by_one.cache.tensors, strict=True):
@@ -111,16 +111,18 @@ def test_rotation_is_part_of_storing_and_attending(
 
 
 @every_kernel
-def test_keys_that_somebody_else_wants_rotated_are_rotated_apart(kernels: str) -> None:
+def test_keys_that_another_operation_reads_rotated_are_rotated_separately(kernels: str) -> None:
     qkv = noise(3, 20, WIDTH)
     wanted, keys = made(kernels, DIM, False).run(qkv, torch.arange(20), whole(20))
     shown, added = made(kernels, DIM, False), made(kernels, DIM, False)
-    program = recorded(shown, lambda told: told)
+    program = recorded(shown, lambda computed: computed)
     assert operations(program).count(Operation.ROTATE) == 1
     found = replayed(shown, program, qkv)
     assert torch.equal(found[0], wanted)
     assert torch.equal(found[1], keys)
-    program = recorded(added, lambda told: (told[0], added.ops.add(told[1][:, 16:], told[1][:, :-16], 1.0)))
+    program = recorded(
+        added, lambda computed: (computed[0], added.ops.add(computed[1][:, 16:], computed[1][:, :-16], 1.0))
+    )
     assert operations(program).count(Operation.ROTATE) == 1
     found = replayed(added, program, qkv)
     assert torch.equal(found[0], wanted)

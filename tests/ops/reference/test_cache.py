@@ -48,9 +48,9 @@ def test_writing_into_one_slot_of_a_larger_storage_reaches_the_storage():
 
 def test_writing_and_copying_reach_a_cache_that_lies_in_pieces():
     """Keys beside values in each block, and heads before tokens: neither can be flattened without a copy."""
-    beside = torch.zeros(NUM_BLOCKS, 2, BLOCK_SIZE, HEADS, DIM)
+    interleaved = torch.zeros(NUM_BLOCKS, 2, BLOCK_SIZE, HEADS, DIM)
     heads_first = torch.zeros(2, NUM_BLOCKS, HEADS, BLOCK_SIZE, DIM).transpose(2, 3)
-    for keys, values in ((beside[:, 0], beside[:, 1]), (heads_first[0], heads_first[1])):
+    for keys, values in ((interleaved[:, 0], interleaved[:, 1]), (heads_first[0], heads_first[1])):
         k = torch.randn(2, HEADS, DIM)
         write_kv(k, 2 * k, LayerCache(keys, values), torch.tensor([6, 17]))
         assert torch.equal(keys[1, 2], k[0])

@@ -19,7 +19,7 @@ IDLE = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 LOGITS = st.one_of(
     st.integers(-4, 6).map(lambda x: x / 2), st.sampled_from([0.0, 1.0, NEVER]), st.sampled_from([-(2.0**100), -80.0])
 )
-ASKED = st.fixed_dictionaries(
+FILTERS = st.fixed_dictionaries(
     {
         "top_k": st.sampled_from([0, 1, 2, 3, 4, 5, 9, 10**6]),
         "top_p": st.sampled_from([1.0, 1e-30, 0.05, 0.3, 0.45, 0.55, 0.71, 0.85, 0.93, 0.99]),
@@ -33,54 +33,54 @@ def batches(draw, max_rows=5):
     vocabulary = draw(st.integers(1, 12))
     row = st.lists(LOGITS, min_size=vocabulary, max_size=vocabulary).filter(lambda x: max(x) > NEVER)
     rows = draw(st.lists(row, min_size=1, max_size=max_rows))
-    return rows, draw(st.lists(ASKED, min_size=len(rows), max_size=len(rows)))
+    return rows, draw(st.lists(FILTERS, min_size=len(rows), max_size=len(rows)))
 
 
-def filtered(rows, asked, *, drop_idle=True):
+def filtered(rows, params, *, drop_idle=True):
     """All rows at once, as the sampler calls it: a filter that no row asks for is None."""
 
     def of(name):
-        values = [one[name] for one in asked]
+        values = [one[name] for one in params]
         return None if drop_idle and all(v == IDLE[name] for v in values) else torch.tensor(values, dtype=torch.float32)
 
     return filter_logits(torch.tensor(rows), of("top_k"), of("top_p"), of("min_p")).tolist()
 
 
-def expected(row, asked):
+def expected(row, params):
     try:
-        return naive.keep_likeliest(torch.tensor(row).tolist(), **asked)
+        return naive.keep_likeliest(torch.tensor(row).tolist(), **params)
     except naive.TooClose:
         assume(False)
 
 
 @examples(400)
 @given(batches())
-def test_every_row_keeps_what_its_own_filters_ask_for(batch):
-    rows, asked = batch
-    assert filtered(rows, asked) == [expected(row, one) for row, one in zip(rows, asked, strict=True)]
+def test_every_row_is_filtered_by_its_own_parameters(batch):
+    rows, params = batch
+    assert filtered(rows, params) == [expected(row, one) for row, one in zip(rows, params, strict=True)]
 
 
 @examples(100)
 @given(batches(), st.sampled_from(sorted(IDLE)))
 def test_each_filter_alone_does_its_own_part(batch, name):
-    rows, asked = batch
-    asked = [IDLE | {name: one[name]} for one in asked]
-    assert filtered(rows, asked) == [expected(row, one) for row, one in zip(rows, asked, strict=True)]
+    rows, params = batch
+    params = [IDLE | {name: one[name]} for one in params]
+    assert filtered(rows, params) == [expected(row, one) for row, one in zip(rows, params, strict=True)]
 
 
 @examples(300)
 @given(batches())
-def test_a_row_keeps_the_same_tokens_alone_as_among_neighbours(batch):
-    rows, asked = batch
-    together = filtered(rows, asked)
-    assert together == [filtered([row], [one])[0] for row, one in zip(rows, asked, strict=True)]
+def test_a_row_has_the_same_tokens_alone_as_among_neighbours(batch):
+    rows, params = batch
+    together = filtered(rows, params)
+    assert together == [filtered([row], [one])[0] for row, one in zip(rows, params, strict=True)]
 
 
 def test_tokens_equal_to_the_kth_count_towards_top_p_in_any_batch():
-    row, asked = [3.0, 1.0, 1.0, 1.0], {"top_k": 2, "top_p": 0.85, "min_p": 0.0}
-    alone = filtered([row], [asked])
-    beside_a_wider_row = filtered([row, [0.0] * 4], [asked, asked | {"top_k": 4}])
-    assert alone[0] == beside_a_wider_row[0]
+    row, params = [3.0, 1.0, 1.0, 1.0], {"top_k": 2, "top_p": 0.85, "min_p": 0.0}
+    alone = filtered([row], [params])
+    with_a_wider_row = filtered([row, [0.0] * 4], [params, params | {"top_k": 4}])
+    assert alone[0] == with_a_wider_row[0]
 
 
 @pytest.mark.parametrize("spread", [0.01, 1.0])
@@ -118,14 +118,14 @@ def test_rows_of_a_large_vocabulary_keep_what_they_should_together_and_alone(top
     together = filter_logits(
         rows, torch.full((len(rows),), float(top_k)) if top_k else None, torch.full((len(rows),), top_p), None
     )
-    for row, kept in zip(rows, together, strict=True):
+    for row, filtered_row in zip(rows, together, strict=True):
         alone = filter_logits(row[None], torch.tensor([top_k]) if top_k else None, torch.tensor([top_p]), None)[0]
-        assert torch.equal(alone, kept)
+        assert torch.equal(alone, filtered_row)
         try:
             wanted = naive.keep_likeliest(row.tolist(), top_k, top_p)
         except naive.TooClose:
             continue
-        assert kept.tolist() == wanted
+        assert filtered_row.tolist() == wanted
         num_checked += 1
     assert num_checked >= 8
 
@@ -140,29 +140,29 @@ def test_a_filter_given_but_idle_changes_nothing(batch):
 @examples(100)
 @given(batches())
 def test_a_likeliest_token_always_stays(batch):
-    rows, asked = batch
-    for row, kept in zip(rows, filtered(rows, asked), strict=True):
-        assert max(kept) == max(row)
-        assert all(x in (NEVER, y) for x, y in zip(kept, row, strict=True))
+    rows, params = batch
+    for row, filtered_row in zip(rows, filtered(rows, params), strict=True):
+        assert max(filtered_row) == max(row)
+        assert all(x in (NEVER, y) for x, y in zip(filtered_row, row, strict=True))
 
 
 def test_the_tiniest_thresholds_still_leave_the_likeliest_token():
-    kept = filtered([[1.0, 2.0, 3.0, 3.0]], [{"top_k": 1, "top_p": 1e-45, "min_p": 1.0}])
-    assert kept == [[NEVER, NEVER, 3.0, 3.0]]
+    filtered_row = filtered([[1.0, 2.0, 3.0, 3.0]], [{"top_k": 1, "top_p": 1e-45, "min_p": 1.0}])
+    assert filtered_row == [[NEVER, NEVER, 3.0, 3.0]]
 
 
 def test_top_p_just_below_one_cuts_no_token_that_matters():
     row = torch.linspace(0, -5, 50_000)
-    kept = filter_logits(row[None], None, torch.tensor([1 - 1e-6]), None)[0]
-    lost = torch.softmax(row.double(), 0)[kept == NEVER].sum()
+    filtered_row = filter_logits(row[None], None, torch.tensor([1 - 1e-6]), None)[0]
+    lost = torch.softmax(row.double(), 0)[filtered_row == NEVER].sum()
     assert 0 <= lost < 2e-6
 
 
 def test_top_p_is_exact_over_a_large_flat_vocabulary():
     """Every token is equally likely up to a tilt, so half the mass is about half of the tokens."""
     row = torch.linspace(1e-3, -1e-3, 150_000)
-    kept = filter_logits(row[None], None, torch.tensor([0.5]), None)[0] > NEVER
-    mass = torch.softmax(row.double(), 0)[kept].sum().item()
+    filtered_row = filter_logits(row[None], None, torch.tensor([0.5]), None)[0] > NEVER
+    mass = torch.softmax(row.double(), 0)[filtered_row].sum().item()
     assert mass == pytest.approx(0.5, abs=1e-4)
 
 
@@ -176,6 +176,6 @@ def test_the_given_logits_are_not_changed():
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_a_row_that_is_not_finite_does_not_disturb_its_neighbours(broken):
     fine = [1.0, 4.0, 3.0, 2.0]
-    asked = {"top_k": 3, "top_p": 0.9, "min_p": 0.05}
-    kept = filtered([fine, [broken] * 4, fine], [asked] * 3)
-    assert kept[0] == kept[2] == filtered([fine], [asked])[0]
+    params = {"top_k": 3, "top_p": 0.9, "min_p": 0.05}
+    filtered_row = filtered([fine, [broken] * 4, fine], [params] * 3)
+    assert filtered_row[0] == filtered_row[2] == filtered([fine], [params])[0]

@@ -77,21 +77,21 @@ def test_rotation_turns_pairs_as_complex_numbers_and_leaves_the_rest(dtype, turn
     found = rotate(x, torch.cat((angles.cos(), angles.sin()), -1))
     half = turning // 2
     pairs = wide(x)[..., :half] + 1j * wide(x)[..., half:turning]
-    turned = pairs * np.exp(1j * wide(angles))[:, None, :]
-    wanted = np.concatenate((turned.real, turned.imag, wide(x)[..., turning:]), -1)
+    rotated = pairs * np.exp(1j * wide(angles))[:, None, :]
+    wanted = np.concatenate((rotated.real, rotated.imag, wide(x)[..., turning:]), -1)
     assert found.shape == x.shape
     assert_rounds_to(found, wanted, dtype)
     assert torch.equal(found[..., turning:], x[..., turning:])
 
 
-def test_rotation_keeps_scores_dependent_on_distance_only():
+def test_rotated_scores_depend_on_distance_only():
     frequencies = 10_000.0 ** (-torch.arange(8) / 8)
     q, k = random(0, 1, 1, 16), random(1, 1, 1, 16)
 
-    def turned(x, position):
+    def rotated(x, position):
         return rotate(x, torch.cat(((position * frequencies).cos(), (position * frequencies).sin()))[None])
 
-    scores = [float((turned(q, start + 5) * turned(k, start)).sum()) for start in (0, 1, 37, 400)]
+    scores = [float((rotated(q, start + 5) * rotated(k, start)).sum()) for start in (0, 1, 37, 400)]
     assert scores == pytest.approx([scores[0]] * 4, abs=1e-3)
 
 
@@ -118,7 +118,7 @@ def test_activation_of_a_gated_layer_takes_the_gate_first(activation, dtype):
 
 
 @pytest.mark.parametrize("activation", NONLINEAR)
-def test_activation_of_a_plain_layer_keeps_its_width(activation):
+def test_activation_of_a_plain_layer_preserves_its_width(activation):
     x = random(0, 5, 12, spread=2.0)
     assert_rounds_to(activate(x, activation, False), NONLINEAR[activation](wide(x)), torch.float32, slack=3.0)
 
@@ -183,7 +183,7 @@ def test_experts_sum_what_each_chosen_one_makes_of_a_token(num_tokens, num_exper
     assert np.allclose(wide(found), wanted, rtol=0.05 if dtype == torch.bfloat16 else 1e-4, atol=20 * ROUNDING[dtype])
 
 
-def test_experts_that_nobody_chose_are_not_run():
+def test_experts_that_no_token_chose_are_not_run():
     """Their weights may be anything: a NaN there must not reach the tokens."""
     gate_up, down = random(0, 3, 8, 5), random(1, 3, 5, 4)
     gate_up[1] = torch.nan

@@ -201,7 +201,7 @@ def test_neighbouring_values_are_independent(stream):
     assert surprise(along_rows, np.full(256, 1 / 256)) < 5
 
 
-def test_the_token_with_the_largest_noise_is_anyones_guess(stream):
+def test_the_token_with_the_largest_noise_is_uniform(stream):
     winners = stream.argmax(-1).numpy()
     pairs = len(winners) * (len(winners) - 1) / 2
     repeats = (len(winners) - len(set(winners.tolist()))) / max(1.0, pairs / V)

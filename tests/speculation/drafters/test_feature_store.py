@@ -37,7 +37,7 @@ def values(cached: FeatureStore, *chunks: tuple[int, int, int]) -> list[float]:
     return found[:, 0].tolist()
 
 
-def test_rows_are_told_apart_and_the_last_writing_counts() -> None:
+def test_rows_are_separate_and_the_last_write_counts() -> None:
     cached = store()
     cached.record(batch((0, 0, 3), (1, 4, 2)), passed(1, 2, 3, 11, 12))
     cached.record(batch((0, 2, 3)), passed(30, 40, 50))

@@ -28,36 +28,38 @@ VOCABULARY, BLOCK_SIZE, NUM_BLOCKS, NUM_ROWS, LENGTH = 50, 4, 32, 3, 40
 class Successor:
     """Drafts that a token is followed by the next one, and less surely by the one after that."""
 
-    def __init__(self, rows: Rows, *, lag: int = 0, keeps: bool = True) -> None:
+    def __init__(self, rows: Rows, *, lag: int = 0, has_cache: bool = True) -> None:
         self.rows = rows
-        self.token_lag, self.has_kv_cache, self.reuses_accepted_kv = lag, keeps, keeps and not lag
+        self.token_lag, self.has_kv_cache, self.reuses_accepted_kv = lag, has_cache, has_cache and not lag
         self.reads: list[list[tuple[int, int, int]]] = []
         """Of each pass, (row, first place, number of places)."""
-        self.kept: list[list[int]] = []
+        self.accepted_indices: list[list[int]] = []
 
     def forward(self, batch: StepBatch) -> Tensor:
         self.reads.append([tuple(chunk[:3]) for chunk in batch.chunks.tolist()])  # type: ignore[misc]
-        picked = batch.chunks[batch.sampled_chunks]
-        last = self.rows.tokens[picked["row"], picked["start"] + picked["length"] - 1 + self.token_lag].astype(np.int64)
+        sampled = batch.chunks[batch.sampled_chunks]
+        last = self.rows.tokens[sampled["row"], sampled["start"] + sampled["length"] - 1 + self.token_lag].astype(
+            np.int64
+        )
         logits = torch.zeros(len(last), VOCABULARY)
         logits[torch.arange(len(last)), torch.from_numpy((last + 1) % VOCABULARY)] = 9.0
         logits[torch.arange(len(last)), torch.from_numpy((last + 2) % VOCABULARY)] = 7.0
         return logits
 
     def forward_next(self, batch: StepBatch, indices: list[int]) -> Tensor:
-        self.kept.append(indices)
+        self.accepted_indices.append(indices)
         return self.forward(batch)
 
-    def draft(self, batch: StepBatch, asked: DrawRows, counts: Ints) -> None:
+    def draft(self, batch: StepBatch, draw_rows: DrawRows, counts: Ints) -> None:
         """It has no way to do it at once."""
 
     def copy(self, copies: Sequence[BlockCopy]) -> None: ...
 
 
 class Stage:
-    def __init__(self, *, lag: int = 0, keeps: bool = True, max_tokens: int = 64, branches: int = 1) -> None:
+    def __init__(self, *, lag: int = 0, has_cache: bool = True, max_tokens: int = 64, branches: int = 1) -> None:
         self.rows = Rows(NUM_ROWS, LENGTH, 1, BLOCK_SIZE)
-        self.network = Successor(self.rows, lag=lag, keeps=keeps)
+        self.network = Successor(self.rows, lag=lag, has_cache=has_cache)
         self.sampler = Sampler(NUM_ROWS, draw)
         self.judged: set[int] = set()
         self.times = StepLatencyModel()
@@ -95,9 +97,9 @@ class Stage:
     def write(self, row: int, place: int, tokens: Sequence[int]) -> None:
         self.rows.write_tokens(np.full(len(tokens), row), np.arange(place, place + len(tokens)), tokens)
 
-    def propose(self, *asks: tuple[int, int, int]) -> list[Draft]:
+    def propose(self, *requests: tuple[int, int, int]) -> list[Draft]:
         """Of (row, most, end)."""
-        return self.proposer.propose([DraftRequest(*ask) for ask in asks])
+        return self.proposer.propose([DraftRequest(*fields) for fields in requests])
 
 
 def test_rows_are_drafted_for_together_each_as_far_as_requested() -> None:
@@ -106,7 +108,7 @@ def test_rows_are_drafted_for_together_each_as_far_as_requested() -> None:
     stage.start(2, [10, 20])
     assert stage.propose((0, 3, 3), (2, 1, 2)) == [Draft.chain([4, 5, 6]), Draft.chain([21])]
     assert stage.network.reads == [[(0, 0, 3), (2, 0, 2)], [(0, 3, 1)], [(0, 4, 1)]]
-    assert stage.network.kept == [[0], [0]]
+    assert stage.network.accepted_indices == [[0], [0]]
     assert stage.times, "what passes take is learned"
 
 
@@ -144,7 +146,7 @@ def test_a_head_reads_tokens_one_position_behind_and_never_reuses_its_drafts() -
 
 
 def test_heads_that_keep_nothing_look_at_the_last_state() -> None:
-    stage = Stage(lag=1, keeps=False)
+    stage = Stage(lag=1, has_cache=False)
     stage.start(0, [1, 2, 3])
     assert stage.propose((0, 2, 3)) == [Draft.chain([4, 5])]
     assert stage.network.reads == [[(0, 1, 1)], [(0, 2, 1)]]

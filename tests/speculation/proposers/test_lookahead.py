@@ -19,7 +19,7 @@ def draws(model: Model, text: Sequence[int], draft: Draft) -> list[int]:
     return [model([*text, *(draft.tokens[node] for node in draft.path(place))]) for place in paths]
 
 
-def standing(draft: Draft, drawn: Sequence[int]) -> list[int]:
+def accepted_tokens(draft: Draft, drawn: Sequence[int]) -> list[int]:
     """What a pass writes: guesses that were drawn, and the token drawn after the last of them."""
     node, written = ROOT, [drawn[0]]
     while fits := [child for child in draft.children(node) if draft.tokens[child] == written[-1]]:
@@ -46,7 +46,7 @@ def write(
         (draft,) = proposer.propose([DraftRequest(0, most)])
         assert len(draft) <= most
         drawn = draws(model, text, draft)
-        written = standing(draft, drawn)
+        written = accepted_tokens(draft, drawn)
         assert written == [model([*text, *written[:at]]) for at in range(len(written))]
         proposer.observe(0, draft, drawn)
         proposer.extend(0, written)
@@ -80,8 +80,8 @@ class LongWay:
             (*trunk[1 : at + 1], *(level[at] for level in later)) for at in range(len(later[-1] if later else trunk))
         ]
 
-    def expected(self, last: int, guesses: int) -> set[Path]:
-        known = self.pool.get(last, [])[-guesses:]
+    def expected(self, last: int, max_ngrams: int) -> set[Path]:
+        known = self.pool.get(last, [])[-max_ngrams:]
         return set().union(*(prefixes(path) for path in [*self.columns(), *known]))
 
     def advance(self, model: Model, text: Sequence[int]) -> None:
@@ -99,18 +99,18 @@ class LongWay:
         self.levels = [*self.levels[1:], drawn]
 
 
-@pytest.mark.parametrize(("window", "ngram", "guesses"), [(7, 5, 7), (4, 3, 5), (5, 2, 3), (1, 4, 2)])
-def test_the_window_moves_on_as_jacobi_says(window: int, ngram: int, guesses: int) -> None:
-    for proposer, long_way, text in beside_the_long_way(window, ngram, guesses):
+@pytest.mark.parametrize(("window", "ngram", "max_ngrams"), [(7, 5, 7), (4, 3, 5), (5, 2, 3), (1, 4, 2)])
+def test_the_window_moves_on_as_jacobi_says(window: int, ngram: int, max_ngrams: int) -> None:
+    for proposer, long_way, text in compared_with_the_long_way(window, ngram, max_ngrams):
         (draft,) = proposer.propose([DraftRequest(0, MAX_NODES)])
-        assert paths(draft) == long_way.expected(text[-1], guesses)
+        assert paths(draft) == long_way.expected(text[-1], max_ngrams)
 
 
-def beside_the_long_way(
-    window: int, ngram: int, guesses: int
+def compared_with_the_long_way(
+    window: int, ngram: int, max_ngrams: int
 ) -> Iterator[tuple[LookaheadProposer, LongWay, list[int]]]:
     """Before each pass: the proposer, the long way, and the text so far, which grows by one token a pass or more."""
-    proposer = LookaheadProposer(window=window, ngram=ngram, num_ngrams=guesses, seed=3)
+    proposer = LookaheadProposer(window=window, ngram=ngram, num_ngrams=max_ngrams, seed=3)
     text = [Random(5).randrange(11) for _ in range(20)]
     proposer.start(0, text, len(text), "tenant")
     long_way = LongWay(Random(3).choices(text, k=window + ngram - 2), window, ngram)
@@ -120,14 +120,14 @@ def beside_the_long_way(
         drawn = draws(hashed, text, draft)
         proposer.observe(0, draft, drawn)
         long_way.advance(hashed, text)
-        written = standing(draft, drawn)
+        written = accepted_tokens(draft, drawn)
         text += written
         proposer.extend(0, written)
 
 
 def test_with_little_room_the_newest_n_gram_comes_before_the_window_and_the_window_before_others() -> None:
     tested = 0
-    for proposer, long_way, text in beside_the_long_way(7, 5, 7):
+    for proposer, long_way, text in compared_with_the_long_way(7, 5, 7):
         known = long_way.pool.get(text[-1], [])
         if len(known) > 2:
             (draft,) = proposer.propose([DraftRequest(0, 8)])
@@ -196,7 +196,7 @@ def test_asking_changes_nothing_and_rows_are_apart() -> None:
     assert alone.propose([DraftRequest(0, 20)]) != [again]
 
 
-def test_a_pool_keeps_the_newest_of_each_token() -> None:
+def test_a_pool_retains_the_newest_of_each_token() -> None:
     pool = NgramPool(2)
     for tail in [(1, 2), (3, 4), (1, 2), (5, 6)]:
         pool.add(9, tail)

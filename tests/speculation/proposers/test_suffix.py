@@ -34,7 +34,7 @@ def propose(proposer: SuffixProposer, row: int = 0, most: int = MAX_NODES) -> Dr
     return draft
 
 
-def tell(proposer: SuffixProposer, draft: Draft, *, right: bool, row: int = 0) -> None:
+def observe_draft(proposer: SuffixProposer, draft: Draft, *, right: bool, row: int = 0) -> None:
     """A pass in which every guess of a chain stands, or none."""
     assert draft.is_chain
     proposer.observe(row, draft, [*draft.tokens, -1] if right else [-1] * (1 + len(draft)))
@@ -120,7 +120,7 @@ def test_where_a_copy_comes_to_the_end_of_its_text_it_goes_on_as_a_shorter_match
 
 
 @given(st.lists(st.integers(0, 2), max_size=30), st.lists(st.integers(0, 2), max_size=15))
-def test_reading_beside_a_text_keeps_the_longest_suffix_that_occurs_in_it(text: list[int], read: list[int]) -> None:
+def test_reading_along_a_text_finds_the_longest_suffix_that_occurs_in_it(text: list[int], read: list[int]) -> None:
     automaton = SuffixAutomaton()
     automaton.extend(EMPTY, text)
     match = Match(automaton, EMPTY, 0)
@@ -144,11 +144,11 @@ def test_drafts_grow_where_copies_go_well_and_shrink_where_they_fail() -> None:
     text = [*PROSE, 7, *PROSE[:4]]
     good, bad = started(text), started(text)
     first = propose(good)
-    tell(good, first, right=True)
-    tell(bad, first, right=False)
+    observe_draft(good, first, right=True)
+    observe_draft(bad, first, right=False)
     assert len(propose(bad)) < len(first) < len(propose(good))
     for _ in range(100):
-        tell(bad, first, right=False)
+        observe_draft(bad, first, right=False)
     assert not propose(bad)
     bad.extend(0, PROSE[4:20])
     assert len(propose(bad)) > 1, "a long match is trusted again"
@@ -159,17 +159,17 @@ def test_what_is_learned_is_the_rows_own_and_new_rows_begin_with_a_little_of_it(
     proposer = started(text)
     proposer.start(1, text, len(text), "tenant")
     first = propose(proposer)
-    tell(proposer, first, right=False)
+    observe_draft(proposer, first, right=False)
     proposer.start(2, text, len(text), "tenant")
     assert len(propose(proposer)) < len(propose(proposer, 1)) == len(propose(proposer, 2)) < len(first)
     for _ in range(200):
         proposer.start(0, text, len(text), "tenant")
-        tell(proposer, first, right=False)
+        observe_draft(proposer, first, right=False)
     proposer.start(2, text, len(text), "tenant")
     assert len(propose(proposer, 2)) == 1
     for _ in range(200):
         proposer.start(0, text, len(text), "tenant")
-        tell(proposer, first, right=True)
+        observe_draft(proposer, first, right=True)
     proposer.start(2, text, len(text), "tenant")
     assert len(propose(proposer, 2)) > len(first)
 
@@ -217,8 +217,8 @@ def test_copies_are_worth_looking_for_the_less_the_worse_long_ones_went() -> Non
     text = [*PROSE, *PROSE[:8]]
     well, badly = started(text), started(text)
     for _ in range(20):
-        tell(well, propose(well), right=True)
-        tell(badly, propose(badly), right=False)
+        observe_draft(well, propose(well), right=True)
+        observe_draft(badly, propose(badly), right=False)
     assert badly.max_acceptance < started(text).max_acceptance < well.max_acceptance < 1
 
 
@@ -260,9 +260,9 @@ def test_of_a_tree_the_branch_that_was_drawn_counts() -> None:
 
 def test_asking_changes_nothing() -> None:
     proposer = started([*PROSE, *PROSE[:5]], branches=2, shared=True)
-    asks = [DraftRequest(0, 10), DraftRequest(0, 3), DraftRequest(0, 0)]
-    drafts = proposer.propose(asks)
-    assert drafts == proposer.propose(asks) and [len(draft) for draft in drafts] == [10, 3, 0]
+    requests = [DraftRequest(0, 10), DraftRequest(0, 3), DraftRequest(0, 0)]
+    drafts = proposer.propose(requests)
+    assert drafts == proposer.propose(requests) and [len(draft) for draft in drafts] == [10, 3, 0]
 
 
 # -- what others of the tenant wrote ----------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def test_what_another_sequence_wrote_is_copied_while_it_still_writes() -> None:
     assert propose(proposer, row=1) == NO_DRAFT, "nobody wrote further than it"
 
 
-def test_sequences_that_write_by_turns_are_told_apart() -> None:
+def test_sequences_that_write_by_turns_are_separate() -> None:
     proposer = served([], [])
     for first, second in zip(PROSE[:20], PROSE[20:], strict=True):
         proposer.extend(1, [first])
@@ -386,7 +386,7 @@ def test_a_bounded_lookup_copies_what_followed_the_last_tokens_alone(text: list[
         assert {follower.token for follower in automaton.followers(within.state)} == followed
 
 
-def test_lookups_are_as_long_as_is_asked_for() -> None:
+def test_lookups_are_as_long_as_requested() -> None:
     # After 1 2 3 came 7, but after 3 alone came 8 more often, and at last.
     text = [1, 2, 3, 7, 3, 8, 3, 8, 3, 8, 1, 2, 3]
     assert propose(started(text), most=1).tokens == (7,)

@@ -12,7 +12,7 @@ from archerfish.ops.reference.drawing import draw
 from archerfish.speculation.draft import Draft
 from archerfish.speculation.verification.rules import coupled
 from tests.ops.draws import rows_of
-from tests.speculation.enumeration import ASKED, CHAINS, TREES, Target, Tokens, depth_of, guessed, name, random_row
+from tests.speculation.enumeration import CHAINS, PARAMS, TREES, Target, Tokens, depth_of, drafted, name, random_row
 
 NOISE = [np.array(order) for order in itertools.permutations((-0.6, 0.4, 2.1))]
 """At each position one of these. Together they make every order of three tokens the one that noise prefers."""
@@ -32,9 +32,9 @@ def tokens_by_noise(target: Target) -> Callable[[Tokens, int], int]:
 def test_coupled_tokens_are_those_of_no_speculation_for_every_noise_and_every_draft(parents: Tokens) -> None:
     depth = depth_of(parents)
     drafts = [Draft(tokens, parents) for tokens in itertools.product(range(3), repeat=len(parents))]
-    nodes = {draft: [(), *(guessed(draft, node) for node in range(len(draft)))] for draft in drafts}
+    nodes = {draft: [(), *(drafted(draft, node) for node in range(len(draft)))] for draft in drafts}
     lengths, outcomes = set(), set()
-    for number, params in enumerate(list(ASKED.values())[: 2 if depth == 3 else None]):
+    for number, params in enumerate(list(PARAMS.values())[: 2 if depth == 3 else None]):
         drawn = tokens_by_noise(Target(3, number, params))
         for noise in itertools.product(range(len(NOISE)), repeat=depth + 1):
             alone: Tokens = ()
@@ -58,11 +58,11 @@ def test_coupled_with_the_draw_itself_writes_what_it_writes_alone() -> None:
 
     def drawn(writings: list[Tokens], seed: int) -> list[int]:
         logits = torch.tensor([random_row(vocabulary, 0, seed, written) for written in writings])
-        asked = [
+        draw_params = [
             {"seed": seed, "position": first + len(written), "temperature": 0.5 + seed % 3, "top_k": seed % 5}
             for written in writings
         ]
-        return draw(logits, rows_of(*asked)).tokens.tolist()
+        return draw(logits, rows_of(*draw_params)).tokens.tolist()
 
     for seed in range(60):
         alone: Tokens = ()
@@ -74,7 +74,7 @@ def test_coupled_with_the_draw_itself_writes_what_it_writes_alone() -> None:
             depths = Draft((0,) * len(parents), parents).depths
             truth = [(*alone, 0, 0, 0)[len(written) + depth - 1] for depth in depths]
             draft = Draft(tuple(t if random.random() < 0.6 else int(random.integers(6)) for t in truth), parents)
-            nodes = [written, *((*written, *guessed(draft, node)) for node in range(len(draft)))]
+            nodes = [written, *((*written, *drafted(draft, node)) for node in range(len(draft)))]
             path, token = coupled(draft, drawn(nodes, seed))
             written = (*written, *(draft.tokens[node] for node in path), token)
             num_accepted += len(path)

@@ -19,8 +19,8 @@ from archerfish.speculation.verification.rng import SeededVerificationRng
 from archerfish.speculation.verification.rules import AcceptedPath, TypicalAcceptance, rejection
 from tests.sampling.chance import surprise
 from tests.speculation.enumeration import (
-    ASKED,
     CHAINS,
+    PARAMS,
     TREES,
     Branches,
     DraftOffer,
@@ -60,8 +60,8 @@ def test_a_law_is_summed_over_every_path_once() -> None:
     assert law == {(0,): 1 / 16, (2,): 3 / 16, (0, 0): 3 / 32, (0, 1): 3 / 32, (2, 0): 9 / 32, (2, 1): 9 / 32}
 
 
-def test_the_target_depends_on_all_that_was_written_and_on_what_is_asked() -> None:
-    rows = [Target(4, 0, params).after(written) for params in ASKED.values() for written in ((), (0,), (1, 0), (2, 0))]
+def test_the_target_depends_on_all_that_was_written_and_on_the_parameters() -> None:
+    rows = [Target(4, 0, params).after(written) for params in PARAMS.values() for written in ((), (0,), (1, 0), (2, 0))]
     greedy = rows[-4:]
     assert len({tuple(row.tolist()) for row in rows[:-4]}) == len(rows) - 4 and all(row.max() == 1.0 for row in greedy)
     assert sum(Target(4, 0).law(3).values()) == pytest.approx(1.0, abs=EXACT)
@@ -72,15 +72,15 @@ def test_the_target_depends_on_all_that_was_written_and_on_what_is_asked() -> No
 
 @pytest.mark.parametrize("offer", OFFERS, ids=name)
 @pytest.mark.parametrize("parents", CHAINS + TREES, ids=name)
-def test_rejection_keeps_the_law_of_the_target(parents: Tokens, offer: type[DraftOffer]) -> None:
-    for number, params in enumerate(ASKED.values()):
+def test_rejection_preserves_the_law_of_the_target(parents: Tokens, offer: type[DraftOffer]) -> None:
+    for number, params in enumerate(PARAMS.values()):
         vocabulary = 3 if len(parents) == 3 else 3 + number % 3
         found = discrepancy(rejection, offer(Target(vocabulary, number, params)), parents)
         assert found < EXACT, params
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_rejection_keeps_the_law_over_a_larger_vocabulary(seed: int) -> None:
+def test_rejection_preserves_the_law_over_a_larger_vocabulary(seed: int) -> None:
     for offer, parents in ((WithoutReplacement, (R, R, R)), (Independent, (R, 0, 1)), (Erratic, (R, R, 1))):
         assert discrepancy(rejection, offer(Target(5, seed)), parents) < EXACT
 
@@ -91,8 +91,8 @@ def test_rejection_without_a_draft_is_the_target() -> None:
     assert distance(found, target.law(1)) < EXACT
 
 
-def test_round_after_round_keeps_the_law() -> None:
-    target, horizon = Target(3, 5, ASKED["top_p"]), 3
+def test_round_after_round_preserves_the_law() -> None:
+    target, horizon = Target(3, 5, PARAMS["top_p"]), 3
 
     class Later(Independent):
         """The same, some tokens on."""
@@ -138,7 +138,7 @@ def whole_residual(wanted: np.ndarray, offered: np.ndarray, token: int) -> np.nd
     return left / left.sum() if left.sum() > 0 else wanted
 
 
-def residual_of_the_guess_alone(wanted: np.ndarray, offered: np.ndarray, token: int) -> np.ndarray:
+def residual_of_the_draft_token_alone(wanted: np.ndarray, offered: np.ndarray, token: int) -> np.ndarray:
     left = wanted.copy()
     left[token] = max(wanted[token] - offered[token], 0.0)
     return left / left.sum() if left.sum() > 0 else wanted
@@ -220,8 +220,8 @@ class LeavesOutTheUnlikely:
 
     def __call__(self, draft: Draft, target: Tensor, proposals: Tensor, branches: Branches) -> AcceptedPath:
         likely = [bool(row[token] > 0.2) for row, token in zip(proposals, draft.tokens, strict=True)]
-        kept = (*likely, False).index(False)
-        return self.rule(Draft.chain(draft.tokens[:kept]), target[: kept + 1], proposals[:kept], branches)
+        length = (*likely, False).index(False)
+        return self.rule(Draft.chain(draft.tokens[:length]), target[: length + 1], proposals[:length], branches)
 
 
 RIGHT: list[tuple[Rule, type[DraftOffer], Tokens]] = [
@@ -231,13 +231,13 @@ RIGHT: list[tuple[Rule, type[DraftOffer], Tokens]] = [
     (OneUniform(spread_out=True), Independent, (R, 0)),
 ]
 WRONG: dict[str, tuple[Rule, type[DraftOffer], Tokens]] = {
-    "only the guess is taken out of the residual": (ByHand(residual_of_the_guess_alone), Independent, (R, 0)),
+    "only the guess is taken out of the residual": (ByHand(residual_of_the_draft_token_alone), Independent, (R, 0)),
     "the likeliest token is said to be drawn": (rejection, SaysItWasDrawn, (R, 0)),
     "one number decides twice": (OneUniform(spread_out=False), Independent, (R, 0)),
     "the bonus is drawn from the row before": (ByHand(bonus=before_the_last), Independent, (R, 0)),
     "the last guess is repeated": (ByHand(bonus=the_last_again), Independent, (R, 0)),
     "siblings are tried in another order": (ByHand(order=lambda nodes: nodes[::-1]), WithoutReplacement, (R, R)),
-    "unlikely guesses are left out": (LeavesOutTheUnlikely(rejection), Independent, (R, 0)),
+    "unlikely drafted_tokens are left out": (LeavesOutTheUnlikely(rejection), Independent, (R, 0)),
 }
 
 
@@ -258,7 +258,7 @@ def test_a_small_mistake_is_noticed(seed: int, rule: Rule, offer: type[DraftOffe
 def test_by_hand_and_rejection_agree_round_by_round() -> None:
     """Not only in what follows: the same rounds, of the same lengths."""
     for offer, parents in itertools.product(OFFERS, [(R, 0), (R, R), (R, R, 1)]):
-        drawn = offer(Target(3, 8, ASKED["top_p"]))
+        drawn = offer(Target(3, 8, PARAMS["top_p"]))
         assert (
             distance(law_of(play_round(rejection, drawn, parents)), law_of(play_round(ByHand(), drawn, parents)))
             < EXACT
@@ -274,7 +274,7 @@ def test_typical_is_lossy_and_the_sum_notices() -> None:
 
     for parents in ((R, 0), (R, R)):
         assert discrepancy(rule, Likeliest(Target(4, 0)), parents) > 0.01
-        assert discrepancy(rule, Likeliest(Target(4, 0, ASKED["greedy"])), parents) < EXACT
+        assert discrepancy(rule, Likeliest(Target(4, 0, PARAMS["greedy"])), parents) < EXACT
 
 
 # The decisions of production, counted: what enumeration cannot see is whether their noises are independent.
@@ -302,14 +302,14 @@ def counted_surprise(choices: type[SeededVerificationRng]) -> float:
     for seed in range(NUM_SEEDS):
         written: Tokens = ()
         while len(written) < HORIZON:
-            rows, guesses = [], ()
+            rows, drafted_tokens = [], ()
             for place in (len(written), len(written) + 1):
-                rows.append(offer.row((*written, *guesses), ()))
-                guesses = (*guesses, int((np.log(rows[-1]) + noise[seed, place]).argmax()))
-            wanted = torch.stack([target.after((*written, *guesses[:depth])) for depth in range(3)])
+                rows.append(offer.row((*written, *drafted_tokens), ()))
+                drafted_tokens = (*drafted_tokens, int((np.log(rows[-1]) + noise[seed, place]).argmax()))
+            wanted = torch.stack([target.after((*written, *drafted_tokens[:depth])) for depth in range(3)])
             proposals = torch.tensor(rows, dtype=torch.float64)
-            path, token = rejection(Draft.chain(guesses), wanted, proposals, choices(seed, len(written)))
-            written = (*written, *guesses[: len(path)], token)
+            path, token = rejection(Draft.chain(drafted_tokens), wanted, proposals, choices(seed, len(written)))
+            written = (*written, *drafted_tokens[: len(path)], token)
         counts[written[:HORIZON]] += 1
     law = target.law(HORIZON)
     return surprise([counts[tokens] for tokens in law], list(law.values()))

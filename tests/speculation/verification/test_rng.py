@@ -53,7 +53,7 @@ def test_attempts_are_accepted_uniformly_at_any_position() -> None:
     assert largest_correlation(found.T) < 4.0
 
 
-def test_tokens_are_picked_by_weights_that_need_not_add_up() -> None:
+def test_tokens_are_drawn_by_weights_that_need_not_add_up() -> None:
     drawn = [SeededVerificationRng(4, position).sample(0, WEIGHTS) for position in range(2500)]
     assert surprise(count(drawn, 5), WEIGHTS / WEIGHTS.sum()) < 4.5
     assert [SeededVerificationRng(4, position).sample(0, 17 * WEIGHTS) for position in range(200)] == drawn[:200]
@@ -90,5 +90,5 @@ def test_noise_of_picks_attempts_and_ordinary_draws_is_uncorrelated() -> None:
 def test_picks_are_not_the_ordinary_draws() -> None:
     flat = torch.ones(1000, dtype=torch.float64)
     ordinary = gumbel(torch.tensor([8] * 200), torch.arange(200), torch.arange(1000)).argmax(-1).tolist()
-    picked = [SeededVerificationRng(8, position).sample(0, flat) for position in range(200)]
-    assert sum(one == other for one, other in zip(ordinary, picked, strict=True)) < 5
+    sampled = [SeededVerificationRng(8, position).sample(0, flat) for position in range(200)]
+    assert sum(one == other for one, other in zip(ordinary, sampled, strict=True)) < 5

@@ -23,21 +23,21 @@ TREE = Draft((1, 2, 3, 1, 4), (ROOT, ROOT, 1, 1, 3))
 """1 | 2 - (3 | 1 - 4)"""
 
 
-class Told:
+class ScriptedChoices:
     """Decisions made by the test: attempts in their order, and the token; what was asked is noted."""
 
     def __init__(self, *accepted: bool, token: int = 0) -> None:
         self._accepted = list(accepted)
         self._token = token
         self.attempts: list[tuple[int, int, float]] = []
-        self.picked: tuple[int, list[float]] | None = None
+        self.drawn_from: tuple[int, list[float]] | None = None
 
     def accept(self, depth: int, attempt: int, probability: float) -> bool:
         self.attempts.append((depth, attempt, probability))
         return self._accepted.pop(0)
 
     def sample(self, depth: int, weights: Tensor) -> int:
-        self.picked = (depth, weights.tolist())
+        self.drawn_from = (depth, weights.tolist())
         return self._token
 
 
@@ -69,10 +69,10 @@ def test_of_equal_siblings_the_first_is_accepted() -> None:
 
 def test_without_a_draft_there_is_the_next_token() -> None:
     assert coupled(NO_DRAFT, [3]) == AcceptedPath([], 3)
-    told = Told(token=2)
-    assert rejection(NO_DRAFT, rows([0.2, 0.3, 0.5]), torch.zeros(0, 3), told) == AcceptedPath([], 2)
-    assert told.attempts == [] and told.picked == (0, [0.2, 0.3, 0.5])
-    assert TypicalAcceptance()(NO_DRAFT, rows([0.2, 0.3, 0.5]), Told(token=1)) == AcceptedPath([], 1)
+    choices = ScriptedChoices(token=2)
+    assert rejection(NO_DRAFT, rows([0.2, 0.3, 0.5]), torch.zeros(0, 3), choices) == AcceptedPath([], 2)
+    assert choices.attempts == [] and choices.drawn_from == (0, [0.2, 0.3, 0.5])
+    assert TypicalAcceptance()(NO_DRAFT, rows([0.2, 0.3, 0.5]), ScriptedChoices(token=1)) == AcceptedPath([], 1)
 
 
 # Rejection.
@@ -83,18 +83,18 @@ OFFERED = rows([0.25, 0.5, 0.25], [0.5, 0.25, 0.25])
 
 
 def test_a_chain_is_accepted_by_the_ratios_and_ends_with_a_bonus() -> None:
-    told = Told(True, True, token=2)
-    assert rejection(CHAIN, TARGET, OFFERED, told) == AcceptedPath([0, 1], 2)
-    assert told.attempts == [(0, 0, 0.5), (1, 0, 0.25)] and told.picked == (2, [0.0, 0.0, 1.0])
+    choices = ScriptedChoices(True, True, token=2)
+    assert rejection(CHAIN, TARGET, OFFERED, choices) == AcceptedPath([0, 1], 2)
+    assert choices.attempts == [(0, 0, 0.5), (1, 0, 0.25)] and choices.drawn_from == (2, [0.0, 0.0, 1.0])
 
 
 def test_what_a_rejection_leaves_is_over_the_whole_vocabulary() -> None:
-    told = Told(False, token=0)
-    assert rejection(CHAIN, TARGET, OFFERED, told) == AcceptedPath([], 0)
-    assert told.picked == (0, [1.0, 0.0, 0.0])
-    told = Told(True, False, token=1)
-    assert rejection(CHAIN, TARGET, OFFERED, told) == AcceptedPath([0], 1)
-    assert told.picked == (1, [0.0, 1.0, 0.0])
+    choices = ScriptedChoices(False, token=0)
+    assert rejection(CHAIN, TARGET, OFFERED, choices) == AcceptedPath([], 0)
+    assert choices.drawn_from == (0, [1.0, 0.0, 0.0])
+    choices = ScriptedChoices(True, False, token=1)
+    assert rejection(CHAIN, TARGET, OFFERED, choices) == AcceptedPath([0], 1)
+    assert choices.drawn_from == (1, [0.0, 1.0, 0.0])
 
 
 def test_siblings_are_tried_against_what_is_left_each_by_its_own_row() -> None:
@@ -102,32 +102,32 @@ def test_siblings_are_tried_against_what_is_left_each_by_its_own_row() -> None:
     target = rows([0.25, 0.25, 0.5], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0])
     # The second is drawn without replacement, the third is certain.
     offered = rows([0.5, 0.25, 0.25], [0.0, 0.5, 0.5], [0.0, 0.0, 1.0])
-    told = Told(False, True, False, token=1)
-    assert rejection(draft, target, offered, told) == AcceptedPath([1], 1)
+    choices = ScriptedChoices(False, True, False, token=1)
+    assert rejection(draft, target, offered, choices) == AcceptedPath([1], 1)
     # The first leaves nothing but token 2.
-    assert told.attempts == [(0, 0, 0.5), (0, 1, 0.0), (1, 0, 0.0)] and told.picked == (1, [0.0, 1.0, 0.0])
+    assert choices.attempts == [(0, 0, 0.5), (0, 1, 0.0), (1, 0, 0.0)] and choices.drawn_from == (1, [0.0, 1.0, 0.0])
 
 
 def test_a_certain_draft_token_is_accepted_as_often_as_the_target_has_it() -> None:
-    told = Told(False, token=0)
-    rejection(Draft.chain([1]), rows([0.5, 0.25, 0.25], [1, 0, 0]), rows([0.0, 1.0, 0.0]), told)
-    assert told.attempts == [(0, 0, 0.25)]
-    assert told.picked == (0, pytest.approx([2 / 3, 0.0, 1 / 3]))
+    choices = ScriptedChoices(False, token=0)
+    rejection(Draft.chain([1]), rows([0.5, 0.25, 0.25], [1, 0, 0]), rows([0.0, 1.0, 0.0]), choices)
+    assert choices.attempts == [(0, 0, 0.25)]
+    assert choices.drawn_from == (0, pytest.approx([2 / 3, 0.0, 1 / 3]))
 
 
 def test_where_nothing_is_left_the_target_decides() -> None:
-    told = Told(False, token=0)
-    rejection(Draft.chain([1]), TARGET[:2], TARGET[:1], told)
-    assert told.attempts == [(0, 0, 1.0)] and told.picked == (0, TARGET[0].tolist())
+    choices = ScriptedChoices(False, token=0)
+    rejection(Draft.chain([1]), TARGET[:2], TARGET[:1], choices)
+    assert choices.attempts == [(0, 0, 1.0)] and choices.drawn_from == (0, TARGET[0].tolist())
 
 
 def test_draft_tokens_that_cannot_have_been_sampled_are_refused() -> None:
     with pytest.raises(AssertionError, match="excludes it"):
-        rejection(Draft.chain([1]), TARGET[:2], rows([0.5, 0.0, 0.5]), Told())
+        rejection(Draft.chain([1]), TARGET[:2], rows([0.5, 0.0, 0.5]), ScriptedChoices())
     with pytest.raises(AssertionError, match="the distribution it was sampled from"):
-        rejection(CHAIN, TARGET, OFFERED[:1], Told())
+        rejection(CHAIN, TARGET, OFFERED[:1], ScriptedChoices())
     with pytest.raises(AssertionError, match="one after each node"):
-        rejection(CHAIN, TARGET[:2], OFFERED, Told())
+        rejection(CHAIN, TARGET[:2], OFFERED, ScriptedChoices())
 
 
 def test_single_precision_proposals_and_large_vocabularies_will_do() -> None:
@@ -156,27 +156,27 @@ def test_a_draft_token_is_accepted_above_the_threshold_of_its_entropy(epsilon: f
         threshold = min(epsilon, delta * math.exp(-sum(-p * math.log(p) for p in row if p > 0)))
         for token in range(VOCABULARY):
             target = rows(row.tolist(), [1 / VOCABULARY] * VOCABULARY)
-            path, _ = TypicalAcceptance(epsilon, delta)(Draft.chain([token]), target, Told())
+            path, _ = TypicalAcceptance(epsilon, delta)(Draft.chain([token]), target, ScriptedChoices())
             assert (path == [0]) == (row[token] > threshold)
             seen.add((path == [0], threshold == epsilon))
-    assert {stands for stands, _ in seen} == {True, False}
+    assert {is_accepted for is_accepted, _ in seen} == {True, False}
 
 
 def test_a_draft_token_exactly_at_the_threshold_is_rejected() -> None:
     target = rows([0.25, 0.75], [0.5, 0.5])
-    assert TypicalAcceptance(epsilon=0.25, delta=10.0)(Draft.chain([0]), target, Told()).path == []
-    assert TypicalAcceptance(epsilon=0.24, delta=10.0)(Draft.chain([0]), target, Told()).path == [0]
+    assert TypicalAcceptance(epsilon=0.25, delta=10.0)(Draft.chain([0]), target, ScriptedChoices()).path == []
+    assert TypicalAcceptance(epsilon=0.24, delta=10.0)(Draft.chain([0]), target, ScriptedChoices()).path == [0]
 
 
 def test_the_longest_path_is_taken_and_of_equals_the_first() -> None:
     flat = [1 / VOCABULARY] * VOCABULARY
-    told = Told(token=5)
-    assert TypicalAcceptance()(TREE, rows(*[flat] * 6), told) == AcceptedPath([1, 3, 4], 5)
-    assert told.picked == (3, flat) and told.attempts == []
+    choices = ScriptedChoices(token=5)
+    assert TypicalAcceptance()(TREE, rows(*[flat] * 6), choices) == AcceptedPath([1, 3, 4], 5)
+    assert choices.drawn_from == (3, flat) and choices.attempts == []
     never_after_1 = [0.5, 0.0, 0.5, 0.0, 0.0, 0.0]
-    assert TypicalAcceptance()(TREE, rows(flat, flat, never_after_1, flat, flat, flat), Told()).path == [0]
+    assert TypicalAcceptance()(TREE, rows(flat, flat, never_after_1, flat, flat, flat), ScriptedChoices()).path == [0]
     only_first_pair = rows(flat, flat, flat, flat, [1.0, 0.0, 0.0, 0.0, 0.0, 0.0], flat)
-    assert TypicalAcceptance()(TREE, only_first_pair, Told()).path == [1, 2]
+    assert TypicalAcceptance()(TREE, only_first_pair, ScriptedChoices()).path == [1, 2]
 
 
 @pytest.mark.parametrize("given", [{"epsilon": 0.0}, {"epsilon": 1.0}, {"epsilon": math.nan}, {"delta": 0.0}])
@@ -206,15 +206,15 @@ def trees(choose: st.DrawFn, distinct: bool = False) -> Draft:
     """Up to 8 guesses; distinct: no two siblings are the same token."""
     parents = tuple(choose(st.integers(ROOT, place - 1)) for place in range(choose(st.integers(0, 8))))
     tokens: list[int] = []
-    kept: list[int] = []
+    draft_parents: list[int] = []
     for place, parent in enumerate(parents):
         used = {tokens[other] for other in range(place) if parents[other] == parent} if distinct else set()
         free = sorted(set(range(VOCABULARY)) - used)
         if not free:
             break
         tokens.append(choose(st.sampled_from(free)))
-        kept.append(parent)
-    return Draft(tuple(tokens), tuple(kept))
+        draft_parents.append(parent)
+    return Draft(tuple(tokens), tuple(draft_parents))
 
 
 def distributions(seed: int, draft: Draft) -> tuple[Tensor, Tensor]:
@@ -251,11 +251,11 @@ def test_what_is_accepted_is_a_path_from_the_root_of_tokens_that_the_target_may_
 def test_at_temperature_0_all_rules_write_the_same_tokens(draft: Draft, seed: int, certain: bool) -> None:
     """Whatever guesses were drawn from. Logits are whole numbers, so the likeliest often has equals."""
     logits = random_logits(seed, 1 + len(draft), VOCABULARY, spread=1.0).round()
-    asked = rows_of(*[{"temperature": 0.0}] * (1 + len(draft)))
+    draw_rows = rows_of(*[{"temperature": 0.0}] * (1 + len(draft)))
     _, proposals = distributions(seed, draft)
     if certain:
         proposals = torch.eye(VOCABULARY, dtype=torch.float64)[list(draft.tokens)]
-    target = probabilities(logits, asked)
-    wanted = coupled(draft, draw(logits, asked).tokens.tolist())
+    target = probabilities(logits, draw_rows)
+    wanted = coupled(draft, draw(logits, draw_rows).tokens.tolist())
     assert rejection(draft, target, proposals, SeededVerificationRng(seed, 2)) == wanted
     assert TypicalAcceptance()(draft, target, SeededVerificationRng(seed, 2)) == wanted

@@ -39,7 +39,7 @@ from tests.ops.draws import rows_of
 from tests.sampling import naive
 from tests.sampling.chance import surprise
 from tests.speculation.enumeration import (
-    ASKED,
+    PARAMS,
     Branches,
     DraftOffer,
     Independent,
@@ -50,7 +50,7 @@ from tests.speculation.enumeration import (
     WithoutReplacement,
     depth_of,
     distance,
-    guessed,
+    drafted,
     law_of,
     name,
 )
@@ -82,8 +82,8 @@ class ModelTarget(Target):
         with torch.inference_mode():
             row = whole_logits(self.model, [*PROMPT, *written])[-1].tolist()
         logits = naive.penalize(self.bar(row, written), PROMPT, written, params)
-        asked = {one: getattr(params, one) for one in ("temperature", "top_k", "top_p", "min_p")}
-        return probabilities(torch.tensor([logits]), rows_of(asked))[0]
+        draw_params = {one: getattr(params, one) for one in ("temperature", "top_k", "top_p", "min_p")}
+        return probabilities(torch.tensor([logits]), rows_of(draw_params))[0]
 
 
 class Proposer:
@@ -92,7 +92,7 @@ class Proposer:
     max_acceptance = None
 
     def __init__(self) -> None:
-        self.guess: Callable[[int, Tokens, int], Draft]
+        self.draft_for: Callable[[int, Tokens, int], Draft]
         self.seen: list[tuple[Draft, list[int]]] = []
         self._rows: dict[int, list[int]] = {}
 
@@ -105,8 +105,11 @@ class Proposer:
     def has_hint(self, row: int) -> bool:
         return True
 
-    def propose(self, asks: Sequence[DraftRequest]) -> list[Draft]:
-        return [self.guess(ask.row, tuple(self._rows[ask.row]), ask.max_tokens) for ask in asks]
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        return [
+            self.draft_for(draft_request.row, tuple(self._rows[draft_request.row]), draft_request.max_tokens)
+            for draft_request in requests
+        ]
 
     def observe(self, row: int, draft: Draft, drawn: Sequence[int]) -> None:
         self.seen.append((draft, list(drawn)))
@@ -160,7 +163,7 @@ def drawn_tree(offer: DraftOffer, parents: Tokens, written: Tokens, choose: Call
     draft, claimed = NO_DRAFT, []
     for parent in parents:
         siblings = tuple(draft.tokens[child] for child in draft.children(parent))
-        before = (*written, *guessed(draft, parent))
+        before = (*written, *drafted(draft, parent))
         claimed.append(offer.claimed(before, siblings))
         token = choose(offer.row(before, siblings), len(before) - len(written))
         draft = Draft((*draft.tokens, token), (*draft.parents, parent))
@@ -173,7 +176,7 @@ def executed_law(bench: Bench, offer: DraftOffer, parents: Tokens, patch: pytest
     """Of what a step writes, over every way in which guesses can be drawn and decided upon."""
 
     def play(branches: Branches) -> Tokens:
-        bench.proposer.guess = lambda _, written, __: drawn_tree(
+        bench.proposer.draft_for = lambda _, written, __: drawn_tree(
             offer, parents, written, lambda row, _: branches.choose(row)
         )
         patch.setattr(verifier, "SeededVerificationRng", lambda *_: branches)
@@ -196,21 +199,21 @@ def bench_of(rule: str, vocabulary: int = VOCABULARY) -> Bench:
     return Bench(tiny(vocabulary), VerificationConfig(rule))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("params_name", PARAMS)
 @pytest.mark.parametrize("offer", [Independent, Likeliest], ids=name)
 def test_answers_by_rejection_have_the_law_of_the_model(
-    asked: str, offer: type[DraftOffer], monkeypatch: pytest.MonkeyPatch
+    params_name: str, offer: type[DraftOffer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = ModelTarget(VOCABULARY, 3, ASKED[asked])
+    target = ModelTarget(VOCABULARY, 3, PARAMS[params_name])
     assert discrepancy(bench_of("rejection"), offer(target), (R, 0), monkeypatch) < ROUNDING
 
 
 @pytest.mark.parametrize(
-    ("asked", "parents"), [("plain", (R, R, 1)), ("top_k", (R, R)), ("penalties", (R, R))], ids=str
+    ("params_name", "parents"), [("plain", (R, R, 1)), ("top_k", (R, R)), ("penalties", (R, R))], ids=str
 )
-def test_so_they_have_by_trees(asked: str, parents: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_they_have_by_trees(params_name: str, parents: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where penalties read what is written, only the first line of a tree is checked."""
-    target = ModelTarget(VOCABULARY, 3, ASKED[asked])
+    target = ModelTarget(VOCABULARY, 3, PARAMS[params_name])
     assert discrepancy(bench_of("rejection"), WithoutReplacement(target), parents, monkeypatch) < ROUNDING
 
 
@@ -238,7 +241,7 @@ def test_what_is_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     target = ModelTarget(VOCABULARY, 3)
     assert discrepancy(bench_of("rejection"), Misled(target), (R, 0), monkeypatch) > NOTICED
     assert discrepancy(bench_of("typical"), Independent(target), (R, 0), monkeypatch) > NOTICED
-    greedy = ModelTarget(VOCABULARY, 3, ASKED["greedy"])
+    greedy = ModelTarget(VOCABULARY, 3, PARAMS["greedy"])
     assert discrepancy(bench_of("typical"), Independent(greedy), (R, 0), monkeypatch) < ROUNDING
 
 
@@ -307,7 +310,7 @@ def counted(bench: Bench, offer: DraftOffer) -> dict[Tokens, int]:
     for first in range(0, NUM_SEEDS, NUM_ROWS):
         seeds = range(first, first + NUM_ROWS)
 
-        def guess(row: int, written: Tokens, most: int, seeds: Sequence[int] = seeds) -> Draft:
+        def draft_for(row: int, written: Tokens, most: int, seeds: Sequence[int] = seeds) -> Draft:
             if written and written[-1] % 2:
                 return NO_DRAFT
             at = len(PROMPT) + len(written)
@@ -320,7 +323,7 @@ def counted(bench: Bench, offer: DraftOffer) -> dict[Tokens, int]:
                 lambda weights, depth: int((np.log(weights) + noise[depth]).argmax()),
             )
 
-        bench.proposer.guess = guess
+        bench.proposer.draft_for = draft_for
         written = dict(enumerate(bench.answer(offer.target.params, seeds, 2).tokens))
         while short := {row: len(PROMPT) + len(tokens) for row, tokens in written.items() if len(tokens) < HORIZON}:
             for row, tokens in zip(short, bench.forward_next(short, 2).tokens, strict=True):
@@ -335,9 +338,9 @@ def noise_of(seed: int, position: int, count: int) -> np.ndarray:
     return gumbel(seeds, positions, torch.arange(MANY)).numpy()
 
 
-@pytest.mark.parametrize("asked", ["plain", "everything"])
-def test_answers_are_counted_as_often_as_the_model_says(asked: str) -> None:
-    target = ModelTarget(MANY, 3, ASKED[asked], model=tiny(MANY))
+@pytest.mark.parametrize("params_name", ["plain", "everything"])
+def test_answers_are_counted_as_often_as_the_model_says(params_name: str) -> None:
+    target = ModelTarget(MANY, 3, PARAMS[params_name], model=tiny(MANY))
     counts, law = counted(bench_of("rejection", MANY), Independent(target)), target.law(HORIZON)
     assert surprise([counts[tokens] for tokens in law], list(law.values())) < 4.5
 
@@ -355,22 +358,22 @@ def test_an_answer_that_drifts_would_be_noticed() -> None:
 def fixed_draft_tokens() -> Iterator[Bench]:
     """Every row is offered tokens 0 and 2."""
     bench = Bench(tiny(), VerificationConfig())
-    bench.proposer.guess = lambda *_: Draft.chain([0, 2])
+    bench.proposer.draft_for = lambda *_: Draft.chain([0, 2])
     yield bench
 
 
 def test_logprobs_are_those_of_the_tokens_that_were_chosen(fixed_draft_tokens: Bench) -> None:
-    asked = Speculation(verification="rejection")
-    params = SamplingParams(temperature=1.5, logprobs=2, speculation=asked)
+    choice = Speculation(verification="rejection")
+    params = SamplingParams(temperature=1.5, logprobs=2, speculation=choice)
     lengths = set()
     result = fixed_draft_tokens.answer(params, range(NUM_ROWS), 2)
     for place, tokens in enumerate(result.tokens):
         lengths.add(len(tokens))
         with torch.inference_mode():
-            told = torch.log_softmax(whole_logits(tiny(), [*PROMPT, *tokens]), -1)[len(PROMPT) - 1 :]
+            logprobs = torch.log_softmax(whole_logits(tiny(), [*PROMPT, *tokens]), -1)[len(PROMPT) - 1 :]
         entries = result.logprobs[place]
         assert [entry.token_id for entry in entries] == tokens
-        wanted = [float(row[token]) for row, token in zip(told, tokens, strict=False)]
+        wanted = [float(row[token]) for row, token in zip(logprobs, tokens, strict=False)]
         assert [entry.logprob for entry in entries] == pytest.approx(wanted, abs=1e-4)
     assert len(lengths) == 3, "all, some and none of the guesses stood"
 
@@ -417,7 +420,7 @@ def test_proposers_of_such_rows_hear_what_is_likeliest(fixed_draft_tokens: Bench
 def test_a_row_from_which_nothing_can_be_drawn_fails(rule: str) -> None:
     model = tiny()
     bench = Bench(model, VerificationConfig(rule))  # type: ignore[arg-type]
-    bench.proposer.guess = lambda *_: Draft.chain([0, 2])
+    bench.proposer.draft_for = lambda *_: Draft.chain([0, 2])
     for parameter in model.parameters():
         parameter.data.fill_(torch.nan)
     result = bench.answer(SamplingParams(), [1], 2)

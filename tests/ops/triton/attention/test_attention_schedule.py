@@ -93,7 +93,7 @@ def test_those_who_share_a_tile_have_some_splits_each_and_room_for_what_they_fin
 
 @examples(150)
 @given(SIZES, WINDOWS, CUTS)
-def test_long_units_come_first_and_tiles_are_no_larger_than_told(sizes, window, cut):
+def test_long_units_come_first_and_tiles_are_within_their_size(sizes, window, cut):
     capacity = most_units(sum(length for _, length in sizes), len(sizes), cut)
     for units, tile in zip(units_of(sizes, window, cut), (cut.small, cut.large), strict=True):
         assert units.dtype == np.int32 and units.shape[1] == UNIT_FIELDS

@@ -78,13 +78,13 @@ def test_placing_is_norm_rotation_and_storing(num_heads, num_kv_heads, head_dim,
     q, k, v = (part.unflatten(1, (-1, head_dim)) for part in qkv.split(split_sizes(qkv, num_heads, head_dim), dim=1))
     check_close(out, composed(q, given.q_weight, given.angles, positions))
     wanted = LayerCache(arranged(before.keys), arranged(before.values))
-    kept = slots >= 0
+    stored = slots >= 0
     k = composed(k, given.k_weight, given.angles, positions)
-    reference.write_kv(k[kept], v[kept], wanted, slots[kept])
+    reference.write_kv(k[stored], v[stored], wanted, slots[stored])
     check_close(arranged(cache.keys), wanted.keys)
     assert torch.equal(arranged(cache.values), wanted.values)
     untouched = torch.ones(NUM_BLOCKS * BLOCK_SIZE, dtype=torch.bool)
-    untouched[slots[kept].cpu()] = False
+    untouched[slots[stored].cpu()] = False
     places = untouched.view(NUM_BLOCKS, BLOCK_SIZE)
     assert torch.equal(arranged(cache.keys)[places], arranged(before.keys)[places])
 
@@ -160,10 +160,10 @@ def test_blocks_are_copied_as_they_were_before(sources, targets, dtype, device):
     cache = empty_cache(2, 16, dtype, device)
     before = clone(cache)
     copy_blocks(cache, *(torch.tensor(ids, device=device, dtype=torch.int64) for ids in (sources, targets)))
-    kept = [block for block in range(NUM_BLOCKS) if block not in targets]
+    stored = [block for block in range(NUM_BLOCKS) if block not in targets]
     for found, was in ((cache.keys.float(), before.keys.float()), (cache.values.float(), before.values.float())):
         assert torch.equal(found[targets], was[sources])
-        assert torch.equal(found[kept], was[kept])
+        assert torch.equal(found[stored], was[stored])
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, FP8])

@@ -148,7 +148,9 @@ class Sequences:
     def cut(self, most_partials: int = 500) -> Cut:
         return self.shape.cut(num_processors(torch.device(DEVICE)), most_partials)
 
-    def ask(self, stretches: list[tuple[int, int, int]], cut: Cut | None = None, spare_units: int = 0) -> list[Tensor]:
+    def attention_of(
+        self, stretches: list[tuple[int, int, int]], cut: Cut | None = None, spare_units: int = 0
+    ) -> list[Tensor]:
         """What tokens from start up to stop of a sequence get, for each (sequence, start, stop), in one step."""
         cut = cut or self.cut()
         sequences, starts, stops = (np.array(column) for column in zip(*stretches, strict=True))
@@ -171,23 +173,23 @@ def unit_list(units, spare):
     return UnitList(torch.from_numpy(np.concatenate([units, room])).to(DEVICE), count)
 
 
-ASKED = [(0, 1099, 1100), (1, 512, 513), (0, 511, 512), (2, 40, 41), (1, 560, 600)]
+STRETCHES = [(0, 1099, 1100), (1, 512, 513), (0, 511, 512), (2, 40, 41), (1, 560, 600)]
 every_window = pytest.mark.parametrize("window", [None, 600, *full(40)])
 
 
 @every_window
 def test_neighbours_do_not_change_a_bit(window):
     sequences = Sequences([1100, 600, 90], window)
-    together = sequences.ask(ASKED)
-    for place, stretch in enumerate(ASKED):
-        assert torch.equal(sequences.ask([stretch])[0], together[place])
+    together = sequences.attention_of(STRETCHES)
+    for place, stretch in enumerate(STRETCHES):
+        assert torch.equal(sequences.attention_of([stretch])[0], together[place])
 
 
 @every_window
 def test_neither_sharing_a_tile_nor_room_for_more_units_changes_a_bit(window):
     sequences = Sequences([1100, 600, 90], window)
-    shared = sequences.ask(ASKED, spare_units=5)
-    alone = sequences.ask(ASKED, sequences.cut(most_partials=0))
+    shared = sequences.attention_of(STRETCHES, spare_units=5)
+    alone = sequences.attention_of(STRETCHES, sequences.cut(most_partials=0))
     assert all(torch.equal(found, wanted) for found, wanted in zip(shared, alone, strict=True))
 
 
@@ -202,28 +204,28 @@ def test_neither_sharing_a_tile_nor_room_for_more_units_changes_a_bit(window):
 )
 def test_a_token_gets_the_same_bits_in_a_prompt_and_decoded(window, dtype, softcap):
     sequences = Sequences([640], window, dtype, softcap)
-    (whole,) = sequences.ask([(0, 0, 640)])
+    (whole,) = sequences.attention_of([(0, 0, 640)])
     for position in (0, 64, 511, 512, 639):
-        check_same_bits(sequences.ask([(0, position, position + 1)])[0], whole[position : position + 1])
+        check_same_bits(sequences.attention_of([(0, position, position + 1)])[0], whole[position : position + 1])
 
 
 @every_window
 def test_chunks_of_any_length_give_the_same_bits(window):
     sequences = Sequences([560], window)
-    (whole,) = sequences.ask([(0, 490, 560)])
+    (whole,) = sequences.attention_of([(0, 490, 560)])
     for ends in ([505, 511, 512, 560], [491, 513, 514, 560]):
         starts = [490, *ends[:-1]]
-        found = sequences.ask([(0, start, end) for start, end in zip(starts, ends, strict=True)])
+        found = sequences.attention_of([(0, start, end) for start, end in zip(starts, ends, strict=True)])
         check_same_bits(torch.cat(found), whole)
 
 
 def test_tiles_of_other_sizes_give_the_same_bits():
     """A tile that is not full has rows of nothing beside its own."""
     sequences = Sequences([600])
-    (usual,) = sequences.ask([(0, 575, 600)])
+    (usual,) = sequences.attention_of([(0, 575, 600)])
     for tokens in (3, 8):
         cut = Cut(TileCut(tokens, 100), TileCut(4 * tokens, 100), 500)
-        check_same_bits(sequences.ask([(0, 575, 600)], cut)[0], usual)
+        check_same_bits(sequences.attention_of([(0, 575, 600)], cut)[0], usual)
 
 
 # -- How it is called --------------------------------------------------------------------------------------------------
@@ -231,7 +233,7 @@ def test_tiles_of_other_sizes_give_the_same_bits():
 
 def test_rows_and_blocks_may_lie_apart():
     sequences = Sequences([600, 90])
-    (wanted,) = sequences.ask([(0, 590, 600)])
+    (wanted,) = sequences.attention_of([(0, 590, 600)])
     keys, values = (
         torch.stack([part, part + 1], dim=1)[:, 0] for part in (sequences.cache.keys, sequences.cache.values)
     )
@@ -276,10 +278,10 @@ def test_why_not(dtype, head_dim, block_size, reason):
     assert found is None if reason is None else reason in found
 
 
-@pytest.mark.parametrize(("scale", "softcap", "told"), [(-1.0, None, "scale of -1.0"), (1.0, 0.0, "cap of 0.0")])
-def test_scores_that_cannot_be_ordered_are_refused(scale, softcap, told):
+@pytest.mark.parametrize(("scale", "softcap", "message"), [(-1.0, None, "scale of -1.0"), (1.0, 0.0, "cap of 0.0")])
+def test_scores_that_cannot_be_ordered_are_refused(scale, softcap, message):
     batch = Batch([(5, 1)], SMALL)
-    with pytest.raises(AssertionError, match=told):
+    with pytest.raises(AssertionError, match=message):
         attend(batch.q.to(DEVICE), cache_of(batch), on_device(batch.chunks), 0, scale, None, softcap)
 
 

@@ -14,7 +14,7 @@ from archerfish.ops.triton.device_weight import (
     why_not_arranged,
 )
 from archerfish.ops.triton.elementwise.quantized_rows import QuantizedRows, quantize_groups, quantize_rows
-from archerfish.ops.triton.gemm import fp8_gemm as fp8_product
+from archerfish.ops.triton.gemm import fp8_gemm
 from archerfish.ops.triton.gemm import int4_gemm as int4_product
 from archerfish.ops.triton.gemm import int8_gemm as int8_product
 from archerfish.ops.triton.gemm.quantized_gemm import (
@@ -200,7 +200,7 @@ LARGE = {
     "int8": (int8_product, "int8_tiles"),
     "w8a8": (int8_product, "int8_tiles"),
     "int4": (int4_product, "int4_tiles"),
-    "fp8": (fp8_product, "fp8_tiles"),
+    "fp8": (fp8_gemm, "fp8_tiles"),
 }
 
 
@@ -251,22 +251,22 @@ def test_many_rows_go_to_the_library_in_pieces(device: str, monkeypatch: pytest.
     x, residual = make_rows(37, 64, device, torch.bfloat16), make_rows(37, 32, device, torch.bfloat16)
     rows = quantize_for(x, matrix.weight)
     out, total = torch.empty_like(residual), torch.empty_like(residual)
-    asked: list[slice] = []
-    by_library = fp8_product._by_library
-    monkeypatch.setattr(fp8_product, "LIBRARY_ROWS", 16)
-    monkeypatch.setattr(fp8_product, "_takes_library", lambda *_: True)
-    monkeypatch.setattr(fp8_product, "_by_library", lambda *given: (asked.append(given[-1]), by_library(*given)))
+    parts: list[slice] = []
+    by_library = fp8_gemm._by_library
+    monkeypatch.setattr(fp8_gemm, "LIBRARY_ROWS", 16)
+    monkeypatch.setattr(fp8_gemm, "_takes_library", lambda *_: True)
+    monkeypatch.setattr(fp8_gemm, "_by_library", lambda *given: (parts.append(given[-1]), by_library(*given)))
     quantized_linear_into(out, rows, matrix.weight)
     quantized_linear_into(total, rows, matrix.weight, residual=residual)
-    assert asked == [slice(0, 16), slice(16, 32)] * 2
+    assert parts == [slice(0, 16), slice(16, 32)] * 2
     assert_near(out, full_rows(rows) @ matrix.full.t())
     assert_same_bits(total, residual + out)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="the library is asked on a GPU only")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the library is parts on a GPU only")
 def test_rows_by_the_library_have_the_same_bits(device: str) -> None:
     matrix = make_matrix("fp8", 512, 1024, device)
-    x = make_rows(fp8_product.LIBRARY_ROWS + 40, 1024, device, torch.bfloat16)
+    x = make_rows(fp8_gemm.LIBRARY_ROWS + 40, 1024, device, torch.bfloat16)
     residual = make_rows(len(x), 512, device, torch.bfloat16)
     rows = quantize_for(x, matrix.weight)
     together = torch.empty_like(residual)
@@ -298,7 +298,7 @@ def test_a_vocabulary_of_four_bits_is_refused(device: str) -> None:
         quantized_embed(torch.tensor([1], device=device), table)
 
 
-def test_what_cannot_be_arranged_is_told() -> None:
+def test_what_cannot_be_arranged_is_reported() -> None:
     assert why_not_arranged(4096, 128) is None
     assert why_not_arranged(4100, 4100) == "4100 inputs are not a multiple of 32"
     assert why_not_arranged(4128, 64) == "4128 inputs are not a multiple of the group of 64"

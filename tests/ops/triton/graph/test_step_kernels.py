@@ -40,7 +40,7 @@ def test_tokens_and_slots_are_those_of_rows_at_positions(device: str) -> None:
         assert slots[group].tolist() == wanted
 
 
-def test_drawn_tokens_are_kept_and_told_with_their_peaks(device: str) -> None:
+def test_drawn_tokens_are_stored_and_returned_with_their_peaks(device: str) -> None:
     memory = torch.zeros(30, dtype=torch.int32, device=device)
     tokens, peaks = torch.tensor([7, 8, 9], device=device), torch.tensor([1.5, torch.nan, -torch.inf], device=device)
     results = torch.empty((2, 3), dtype=torch.int32, device=device)
@@ -50,7 +50,7 @@ def test_drawn_tokens_are_kept_and_told_with_their_peaks(device: str) -> None:
     assert {place: int(memory[place]) for place in memory.nonzero().flatten().tolist()} == {14: 7, 29: 9}
 
 
-def test_rows_are_picked(device: str) -> None:
+def test_rows_are_selected(device: str) -> None:
     x = torch.randn(6, 1500, device=device).half()
     out = torch.empty(3, 1500, dtype=torch.float16, device=device)
     steps.select_into(out, x, ints([5, 0, 5], device))

@@ -226,7 +226,7 @@ def test_a_token_that_is_no_number_spoils_its_own_row_and_no_other(device: str, 
 
 
 @pytest.mark.parametrize("tokens", [2, 30])
-def test_of_an_expert_that_nobody_chose_nothing_is_read(device: str, tokens: int) -> None:
+def test_an_expert_that_no_token_chose_is_not_read(device: str, tokens: int) -> None:
     one = layer(device, torch.float16, tokens=tokens, among=12, places=3)
     one = choosing(one, one.routed.chosen // 2 * 2)
     found = one.run()

@@ -15,7 +15,7 @@ from archerfish.ops.reference.noise import gumbel
 from archerfish.ops.triton.sampling.draw_kernels import noise, noise_keys
 from archerfish.ops.triton.sampling.draw_tokens import WORDS, DrawScratch, Kind, device_rows, draw, draw_into, kind_of
 from tests.lanes import examples
-from tests.ops.draws import ASKED, LOGITS, NEVER, random_logits, rows_of, scores_of
+from tests.ops.draws import DRAW_PARAMS, LOGITS, NEVER, random_logits, rows_of, scores_of
 from tests.sampling import naive
 
 pytestmark = pytest.mark.each_choice
@@ -60,25 +60,25 @@ def test_noise_is_that_of_the_reference(device: str) -> None:
 
 
 @examples(60)
-@given(st.lists(LOGITS, min_size=1, max_size=40).filter(lambda row: max(row) > NEVER), ASKED)
-def test_the_largest_of_what_may_be_drawn_is(device: str, logits: list[float], asked: dict[str, float]) -> None:
+@given(st.lists(LOGITS, min_size=1, max_size=40).filter(lambda row: max(row) > NEVER), DRAW_PARAMS)
+def test_the_largest_of_what_may_be_drawn_is(device: str, logits: list[float], params: dict[str, float]) -> None:
     try:
-        scores = scores_of(logits, asked)
+        scores = scores_of(logits, params)
     except naive.TooClose:
         return
-    drawn = draw(torch.tensor([logits], device=device), rows_of(asked))
+    drawn = draw(torch.tensor([logits], device=device), rows_of(params))
     best, second = [*sorted(scores, reverse=True), NEVER][:2]
     assert drawn.peaks.tolist() == [max(logits)]
     assert scores[int(drawn.tokens)] >= best - CLOSE
-    if best - second > CLOSE or asked["temperature"] == 0.0:
+    if best - second > CLOSE or params["temperature"] == 0.0:
         assert drawn.tokens.tolist() == [scores.index(best)]
 
 
-@pytest.mark.parametrize("asked", EVERY_WAY)
+@pytest.mark.parametrize("params", EVERY_WAY)
 @pytest.mark.parametrize("vocabulary", [1000, 4101])
-def test_large_vocabularies_as_the_reference_draws_them(vocabulary: int, asked: dict[str, float], device: str) -> None:
+def test_large_vocabularies_as_the_reference_draws_them(vocabulary: int, params: dict[str, float], device: str) -> None:
     logits = random_logits(vocabulary, 3, vocabulary)
-    rows = rows_of(*(asked | {"seed": seed * 2**61 + seed, "position": 3 * seed} for seed in range(3)))
+    rows = rows_of(*(params | {"seed": seed * 2**61 + seed, "position": 3 * seed} for seed in range(3)))
     found, wanted = draw(logits.to(device), rows), reference_draw(logits, rows)
     assert torch.equal(found.peaks.cpu(), wanted.peaks)
     assert found.tokens.tolist() == wanted.tokens.tolist()
@@ -91,11 +91,11 @@ def test_the_largest_vocabularies(device: str) -> None:
 
 
 @pytest.mark.parametrize("spread", [0.0, 1e-3, 40.0])
-@pytest.mark.parametrize("asked", [{"top_k": 1500}, {"top_p": 0.4}, {"top_k": 2500, "top_p": 0.7}, {"min_p": 0.3}])
-def test_flat_and_steep_rows(asked: dict[str, float], spread: float, device: str) -> None:
+@pytest.mark.parametrize("params", [{"top_k": 1500}, {"top_p": 0.4}, {"top_k": 2500, "top_p": 0.7}, {"min_p": 0.3}])
+def test_flat_and_steep_rows(params: dict[str, float], spread: float, device: str) -> None:
     logits = random_logits(3, 2, 3000, spread=spread)
     logits[1] = logits[1].bfloat16().float()  # Many are equal.
-    rows = rows_of(*(asked | {"seed": seed} for seed in range(2)))
+    rows = rows_of(*(params | {"seed": seed} for seed in range(2)))
     assert draw(logits.to(device), rows).tokens.tolist() == reference_draw(logits, rows).tokens.tolist()
 
 
@@ -109,7 +109,7 @@ def test_narrow_logits_are_taken_as_wide_ones(dtype: torch.dtype, device: str) -
 
 @pytest.mark.parametrize("vocabulary", [2200, 2047])
 def test_a_row_draws_the_same_token_in_every_batch_and_wherever_it_lies(vocabulary: int, device: str) -> None:
-    rows = rows_of(*(asked | {"seed": seed} for seed, asked in enumerate(EVERY_WAY)))
+    rows = rows_of(*(params | {"seed": seed} for seed, params in enumerate(EVERY_WAY)))
     logits = random_logits(0, len(rows), vocabulary).to(device)
     whole = draw(logits, rows)
     for first in (1, 2, 5):
@@ -122,8 +122,8 @@ def test_a_row_draws_the_same_token_in_every_batch_and_wherever_it_lies(vocabula
 
 def test_a_row_draws_the_same_token_in_steps_of_every_kind_that_can(device: str) -> None:
     logits = random_logits(1, len(EVERY_WAY), 2500).to(device)
-    for place, asked in enumerate(EVERY_WAY):
-        rows = rows_of(asked | {"seed": 9})
+    for place, params in enumerate(EVERY_WAY):
+        rows = rows_of(params | {"seed": 9})
         drawn = set()
         for kind in (kind for kind in Kind if kind >= kind_of(rows)):
             tokens, peaks = torch.empty(1, dtype=torch.int64, device=device), torch.empty(1, device=device)
@@ -133,7 +133,7 @@ def test_a_row_draws_the_same_token_in_steps_of_every_kind_that_can(device: str)
         assert len(drawn) == 1
 
 
-def test_the_kind_of_a_step_is_what_its_rows_ask() -> None:
+def test_the_kind_of_a_step_is_what_its_rows_need() -> None:
     greedy_with_filters = {"temperature": 0.0, "top_p": 0.5, "top_k": 3, "min_p": 0.1}
     assert kind_of(rows_of(greedy_with_filters, {"temperature": 0.0})) == Kind.GREEDY
     assert kind_of(rows_of(greedy_with_filters, {})) == Kind.PLAIN
@@ -152,12 +152,12 @@ def test_equal_tokens_stay_together_and_the_lowest_is_the_likeliest(size: int, d
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, NEVER])
-@pytest.mark.parametrize("asked", [{"temperature": 0.0}, {}, {"top_p": 0.9, "top_k": 5}])
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {}, {"top_p": 0.9, "top_k": 5}])
 @pytest.mark.parametrize("place", [0, 2050])
 def test_a_row_from_which_nothing_can_be_drawn_says_so_alone(
-    broken: float, asked: dict[str, float], place: int, device: str
+    broken: float, params: dict[str, float], place: int, device: str
 ) -> None:
-    logits, rows = random_logits(2, 3, 2100).to(device), rows_of(*[asked | {"seed": 5}] * 3)
+    logits, rows = random_logits(2, 3, 2100).to(device), rows_of(*[params | {"seed": 5}] * 3)
     fine = draw(logits, rows)
     logits[1] = NEVER if broken == NEVER else logits[1]
     logits[1, place] = broken
@@ -168,18 +168,18 @@ def test_a_row_from_which_nothing_can_be_drawn_says_so_alone(
     assert int(drawn.tokens[1]) == 0
 
 
-def test_rows_that_nobody_waits_for_are_harmless(device: str) -> None:
+def test_rows_whose_tokens_are_not_used_are_harmless(device: str) -> None:
     """Whatever their bits, they end, draw some token there is, and change nothing beside them."""
     rng = np.random.default_rng(0)
     logits = random_logits(2, 24, 2100).to(device)
     words = torch.from_numpy(rng.integers(-(2**31), 2**31, (24, WORDS), dtype=np.int32))
     odd = [math.nan, math.inf, -math.inf, -1.0, 0.0, 1e-40, 3e38, 0.5]
     words[8:, 4:7] = torch.from_numpy(rng.choice(odd, (16, 3)).astype(np.float32)).view(torch.int32)
-    asked = rows_of({"seed": 5, "top_p": 0.9, "top_k": 20})
-    words[3] = device_rows(asked)[0]
+    params = rows_of({"seed": 5, "top_p": 0.9, "top_k": 20})
+    words[3] = device_rows(params)[0]
     tokens, peaks = torch.empty(24, dtype=torch.int64, device=device), torch.empty(24, device=device)
     draw_into(tokens, peaks, logits, words.to(device), Kind.FILTERED, DrawScratch.allocate(24, 2100, device))
-    assert int(tokens[3]) == int(draw(logits[3:4], asked).tokens)
+    assert int(tokens[3]) == int(draw(logits[3:4], params).tokens)
     assert ((tokens >= 0) & (tokens < 2100)).all()
     assert torch.equal(peaks, logits.amax(-1))
 
