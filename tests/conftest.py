@@ -11,7 +11,7 @@ from tests import lanes
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-# Without a GPU, Triton's kernels are run by its interpreter. It has to be told before it is imported.
+# Without a GPU, Triton's kernels are run by its interpreter, which must be selected before the import.
 os.environ.setdefault("TRITON_INTERPRET", "0" if Path("/proc/driver/nvidia").exists() else "1")
 
 

@@ -123,7 +123,7 @@ def make_sample(time: float, **more: Any) -> ServerSample:
 
 
 def _watched(run: BenchRun) -> tuple[ServerSample, ...]:
-    """What a server would have told of itself while it answered these."""
+    """What a server would have reported of itself while it answered these."""
     samples = []
     for time in np.linspace(0.0, run.duration, 80).tolist():
         begun = [request for request in run.requests if request.token_times[0] <= time]

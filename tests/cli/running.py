@@ -11,7 +11,7 @@ from archerfish.cli.main import run
 
 RANDOM_LLAMA = Path(__file__).parents[2] / "examples" / "random-llama"
 
-# One thread, because the machine may be busy; a small cache, because it is made anew for every command.
+# One thread, because the machine may be busy; a small cache, because every command makes a new one.
 MODEL = ("--model", str(RANDOM_LLAMA), "--load-format", "dummy", "--threads", "1", "--max-num-seqs", "4")
 
 

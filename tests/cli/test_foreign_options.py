@@ -1,4 +1,4 @@
-"""Options of other engines on the command line: what asks for nothing is accepted, the rest says what to use."""
+"""Options of other engines on the command line: those without effect are accepted, the rest says what to use."""
 
 import pytest
 

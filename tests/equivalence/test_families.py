@@ -91,7 +91,7 @@ def test_greedy_tokens_survive_preemption(representative: Reference) -> None:
         block_size=block_size,
         max_num_batched_tokens=step_tokens,
         kv_cache_memory_bytes=num_blocks * layout.block_bytes(block_size, 4),
-        speculative_config={"method": "off"},  # With guesses that stand, answers may end before anyone must make way.
+        speculative_config={"method": "off"},  # With accepted drafts, answers may end before any is preempted.
     )
     assert greedy_tokens(llm, representative) == representative.greedy
     assert llm.assembly.engine.scheduler.num_preemptions > 0

@@ -1,4 +1,4 @@
-"""Batches as clients see them: creating, looking, listing, cancelling; nobody else's."""
+"""Batches as clients see them: creating, reading, listing, cancelling; and never another tenant's."""
 
 import pytest
 

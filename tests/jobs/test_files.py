@@ -34,10 +34,10 @@ def test_an_upload_is_there_as_it_was_sent(store: JobStore, clock: Clock) -> Non
 
 
 def test_files_outlive_the_process(store: JobStore) -> None:
-    file_id = upload(store, b"kept")
+    file_id = upload(store, b"stored")
     # As after a SIGKILL: the first store is never closed.
     with JobStore(store.directory) as second, second.files.open(file_id) as stream:
-        assert stream.read() == b"kept"
+        assert stream.read() == b"stored"
 
 
 def test_objects_are_what_openai_s_client_knows(store: JobStore) -> None:
@@ -153,7 +153,7 @@ def test_ids_that_never_were(store: JobStore, file_id: str) -> None:
 
 
 def test_what_a_killed_process_left_is_swept_away(store: JobStore) -> None:
-    uploaded = upload(store, b"kept")
+    uploaded = upload(store, b"stored")
     # Killed between giving a content its place and writing its row, and in the middle of an upload.
     (store.directory / "files" / "file-orphan").write_bytes(b"x")
     (store.directory / "drafts" / "upload-dead").write_bytes(b"x")

@@ -70,7 +70,7 @@ def mortal(store: JobStore, life: Life) -> Iterator[None]:
 def live(
     directory: Path, clock: Clock, batch_id: str, life: Life | None, chosen: RunnerSettings, done: set[str]
 ) -> None:
-    """One process from its start to its end. Lines that had a result before must not be asked for again."""
+    """One process from its start to its end. Lines that had a result before must not run again."""
     store = JobStore(directory, clock)
     requested: list[str] = []
 
@@ -172,7 +172,7 @@ def test_a_process_that_is_really_killed(tmp_path: Path) -> None:
             assert so_far < num_answered < 200
             assert store.batches.get(batch_id).counts.completed == num_answered
             so_far = num_answered
-    # Once more where the output has its place but nobody knows of it yet.
+    # Once more where the output has its path but no row yet.
     assert run_process(tmp_path, "published", 1) == -signal.SIGKILL
     with JobStore(tmp_path) as store:
         assert store.batches.get(batch_id).status is BatchStatus.FINALIZING

@@ -41,7 +41,7 @@ def umask(mask: int) -> Iterator[None]:
 def as_other_user() -> Iterator[None]:
     """As a user that may not do everything."""
     if os.geteuid() != 0:
-        pytest.skip("only root can become somebody else")
+        pytest.skip("only root can become another user")
     os.seteuid(OTHER_USER)
     try:
         yield
@@ -89,7 +89,7 @@ def test_a_directory_with_other_things_in_it_is_left_open_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tmp_path.chmod(0o777)
-    (tmp_path / "other").write_text("somebody else's")
+    (tmp_path / "other").write_text("another's")
     JobStore(tmp_path).close()
     assert modes(tmp_path)["."] == 0o777 and modes(tmp_path)["files"] == 0o700
     [warning] = [record for record in caplog.records if record.levelno == logging.WARNING]

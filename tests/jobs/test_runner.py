@@ -1,4 +1,4 @@
-"""Running batches: every line is answered once, in order, and whatever ends a batch early is told for each line."""
+"""Running batches: every line is answered once, in order, and if a batch ends early, each line has the reason."""
 
 import asyncio
 import json
@@ -87,7 +87,7 @@ def test_errors_of_lines_go_to_the_error_file(store: JobStore, caplog: pytest.Lo
         if custom_id == "request-3":
             raise PromptTooLong(100, 50)
         if custom_id == "request-4":
-            raise RuntimeError("what only the log may tell")
+            raise RuntimeError("what only the log may show")
         if custom_id == "request-5":
             return LineResult(200, {"number": float("inf")}, "req_5")
         return await echo(endpoint, body, custom_id, tenant)

@@ -33,7 +33,7 @@ from tests.jobs.working import (
 
 
 class FullDisk:
-    """Refuses to sync until there is room. Room comes with the first wait, as if somebody had cleaned up."""
+    """Refuses to sync until there is space. Space comes with the first wait, as if files had been deleted."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_full = True

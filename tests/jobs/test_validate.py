@@ -1,4 +1,4 @@
-"""Inputs: what is wrong is told by line, with a code, and never by a crash."""
+"""Inputs: errors are reported by line, with a code, and never by a crash."""
 
 import io
 import json

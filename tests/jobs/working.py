@@ -13,7 +13,7 @@ from archerfish.jobs.store import JobStore
 
 CHAT = "/v1/chat/completions"
 
-# Results are saved at once, and nothing is looked for that nobody has told.
+# Results are saved at once, and changes are noticed by their events alone.
 PROMPT = RunnerSettings(group_seconds=0.0, poll_seconds=3600.0)
 
 
@@ -70,7 +70,7 @@ async def echo(endpoint: str, body: bytes, custom_id: str, tenant: str) -> LineR
 
 
 class Gate:
-    """Answers lines when the test says so, and tells which have come."""
+    """Answers lines when the test says so, and reports which have come."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, asyncio.Future[LineResult]] = {}
@@ -135,5 +135,5 @@ def again(store: JobStore, batch: Batch) -> Batch:
 
 
 def contents(directory: Path) -> list[str]:
-    """Names of everything that takes room beside the database."""
+    """Names of everything that takes space, except the database."""
     return sorted(path.name for folder in ("files", "drafts") for path in (directory / folder).iterdir())

@@ -11,7 +11,9 @@ NUM_BLOCKS = 7
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Beside the pool: who is free, how often each block is held, and cached blocks in the order they were released."""
+    """A model of the pool: which blocks are free, how often each is held, and cached blocks in the order of their
+    release.
+    """
 
     @initialize()
     def start(self) -> None:

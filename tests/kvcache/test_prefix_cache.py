@@ -38,7 +38,7 @@ def test_names_do_not_depend_on_when_they_are_computed(tokens: list[int], block_
     grown: list[BlockHash] = []
     for stop in stops:
         upto = min(stop, num_blocks)
-        # Only what is there yet: a sequence asks while it grows.
+        # Only what is there yet: a sequence looks up hashes while it grows.
         length = max(upto, len(grown)) * block_size
         grown = max(grown, names.prefix(tokens[:length], upto), key=len)
     at_once = BlockHashes("salt", block_size).prefix(tokens, num_blocks)

@@ -6,7 +6,7 @@ from archerfish.machine import gpu
 
 
 class Driver:
-    """Of a GPU, or of none: notes what it is asked."""
+    """A driver with a GPU, or without: records its calls."""
 
     def __init__(self, *, has_gpu: bool) -> None:
         self.calls: list[str] = []

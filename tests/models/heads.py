@@ -1,4 +1,4 @@
-"""Small heads that guess, for tests of whoever builds, stores or runs them."""
+"""Small draft heads, for tests that build, store or run them."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the decoder itself answers for: nothing that a step needs is made anew in every step."""
+"""The decoder computes what every step needs once, not in each step."""
 
 import pytest
 import torch

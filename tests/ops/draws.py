@@ -1,4 +1,4 @@
-"""Rows of logits and what may be asked of them, and what is then to be drawn, by plain Python."""
+"""Rows of logits and parameters to draw with, and what is then to be drawn, by plain Python."""
 
 import math
 
@@ -40,7 +40,7 @@ def random_logits(seed: int, *shape: int, spread: float = 3.0) -> Tensor:
 
 
 def scores_of(logits: list[float], params: dict[str, float]) -> list[float]:
-    """What the largest of is to be drawn; raises TooClose where rounding decides what is kept."""
+    """Return the scores whose largest is drawn; raises TooClose where rounding decides what the filters leave."""
     if params["temperature"] == 0.0:
         return logits
     scaled = [x / params["temperature"] for x in logits]

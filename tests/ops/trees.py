@@ -13,7 +13,7 @@ from archerfish.speculation.draft import Draft
 
 
 def random_tree(random: np.random.Generator, num_draft_tokens: int) -> Draft:
-    """Of guesses that do not all follow each other."""
+    """A tree of draft tokens that do not all follow each other."""
     while True:
         parents = tuple(int(random.integers(-1, node)) if node else -1 for node in range(num_draft_tokens))
         tree = Draft(tuple(range(num_draft_tokens)), parents)
@@ -22,17 +22,17 @@ def random_tree(random: np.random.Generator, num_draft_tokens: int) -> Draft:
 
 
 def bushy(num_draft_tokens: int) -> Draft:
-    """Two guesses after every one."""
+    """A tree with two draft tokens after every one."""
     return Draft(tuple(range(num_draft_tokens)), tuple(node // 2 - 1 for node in range(num_draft_tokens)))
 
 
 def deep(num_draft_tokens: int) -> Draft:
-    """A long line, with one guess beside its first."""
+    """A long line, with one more draft token after its root."""
     return Draft(tuple(range(num_draft_tokens)), (-1, -1, *range(1, num_draft_tokens - 1)))
 
 
 def lines(tree: Draft) -> list[list[int]]:
-    """Of the first token and every guess: what leads to it, among the tokens of the chunk."""
+    """Return, for the first token and every draft token, the path to it among the tokens of the chunk."""
     return [[0, *(1 + node for node in tree.path(node))] for node in range(-1, len(tree))]
 
 

@@ -135,7 +135,7 @@ def test_the_card_describes_the_heads(work: Path) -> None:
     assert ["draft vocabulary, the most frequent tokens", "1,500", "1,500"] in table
     assert ["agreement, draft token 1", "71.2 %", "34.6 %"] in table
     assert ["acceptance, draft token 1", "62.3 %", "30.0 %"] in table
-    # One guesses further ahead than the other.
+    # One drafts further ahead than the other.
     assert ["agreement, draft token 2", "50.0 %", ""] in table
     assert "its agreement, measured on other texts (above), is 62.3 %," in " ".join(text.split())
 

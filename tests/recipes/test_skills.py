@@ -1,4 +1,4 @@
-"""What the models are asked through the engine: what counts as right, that every question is accounted for."""
+"""The prompts that the models get from the skills: what counts as right, and that every question is counted."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -58,7 +58,7 @@ Script = Callable[[LLM, list[str]], list[Any]]
 
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Script:
-    """Put words in the model's mouth; what it was asked is gathered in the list that comes back."""
+    """Script the model's answers; returns a list that collects the prompts."""
 
     def script(llm: LLM, answers: list[str]) -> list[Any]:
         prompts_sent: list[Any] = []

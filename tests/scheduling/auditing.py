@@ -1,4 +1,4 @@
-"""An executor that remembers what each slot of the cache was written with, and notices whoever reads anything else."""
+"""An executor that remembers what each slot of the cache was written with, and notices any read of anything else."""
 
 import zlib
 from collections.abc import Mapping
@@ -122,7 +122,7 @@ class AuditingExecutor:
         return step
 
     def _check_new_blocks(self, plan: Plan) -> None:
-        """Whatever is handed out anew, no step in flight reads or writes."""
+        """Blocks that are handed out are not read or written by a step in flight."""
         new = {block for chunk in plan.chunks for blocks in chunk.new_blocks for block in blocks}
         new |= {copy.target for copy in plan.copies}
         for step in self._in_flight:
@@ -164,7 +164,7 @@ class AuditingExecutor:
         return {slot.block for slot in written}
 
     def _accepted_prefixes(self, row: Row, chunk: Chunk) -> list[int]:
-        """Of guesses after the chunk that turn out to be what is drawn."""
+        """Return the prefixes up to each draft token after the chunk that is accepted."""
         prefix, found = row.prefixes[-1], []
         for length in range(len(row.tokens), len(row.tokens) + num_accepted(chunk)):
             prefix = hash((prefix, drawn_token(row.prompt, row.seed, length)))

@@ -49,7 +49,7 @@ class Stepper:
     executor: ScriptedExecutor
     events: list[TokenEvent] = field(default_factory=list)
     rows: dict[int, str] = field(default_factory=dict)
-    """Whose prompt each row has, as far as plans tell."""
+    """The request whose prompt each row has, as far as plans say."""
     prompts: dict[tuple[int, ...], str] = field(default_factory=dict)
     now: float = 0.0
 

@@ -52,7 +52,9 @@ def test_single_requests_pass_what_waits_of_a_body() -> None:
 def test_a_body_is_passed_only_for_a_time() -> None:
     steps = serving(rows=16, step_tokens=1000)
     steps.add(*body_of(16), *(request(f"late {number}", 4, arrival=31.0) for number in range(16)))
-    assert sum(name.startswith("body") for name in steps.step()) == 15, "one row is kept free, or taken by a single one"
+    assert sum(name.startswith("body") for name in steps.step()) == 15, (
+        "one row stays free, or is taken by a single one"
+    )
 
 
 def test_the_answers_of_one_prompt_count_like_prompts() -> None:

@@ -1,4 +1,4 @@
-"""Tenants that compete are served alike; one that asks for little need not wait for one that asks for much."""
+"""Tenants that compete are served alike; one with few requests need not wait for one with many."""
 
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ class Size:
 
 @dataclass
 class Market:
-    """A scheduler and tenants that ask for one request after another; counts what each of them was served."""
+    """A scheduler and tenants that send one request after another; counts what each of them was served."""
 
     steps: Stepper
     sizes: dict[str, Size]
@@ -61,7 +61,7 @@ class Market:
         """Let every tenant have so many requests that wait."""
         waiting = Counter(sequence.request.tenant for sequence in self.steps.scheduler._sequences.waiting)
         for tenant in self.sizes:
-            self.ask(tenant, max(0, num_waiting - waiting[tenant]))
+            self.send(tenant, max(0, num_waiting - waiting[tenant]))
 
     def step(self) -> None:
         while len(self._in_flight) < self.max_in_flight and self.steps.scheduler.can_plan_ahead():
@@ -295,7 +295,7 @@ def test_draws_count_when_they_are_known_and_not_if_they_are_dropped() -> None:
     assert served() == [5 * PROMPT_WEIGHT + ANSWER_WEIGHT, 5 * PROMPT_WEIGHT + 2 * ANSWER_WEIGHT]
 
 
-# -- beside classes, priorities, siblings and batches -----------------------------------------------------------------
+# -- with classes, priorities, siblings and batches -----------------------------------------------------------------
 
 
 def test_class_and_priority_go_before_fairness() -> None:
@@ -373,7 +373,7 @@ def test_a_queue_is_listed_in_the_order_in_which_it_is_then_served(entries: list
     listed = list(line)
     assert len(listed) == len(entries)
     for expected in listed[: len(listed) // 2]:
-        # Asked afresh for each, or once for all of them: it is the same order.
+        # Computed afresh for each, or once for all of them: it is the same order.
         first = next(line.turns(lambda _: True))
         assert first is expected
         line.start(first)

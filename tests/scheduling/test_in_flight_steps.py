@@ -90,7 +90,7 @@ def test_a_newcomer_joins_the_next_plan_whatever_is_in_flight() -> None:
 
 
 def stopping(steps: Stepper, after: int) -> None:
-    """A request "a" that a stop token ends after so many tokens, and nothing tells before."""
+    """A request "a" that a stop token ends after so many tokens, which is not known before."""
     plain = request("a", 5)
     steps.add(request("a", 5, max_tokens=20, stop_token_ids=(answer(plain, after)[-1],)))
 
@@ -298,7 +298,7 @@ def test_a_batch_sequence_whose_blocks_a_newcomer_took_is_served_after_what_is_i
     plans = [steps.plan()]
     steps.add(request("online", 12, arrival=2.0, max_tokens=1))
     plans.append(steps.plan())
-    # It found no block, and nobody made way for it while a step was in flight.
+    # It found no block, and nothing was preempted while a step was in flight.
     assert steps.lengths(plans[1]) == {"online": [12], "small": [1]}
     assert not steps.scheduler.can_plan_ahead()
     for plan in plans:

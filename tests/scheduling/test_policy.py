@@ -1,4 +1,4 @@
-"""When batches start: at any step, when full, when the window has passed, or when nobody else will come."""
+"""When batches start: at any step, when full, when the window has passed, or when no other will come."""
 
 import pytest
 from hypothesis import example, given
@@ -211,7 +211,7 @@ def test_a_batch_starts_only_when_it_is_full_though_classes_are_mixed() -> None:
 def test_a_clock_that_jumps_by_seconds_until_start_reaches_the_start(
     arrival: float, waited: float, window: float
 ) -> None:
-    """A simulated clock moves only by what it is told: a rest too small to move it would stop time for ever."""
+    """A simulated clock moves only by what is added: an amount too small to move it would stop time for ever."""
     steps = batches(4, window)
     steps.add(request("a", 3, arrival=arrival))
     steps.now = arrival + waited

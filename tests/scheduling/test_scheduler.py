@@ -705,7 +705,7 @@ def test_the_whole_cache_is_enough_for_one_sequence_of_full_length() -> None:
 
 
 def test_a_request_has_as_many_draft_tokens_as_it_says() -> None:
-    """And its events tell what became of them."""
+    """The events report what became of the draft tokens."""
     steps = stepper(rows=16, max_draft_tokens=5)
     choices = {
         "none": Speculation(method="off"),

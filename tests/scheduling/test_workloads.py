@@ -1,4 +1,4 @@
-"""Whatever is asked, in whatever mix: every answer is what it would be alone, nobody starves, and nothing is lost."""
+"""Any mix of requests: every answer is what it would be alone, no request starves, and nothing is lost."""
 
 import random
 from dataclasses import replace

@@ -34,7 +34,7 @@ class Shape:
     """Tokens that one chunk draws at most."""
     max_in_flight: int = 1
     num_draft_tokens: int = 0
-    """Tokens that are guessed after each draw, at most."""
+    """Draft tokens after each draw, at most."""
 
     @property
     def num_blocks(self) -> int:
@@ -75,7 +75,7 @@ class Workload:
     cancels: list[Cancel] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     interrupts: list[int] = field(default_factory=list)
-    """Steps whose outcome nobody learns."""
+    """Steps whose outcome is lost."""
 
 
 class SequenceId(NamedTuple):
@@ -186,7 +186,7 @@ class Run:
             self.scheduler.expects_more = step < last_arrival
             self._step(step)
             step += 1
-            assert step < last_arrival + self._most_steps(), "somebody starves"
+            assert step < last_arrival + self._most_steps(), "a request starves"
         self.num_steps = step
         self._check_end()
         self.happened["preemptions"] = self.scheduler.num_preemptions
@@ -243,7 +243,7 @@ class Run:
         self._take(events)
 
     def _interrupt(self) -> None:
-        """Nobody learns what became of the steps in flight."""
+        """The outcome of the steps in flight is lost."""
         self.happened["interrupted"] += bool(self._in_flight)
         while self._in_flight:
             self._in_flight.popleft().step.result()
@@ -264,7 +264,7 @@ class Run:
         for index in range(arrival.params.n):
             record = Record(request, index, can_wait=index == 0)
             self._records[SequenceId(request.request_id, index)] = record
-            assert record.seed not in self._by_seed, "seeds tell sequences apart"
+            assert record.seed not in self._by_seed, "sequences have different seeds"
             self._by_seed[record.seed] = SequenceId(request.request_id, index)
             self._salts[record.seed] = arrival.salt
             if index == 0:
@@ -318,7 +318,7 @@ class Run:
             self._check_order(started)
 
     def _check_end_of(self, chunk: Chunk) -> None:
-        """Nobody known to have ended is computed, nor anything beyond an end that is certain."""
+        """No sequence known to have ended is computed, nor anything beyond an end that is certain."""
         record = self._records[self._by_row[chunk.row]]
         assert record.finish_reason is None
         params, num_prompt = record.request.params, len(record.request.prompt_token_ids)
@@ -337,9 +337,9 @@ class Run:
             assert not any(other is record and earlier.samples for other, earlier in drawn)
 
     def _check_order(self, started: list[Record]) -> None:
-        """Nobody is let in while one of the same class and tenant who comes before is still at the door.
+        """No request is admitted before one of the same class and tenant that comes before it.
 
-        Nor one of any tenant, if it is of a higher priority.
+        Nor before one of any tenant, if that is of a higher priority.
         """
         for kind in RequestClass:
             admitted = [record for record in started if record.request.request_class is kind]

@@ -82,7 +82,7 @@ def distance(one: Law, other: Law) -> float:
 
 @dataclass(frozen=True)
 class Target:
-    """Logits are anyone's guess at every prefix; what is asked of them is as of a request."""
+    """Logits are arbitrary at every prefix; they are processed as a request's parameters say."""
 
     vocabulary: int
     seed: int
@@ -99,7 +99,7 @@ class Target:
         return probabilities(torch.tensor([logits]), rows_of(draw_params))[0]
 
     def of(self, draft: Draft) -> Tensor:
-        """What a rule is told: after the last token, and after each guess."""
+        """Return the target's distributions: after the last token, and after each draft token."""
         return torch.stack([self.after(()), *(self.after(drafted(draft, node)) for node in range(len(draft)))])
 
     def law(self, horizon: int) -> Law:
@@ -125,12 +125,12 @@ def random_row(vocabulary: int, who: int, seed: int, prefix: Tokens) -> list[flo
 
 
 def drafted(draft: Draft, node: int) -> Tokens:
-    """What is written if this guess stands."""
+    """Return the tokens written if this draft token is accepted."""
     return tuple(draft.tokens[place] for place in draft.path(node))
 
 
 class DraftOffer:
-    """How a proposer comes to guesses: `row` says what the next sibling is drawn from."""
+    """How a proposer draws draft tokens: `row` returns what the next sibling is drawn from."""
 
     def __init__(self, target: Target) -> None:
         self.target = target

@@ -1,4 +1,4 @@
-"""What is told of a model directory without loading it."""
+"""The description of a model directory without loading it."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Weights for a GPU: matrices and experts of few bits, and what is kept in full."""
+"""Weights for a GPU: matrices and experts of few bits, and what stays in full precision."""
 
 from dataclasses import replace
 

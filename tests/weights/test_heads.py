@@ -1,4 +1,4 @@
-"""Heads that guess in every layout they are published in: read, filled, written again; and what is wrong is named."""
+"""Draft heads in every layout they are published in: read, filled, written again; and errors are named."""
 
 import json
 from dataclasses import replace

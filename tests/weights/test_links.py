@@ -83,7 +83,7 @@ def test_no_error_repeats_the_text_of_a_linked_file(model: Path, tmp_path: Path,
         secret.write_text(text)
         place(model, name).symlink_to(secret)
         if text.startswith("{") and name == "generation_config.json":
-            continue  # An object without any field that is asked for.
+            continue  # An object without any field that is needed.
         with pytest.raises(ModelError) as caught:
             load(model)
         assert "swordfish" not in str(caught.value)

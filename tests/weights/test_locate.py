@@ -114,7 +114,7 @@ def perch(box: Path) -> Path:
 
 
 def _refuse_download(*_: object, **__: object) -> str:
-    raise AssertionError("the hub was asked for a model that was there")
+    raise AssertionError("the hub was queried for a model that was there")
 
 
 def test_the_box_comes_before_the_hub(perch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_a_directory_comes_before_the_box(perch: Path, tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path / "work")
     assert locate("perch") == Path("perch")
     assert locate("minnow") == perch.parent / "minnow"
-    assert locate(None) == perch, "nobody asked for the directory of that name"
+    assert locate(None) == perch, "the directory of that name was not requested"
 
 
 @pytest.mark.parametrize("model", [None, "perch"])

@@ -43,7 +43,7 @@ def decoder(model: Path, **more: object) -> Decoder:
 
 def test_a_json_file_of_any_name_is_model_enough(shape: Path) -> None:
     assert examine(config(shape)).arch.hidden_size == CONFIG["hidden_size"]
-    # Of what lies beside the file nothing is read.
+    # Other files next to it are not read.
     (shape.parent / "tokenizer.json").write_text("not a tokenizer")
     (shape.parent / "generation_config.json").write_text("nor JSON")
     with LLM(shape, load_format="dummy", threads=1, max_num_seqs=2) as llm:

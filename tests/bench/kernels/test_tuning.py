@@ -1,4 +1,4 @@
-"""Which products are tuned, and that each is measured by what it is asked with."""
+"""Which GEMMs are tuned, and that each is measured with its own shape."""
 
 from dataclasses import replace
 from pathlib import Path

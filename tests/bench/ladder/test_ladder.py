@@ -37,7 +37,7 @@ _GEMMA_2 = {
     "query_pre_attn_scalar": 8,
     "attn_logit_softcapping": 5.0,
     "final_logit_softcapping": 3.0,
-    "tie_word_embeddings": False,  # A random table that is also the head only says again what it was told.
+    "tie_word_embeddings": False,  # A random table that is also the head only repeats its input.
     "rms_norm_eps": 1e-6,
     "torch_dtype": "float32",
 }

@@ -1,4 +1,4 @@
-"""What is asked: as long as it should be, as shared as it should be, and the same for the same seed."""
+"""Prompts of load tests: as long and as shared as they should be, and the same for the same seed."""
 
 import json
 from pathlib import Path

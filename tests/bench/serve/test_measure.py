@@ -1,4 +1,4 @@
-"""Whole load tests: against our server, one started for the run, and one of somebody else."""
+"""Whole load tests: against our server, one started for the run, and another engine's."""
 
 import asyncio
 import json
@@ -197,7 +197,7 @@ def test_accepted_draft_tokens_are_read_by_position() -> None:
     assert readings is not None and sample(readings, 0.0).accepted_per_position == (9, 8, 7)
 
 
-# -- somebody else's --------------------------------------------------------------------------------------------------
+# -- another engine's -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ def test_what_our_server_reports() -> None:
     assert engine is not None
     assert (engine.busy_share, engine.mean_batch, engine.largest_kv_cache_usage) == (0.5, 20.0, 0.9)
     assert (engine.num_preemptions, engine.prefix_hit_share, engine.joules_per_token) == (3, 0.25, 0.5)
-    assert engine.speculation is None, "nothing was guessed"
+    assert engine.speculation is None, "nothing was drafted"
     used = engine.utilization
     assert used is not None
     assert (used.prefill_mfu, used.decode_mfu) == pytest.approx((2 / 5, 0.5 / 5))

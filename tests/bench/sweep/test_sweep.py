@@ -1,4 +1,4 @@
-"""The search for the highest load that holds, on servers that exist as formulas; and what a sweep tells of it."""
+"""The search for the highest load that is met, on servers that exist as formulas; and what a sweep reports of it."""
 
 import json
 from collections.abc import Callable

@@ -31,7 +31,7 @@ def drafter(tmp_path) -> EagleDrafter:
 
 
 def _one_after_the_other(head: Eagle, tokens: Tensor, taps: Tensor, start: int) -> list[Tensor]:
-    """What the head gives for guesses after a start, with a cache that is written as it goes on."""
+    """Return the head's states for drafts after a start, with a cache that is written as it goes on."""
     cache: list[tuple[Tensor, Tensor]] = []
 
     def attend(layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
@@ -71,7 +71,7 @@ def test_gradients_reach_the_first_depth_through_the_last(drafter: EagleDrafter)
     last[0, 2].sum().backward()
     assert taps.grad is not None
     moved = taps.grad[0].abs().sum(-1) > 0
-    # The guess after the third token is fed from the first three, and from nothing behind them.
+    # The draft after the third token is fed from the first three, and from nothing after them.
     assert moved.tolist() == [True] * 3 + [False] * (LENGTH - 3)
 
 

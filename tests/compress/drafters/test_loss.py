@@ -1,4 +1,4 @@
-"""The judgement of guesses against the same figures worked out token by token."""
+"""The judgement of draft tokens against the same figures worked out token by token."""
 
 import math
 

@@ -49,7 +49,7 @@ def test_figures_are_those_of_the_definitions(monkeypatch: pytest.MonkeyPatch, l
     assert found.num_predictions == 6 + 4
     greedy = sampled = 1.0
     for depth, score in enumerate(found.depths):
-        # A guess of this depth is of the token behind place start + 1 + depth.
+        # A draft token of this depth is for the position start + 2 + depth.
         places = [(row, at) for row in range(2) for at in range(depth + 1, LENGTH) if batch.own[row, at]]
         assert score.acceptance == pytest.approx(sum(float(accepted[one]) for one in places) / len(places), rel=1e-5)
         assert score.agreement == pytest.approx(sum(float(agreed[one]) for one in places) / len(places), rel=1e-5)

@@ -199,7 +199,7 @@ def test_a_directory_with_something_else_is_left_alone(walker: EngineConfig, tmp
     [
         ({**DRAFT_MODEL, "length": 65}, "--length 65 is more than the model's context: make it 64 or less"),
         ({"method": "medusa", "vocabulary": 13}, "--vocabulary 13 is more than the model has"),
-        ({"start": "minnow"}, "--start minnow has 8192 tokens, and the target 12"),
+        ({"start": "minnow"}, "--start minnow has a vocabulary of 8192 tokens, and the target 12"),
         ({**DRAFT_MODEL, "hidden_size": 24}, "--hidden-size 24 must be a multiple of 16"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A tiny Llama that walks from each token to one other, almost surely: what guesses it can be right every time."""
+"""A tiny Llama that walks from each token to one other, almost surely: its drafters can be right every time."""
 
 import json
 from pathlib import Path

@@ -80,7 +80,7 @@ def test_the_largest_trees(kernels: str, dtype: torch.dtype, tree: Draft, block_
 @pytest.mark.parametrize("start", [480, 511, 996])
 def test_contexts_of_several_spans(dtype: torch.dtype, window: int | None, start: int) -> None:
     """Rows of one unit end in different spans, and begin there where windows are short."""
-    late = Draft(tuple(range(43)), (-1, *range(39), -1, 0, -1))  # Beside the last of a long line, some of its first.
+    late = Draft(tuple(range(43)), (-1, *range(39), -1, 0, -1))  # A long line, and siblings of some of its first.
     sequences = [USUAL.tokens(0, start, late), USUAL.tokens(1, start, bushy(9)), USUAL.tokens(2, 40, 1)]
     ops = native(KERNELS[0])
     check_lines(machine(dtype), sequences, same_bits, window)
@@ -96,7 +96,7 @@ def test_heads_that_fill_a_unit_by_themselves() -> None:
 def test_what_is_no_number_spoils_its_own_line_only(kernels: str) -> None:
     tokens = USUAL.tokens(0, 30, bushy(6))
     fine = machine(torch.float32, kernels=kernels).run([tokens])[0]
-    tokens.v[31] = torch.nan  # Of the first guess; 3 and 4 follow it.
+    tokens.v[31] = torch.nan  # The first draft token; 3 and 4 follow it.
     found = machine(torch.float32, kernels=kernels).run([tokens])[0]
     others = [0, 2, 5, 6]
     assert torch.equal(found[others], fine[others])

@@ -169,7 +169,7 @@ def storage_of(tensor):
 
 
 class Allocations(TorchDispatchMode):
-    """Counts the values of every tensor that an operation makes anew; views and changes in place are free."""
+    """Counts the values of every tensor that an operation allocates; views and changes in place are free."""
 
     def __init__(self):
         super().__init__()

@@ -47,7 +47,7 @@ def test_writing_into_one_slot_of_a_larger_storage_reaches_the_storage():
 
 
 def test_writing_and_copying_reach_a_cache_that_lies_in_pieces():
-    """Keys beside values in each block, and heads before tokens: neither can be flattened without a copy."""
+    """Keys interleaved with values in each block, and heads before tokens: neither can be flattened without a copy."""
     interleaved = torch.zeros(NUM_BLOCKS, 2, BLOCK_SIZE, HEADS, DIM)
     heads_first = torch.zeros(2, NUM_BLOCKS, HEADS, BLOCK_SIZE, DIM).transpose(2, 3)
     for keys, values in ((interleaved[:, 0], interleaved[:, 1]), (heads_first[0], heads_first[1])):

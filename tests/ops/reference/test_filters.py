@@ -37,7 +37,7 @@ def batches(draw, max_rows=5):
 
 
 def filtered(rows, params, *, drop_idle=True):
-    """All rows at once, as the sampler calls it: a filter that no row asks for is None."""
+    """Filter all rows at once, as the sampler does: a filter that no row uses is None."""
 
     def of(name):
         values = [one[name] for one in params]

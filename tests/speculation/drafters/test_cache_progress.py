@@ -38,7 +38,7 @@ def test_a_row_goes_on_where_it_was_left() -> None:
     assert progress.num_computed(0, 10) == 6
     progress.advance(0, 6, 9)
     assert progress.num_computed(0, 10) == 9
-    assert progress.num_computed(0, 8) == 8, "no more than is asked about"
+    assert progress.num_computed(0, 8) == 8, "no more than the given length"
 
 
 def test_a_cached_prefix_needs_no_second_reading_and_a_new_block_does() -> None:
@@ -47,7 +47,7 @@ def test_a_cached_prefix_needs_no_second_reading_and_a_new_block_does() -> None:
     progress.advance(0, 0, 12)
     progress.apply(Plan(1, [start(1, 3, 5)], [], [chunk(1, 8, 9)]))
     assert progress.num_computed(1, 12) == 8
-    # The blocks are given to somebody else.
+    # The blocks are given to another sequence.
     progress.apply(Plan(2, [start(0)], [], [chunk(0, 0, 3, 5, 7)]))
     assert progress.num_computed(0, 12) == 0
 

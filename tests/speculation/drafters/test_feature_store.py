@@ -15,7 +15,7 @@ BLOCK_SIZE, WIDTH = 4, 3
 
 def store() -> FeatureStore:
     rows = Rows(2, 16, 2, BLOCK_SIZE)
-    # The other group's blocks are somebody else's.
+    # The other group's blocks belong to other sequences.
     rows.tables[0][:] = 0
     rows.tables[1][:] = [[5, 2, 7, 1], [5, 6, 3, 4]]
     return FeatureStore(8, 2 * WIDTH, torch.float32, "cpu", rows.drafter_view(1))

@@ -1,4 +1,4 @@
-"""A network is asked for guesses: it reads what it has not read, once, and draws as the model would."""
+"""A drafter's network reads what it has not read, once, and draws draft tokens as the model would."""
 
 from collections.abc import Sequence
 
@@ -116,7 +116,7 @@ def test_what_was_computed_is_not_computed_again_if_it_was_accepted() -> None:
     stage = Stage()
     stage.start(0, [1, 2, 3])
     [draft] = stage.propose((0, 4, 3))
-    # Two of four stood, and another token followed.
+    # Two of four were accepted, and another token followed.
     stage.proposer.observe(0, draft, [4, 5, 30, 7, 8])
     stage.write(0, 3, [4, 5, 30])
     stage.network.reads.clear()
@@ -165,7 +165,7 @@ def test_a_sequence_that_comes_again_is_read_from_where_its_blocks_end() -> None
     stage = Stage()
     stage.start(0, [1, 2, 3, 4, 5])
     stage.propose((0, 1, 5))
-    # Its blocks were kept while it waited.
+    # Its blocks stayed reserved while it waited.
     stage.proposer.start(0, [1, 2, 3, 4, 5, 6], 5, "")
     stage.write(0, 5, [6])
     assert stage.proposer.num_uncomputed(0, 6) == 1

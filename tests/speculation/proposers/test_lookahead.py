@@ -1,4 +1,4 @@
-"""Lookahead against a window kept the long way, and against models that write what they are told to."""
+"""Lookahead against a window updated the long way, and against models that write what the test decides."""
 
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
@@ -14,13 +14,13 @@ Path = tuple[int, ...]
 
 
 def draws(model: Model, text: Sequence[int], draft: Draft) -> list[int]:
-    """What a pass draws after the text's last token and after every guess."""
+    """Return what a pass draws after the text's last token and after every draft token."""
     paths = [ROOT, *range(len(draft))]
     return [model([*text, *(draft.tokens[node] for node in draft.path(place))]) for place in paths]
 
 
 def accepted_tokens(draft: Draft, drawn: Sequence[int]) -> list[int]:
-    """What a pass writes: guesses that were drawn, and the token drawn after the last of them."""
+    """Return what a pass writes: accepted draft tokens, and the token drawn after the last of them."""
     node, written = ROOT, [drawn[0]]
     while fits := [child for child in draft.children(node) if draft.tokens[child] == written[-1]]:
         node = fits[0]

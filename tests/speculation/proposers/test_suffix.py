@@ -35,7 +35,7 @@ def propose(proposer: SuffixProposer, row: int = 0, most: int = MAX_NODES) -> Dr
 
 
 def observe_draft(proposer: SuffixProposer, draft: Draft, *, right: bool, row: int = 0) -> None:
-    """A pass in which every guess of a chain stands, or none."""
+    """Report a pass in which every draft token of a chain is accepted, or none."""
     assert draft.is_chain
     proposer.observe(row, draft, [*draft.tokens, -1] if right else [-1] * (1 + len(draft)))
 
@@ -283,7 +283,7 @@ def test_what_another_sequence_wrote_is_copied_while_it_still_writes() -> None:
     assert propose(proposer).tokens == tuple(PROSE[3:6])
     proposer.extend(1, PROSE[6:20])
     assert propose(proposer).tokens[:5] == tuple(PROSE[3:8])
-    assert propose(proposer, row=1) == NO_DRAFT, "nobody wrote further than it"
+    assert propose(proposer, row=1) == NO_DRAFT, "no other wrote further than it"
 
 
 def test_sequences_that_write_by_turns_are_separate() -> None:
@@ -327,7 +327,7 @@ def test_memory_is_bounded_and_what_was_written_last_stays(monkeypatch: pytest.M
     monkeypatch.setattr(suffix, "MAX_SHARED_TOKENS", 80)
     proposer = served(PROSE[:30], range(200, 230))
     proposer.extend(0, PROSE[:3])
-    assert propose(proposer).tokens[:3] == tuple(PROSE[3:6]), "the old generation is still asked"
+    assert propose(proposer).tokens[:3] == tuple(PROSE[3:6]), "the old generation is still searched"
     proposer.extend(0, [*range(300, 337), 200, 201])
     assert propose(proposer).tokens[:2] == (202, 203)
     proposer.start(3, [3], 1, "tenant")

@@ -1,4 +1,4 @@
-"""Coupled guesses change no token: for every noise there is and every guess there can be, and with the draw itself."""
+"""Coupled verification changes no token: for every noise and every draft there can be, and with the draw itself."""
 
 import itertools
 from collections.abc import Callable
@@ -44,15 +44,15 @@ def test_coupled_tokens_are_those_of_no_speculation_for_every_noise_and_every_dr
             for draft in drafts:
                 path, token = coupled(draft, [drawn(written, noise[len(written)]) for written in nodes[draft]])
                 assert (*nodes[draft][path[-1] + 1 if path else 0], token) == alone[: len(path) + 1]
-                if len({*nodes[draft]}) == 1 + len(draft):  # Of equal siblings, only the first one's guesses are seen.
+                if len({*nodes[draft]}) == 1 + len(draft):  # Of equal siblings, only the first one's children are seen.
                     right = [written for written in nodes[draft][1:] if written == alone[: len(written)]]
-                    assert len(path) == len(right), "a guess that is right was left out"
+                    assert len(path) == len(right), "a draft token that is right was left out"
                 lengths.add(len(path))
     assert lengths == set(range(depth + 1)) and len(outcomes) > 3
 
 
 def test_coupled_with_the_draw_itself_writes_what_it_writes_alone() -> None:
-    """Logits go through the operation, as a step's do; guesses are right about half of the time."""
+    """Logits go through the operation, as a step's do; draft tokens are right about half of the time."""
     vocabulary, first = 6, 10
     random, num_accepted = np.random.default_rng(0), 0
 

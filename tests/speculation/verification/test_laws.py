@@ -162,7 +162,7 @@ class ByHand:
 
     residual: Callable[[np.ndarray, np.ndarray, int], np.ndarray] = whole_residual
     bonus: Callable[[Draft, np.ndarray, int], np.ndarray] = after_the_last
-    """What follows the last of all guesses, if that stands."""
+    """Draw what follows the last of all draft tokens, if that is accepted."""
     order: Callable[[list[int]], Sequence[int]] = list
 
     def __call__(self, draft: Draft, target: Tensor, proposals: Tensor, branches: Branches) -> AcceptedPath:
@@ -184,7 +184,7 @@ class ByHand:
 
 @dataclass(frozen=True)
 class OneUniform:
-    """Acceptance and what replaces a rejected guess of a chain decided by one number: as it is, or spread
+    """Acceptance and what replaces a rejected draft token of a chain decided by one number: as it is, or spread
     out again."""
 
     spread_out: bool
@@ -214,7 +214,7 @@ class SaysItWasDrawn(Likeliest):
 
 @dataclass(frozen=True)
 class LeavesOutTheUnlikely:
-    """Cuts a chain before a guess that was unlikely to be drawn."""
+    """Cuts a chain before a draft token that was unlikely to be drawn."""
 
     rule: Rule
 
@@ -231,13 +231,17 @@ RIGHT: list[tuple[Rule, type[DraftOffer], Tokens]] = [
     (OneUniform(spread_out=True), Independent, (R, 0)),
 ]
 WRONG: dict[str, tuple[Rule, type[DraftOffer], Tokens]] = {
-    "only the guess is taken out of the residual": (ByHand(residual_of_the_draft_token_alone), Independent, (R, 0)),
+    "only the draft token is taken out of the residual": (
+        ByHand(residual_of_the_draft_token_alone),
+        Independent,
+        (R, 0),
+    ),
     "the likeliest token is said to be drawn": (rejection, SaysItWasDrawn, (R, 0)),
     "one number decides twice": (OneUniform(spread_out=False), Independent, (R, 0)),
     "the bonus is drawn from the row before": (ByHand(bonus=before_the_last), Independent, (R, 0)),
-    "the last guess is repeated": (ByHand(bonus=the_last_again), Independent, (R, 0)),
+    "the last draft token is repeated": (ByHand(bonus=the_last_again), Independent, (R, 0)),
     "siblings are tried in another order": (ByHand(order=lambda nodes: nodes[::-1]), WithoutReplacement, (R, R)),
-    "unlikely drafted_tokens are left out": (LeavesOutTheUnlikely(rejection), Independent, (R, 0)),
+    "unlikely draft tokens are left out": (LeavesOutTheUnlikely(rejection), Independent, (R, 0)),
 }
 
 
@@ -282,7 +286,7 @@ def test_typical_is_lossy_and_the_sum_notices() -> None:
 
 @dataclass(frozen=True)
 class SameNoise(SeededVerificationRng):
-    """Accepts by numbers that guesses are drawn with."""
+    """Accepts by the numbers that draft tokens are drawn with."""
 
     def accept(self, depth: int, attempt: int, probability: float) -> bool:
         return uniform(self.seed, self.position + depth, attempt) < probability
@@ -292,7 +296,7 @@ VOCABULARY, HORIZON, NUM_SEEDS = 5, 2, 1500
 
 
 def counted_surprise(choices: type[SeededVerificationRng]) -> float:
-    """Of answers written by rejection, round after round, whose guesses are drawn with the noise of ordinary draws."""
+    """The law of answers written by rejection, round after round, with drafts drawn by the noise of ordinary draws."""
     target = Target(VOCABULARY, 6)
     offer = Independent(target)
     seeds, places = torch.arange(NUM_SEEDS), torch.arange(HORIZON + 2)

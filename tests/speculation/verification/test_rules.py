@@ -24,7 +24,7 @@ TREE = Draft((1, 2, 3, 1, 4), (ROOT, ROOT, 1, 1, 3))
 
 
 class ScriptedChoices:
-    """Decisions made by the test: attempts in their order, and the token; what was asked is noted."""
+    """Decisions made by the test: attempts in their order, and the token; the arguments are recorded."""
 
     def __init__(self, *accepted: bool, token: int = 0) -> None:
         self._accepted = list(accepted)
@@ -191,7 +191,7 @@ def test_thresholds_that_cannot_work_are_named(given: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_a_row_that_is_no_distribution_ends_in_some_token(broken: float) -> None:
-    """The request fails for it elsewhere; nobody else's may."""
+    """The request fails for it elsewhere; no other request may."""
     spoilt = torch.full((3, VOCABULARY), broken, dtype=torch.float64)
     for verdict in (
         rejection(CHAIN, spoilt, spoilt[:2], SeededVerificationRng(1, 2)),
@@ -203,7 +203,7 @@ def test_a_row_that_is_no_distribution_ends_in_some_token(broken: float) -> None
 
 @st.composite
 def trees(choose: st.DrawFn, distinct: bool = False) -> Draft:
-    """Up to 8 guesses; distinct: no two siblings are the same token."""
+    """Up to 8 draft tokens; distinct: no two siblings are the same token."""
     parents = tuple(choose(st.integers(ROOT, place - 1)) for place in range(choose(st.integers(0, 8))))
     tokens: list[int] = []
     draft_parents: list[int] = []
@@ -249,7 +249,7 @@ def test_what_is_accepted_is_a_path_from_the_root_of_tokens_that_the_target_may_
 @examples(150)
 @given(trees(distinct=True), st.integers(0, 2**32), st.booleans())
 def test_at_temperature_0_all_rules_write_the_same_tokens(draft: Draft, seed: int, certain: bool) -> None:
-    """Whatever guesses were drawn from. Logits are whole numbers, so the likeliest often has equals."""
+    """Whatever draft tokens were drawn from. Logits are whole numbers, so the likeliest often has equals."""
     logits = random_logits(seed, 1 + len(draft), VOCABULARY, spread=1.0).round()
     draw_rows = rows_of(*[{"temperature": 0.0}] * (1 + len(draft)))
     _, proposals = distributions(seed, draft)

@@ -1,4 +1,4 @@
-"""Drafts of a real model judged by rules that look at distributions: the law of answers, and what else is told."""
+"""Drafts of a real model judged by rules that look at distributions: the law of answers, and log-probabilities."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -71,7 +71,7 @@ def tiny(vocabulary: int = VOCABULARY) -> Decoder:
 
 @dataclass(frozen=True)
 class ModelTarget(Target):
-    """What the model says without cache, guesses or executor, edited and filtered by plain Python."""
+    """The model's distributions without cache, drafts or executor, edited and filtered by plain Python."""
 
     model: Decoder = field(default_factory=tiny, hash=False)
     bar: Callable[[list[float], Tokens], list[float]] = field(default=lambda row, _: row, hash=False)
@@ -173,7 +173,7 @@ def drawn_tree(offer: DraftOffer, parents: Tokens, written: Tokens, choose: Call
 
 
 def executed_law(bench: Bench, offer: DraftOffer, parents: Tokens, patch: pytest.MonkeyPatch) -> dict[Tokens, float]:
-    """Of what a step writes, over every way in which guesses can be drawn and decided upon."""
+    """Return the law of what a step writes, over all drafts that can be drawn and all decisions about them."""
 
     def play(branches: Branches) -> Tokens:
         bench.proposer.draft_for = lambda _, written, __: drawn_tree(
@@ -231,7 +231,7 @@ def test_what_a_row_is_edited_by_is_part_of_the_law(monkeypatch: pytest.MonkeyPa
 
 
 class Misled(Independent):
-    """Says that guesses are drawn from another distribution than they are."""
+    """Claims that draft tokens are drawn from another distribution than they are."""
 
     def claimed(self, written: Tokens, siblings: Tokens) -> Row:
         return self.own((*written, 9))
@@ -351,7 +351,7 @@ def test_an_answer_that_drifts_would_be_noticed() -> None:
     assert surprise([counts[tokens] for tokens in law], list(law.values())) > 10
 
 
-# -- what else is told --------------------------------------------------------------------------------------------
+# -- log-probabilities --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -375,11 +375,11 @@ def test_logprobs_are_those_of_the_tokens_that_were_chosen(fixed_draft_tokens: B
         assert [entry.token_id for entry in entries] == tokens
         wanted = [float(row[token]) for row, token in zip(logprobs, tokens, strict=False)]
         assert [entry.logprob for entry in entries] == pytest.approx(wanted, abs=1e-4)
-    assert len(lengths) == 3, "all, some and none of the guesses stood"
+    assert len(lengths) == 3, "all, some and none of the draft tokens were accepted"
 
 
 def test_rows_have_rules_of_their_own(fixed_draft_tokens: Bench) -> None:
-    """The service's rule is coupled: its rows write what they would without guesses, whatever others ask."""
+    """The service's rule is coupled: its rows write what they would without drafts, whatever other rows use."""
     executor, proposer = fixed_draft_tokens.executor, fixed_draft_tokens.proposer
     plain = SamplingParams(temperature=1.5)
     alone = fixed_draft_tokens.answer(plain, range(NUM_ROWS), 0).tokens

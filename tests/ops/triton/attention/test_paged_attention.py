@@ -131,7 +131,7 @@ def test_scores_too_large_for_a_plain_exponential():
 
 @dataclass
 class Sequences:
-    """Whole sequences in a cache full of leftovers, of which any stretch of tokens can be asked for."""
+    """Whole sequences in a cache full of leftovers; attention can be computed for any stretch of their tokens."""
 
     lengths: list[int]
     window: int | None = None
@@ -220,7 +220,7 @@ def test_chunks_of_any_length_give_the_same_bits(window):
 
 
 def test_tiles_of_other_sizes_give_the_same_bits():
-    """A tile that is not full has rows of nothing beside its own."""
+    """A tile that is not full has empty rows."""
     sequences = Sequences([600])
     (usual,) = sequences.attention_of([(0, 575, 600)])
     for tokens in (3, 8):

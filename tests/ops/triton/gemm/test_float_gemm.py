@@ -1,4 +1,4 @@
-"""Products of 16-bit rows: right, finished as asked, and a row's bits its own."""
+"""GEMMs of 16-bit rows: correct, with their epilogues, and each row's bits its own."""
 
 import pytest
 import torch

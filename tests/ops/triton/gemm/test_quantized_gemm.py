@@ -157,7 +157,7 @@ def test_gated_product_rounds_as_its_parts(name: str, activation: reference.Acti
     product = quantized_linear(x, matrix.weight, bias)
     expected = reference.activate(product, activation, gated=True)
     found = quantized_gated(x, matrix.weight, bias, activation)
-    # Activations are computed in other ways, and so may round to the number beside.
+    # Activations are computed by other operations, and so may round to the neighbouring number.
     torch.testing.assert_close(found, expected, rtol=2.0**-9, atol=1e-6)
 
 

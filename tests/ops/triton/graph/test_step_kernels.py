@@ -1,4 +1,4 @@
-"""What a step needs beside a model: news to rows, tokens and slots found, drawn tokens put back."""
+"""What a step needs besides a model: updates of rows, tokens and slots gathered, drawn tokens stored."""
 
 import torch
 

@@ -41,7 +41,7 @@ class Layer:
         return experts(self.x[rows], self.gate_up, self.down, chosen[rows], weights[rows], self.activation)
 
     def by_reference(self) -> Tensor:
-        """In float32: what rounding does is told apart from it by the tolerance."""
+        """The result in float32: the tolerance covers what rounding does."""
         wide = (one.float() for one in (self.x, self.gate_up, self.down))
         return reference.experts(*wide, self.routed.chosen.long(), self.routed.weights, self.activation)
 

@@ -26,7 +26,7 @@ class NoDevice:
 
 
 def refused(kernel: Any, x: torch.Tensor) -> bool:
-    """Whether a launch says that it asks for too much."""
+    """Return whether a launch reports that it needs too many resources."""
     try:
         kernel(x)
     except OutOfResources:

@@ -169,7 +169,7 @@ def test_a_row_from_which_nothing_can_be_drawn_says_so_alone(
 
 
 def test_rows_whose_tokens_are_not_used_are_harmless(device: str) -> None:
-    """Whatever their bits, they end, draw some token there is, and change nothing beside them."""
+    """Whatever their bits, they end, draw some token there is, and change nothing next to them."""
     rng = np.random.default_rng(0)
     logits = random_logits(2, 24, 2100).to(device)
     words = torch.from_numpy(rng.integers(-(2**31), 2**31, (24, WORDS), dtype=np.int32))
