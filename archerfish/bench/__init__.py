@@ -1,1 +1,1 @@
-"""Benchmarks: loads made, sent and measured; servers over HTTP, the engine and its kernels alone."""
+"""Benchmarks: loads are generated, sent and measured; servers over HTTP, the engine, and its kernels alone."""

@@ -1,4 +1,4 @@
-"""What computing costs at a price per hour. Plain arithmetic: knows no machine and no model."""
+"""Costs at a price per hour. Plain arithmetic: knows no machine and no model."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ _MILLION = 1e6
 
 
 def dollars(seconds: float, dollars_per_hour: float) -> float:
-    """What a machine costs for so long."""
+    """Return the cost of a machine for so many seconds."""
     return seconds * dollars_per_hour / _SECONDS_PER_HOUR
 
 
 def dollars_per_million(per_second: float, dollars_per_hour: float) -> float:
-    """What a million of something cost where so many of them are made in a second."""
+    """Return the cost of a million units, at a rate of units per second."""
     return dollars(_MILLION / per_second, dollars_per_hour)
 
 
@@ -24,13 +24,13 @@ class Costs:
     per_request: float | None
     per_thousand_requests: float | None
     per_million_tokens: float | None
-    """Input and output alike."""
+    """Input and output tokens counted alike."""
     per_million_output_tokens_in_all: float | None
-    """As if the output alone had to pay for everything."""
+    """With output tokens carrying the whole cost."""
     per_million_input_tokens: float | None
-    """For prefill's share of the time."""
+    """Cost of prefill's share of the time."""
     per_million_output_tokens: float | None
-    """For decode's share of the time."""
+    """Cost of decode's share of the time."""
 
 
 def costs(

@@ -1,4 +1,4 @@
-"""What many values come to: mean, spread and percentiles. Knows nothing of what was measured."""
+"""Summarizes values: mean, spread and percentiles. Knows nothing of what was measured."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,24 +14,27 @@ class Percentile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """Of at least one value."""
+    """Summary of at least one value."""
 
     count: int
     mean: float
     deviation: float
-    """Standard deviation, of these values and not of a population they stand for."""
+    """Standard deviation of these values, not an estimate for a population."""
     smallest: float
     median: float
     largest: float
     percentiles: tuple[Percentile, ...]
 
     def percentile(self, percent: float) -> float:
-        """One of those that were asked for."""
+        """Return one of the percentiles that were computed."""
         return next(entry.value for entry in self.percentiles if entry.percent == percent)
 
 
 def distribution(values: Sequence[float], percents: Sequence[float] = (50, 90, 95, 99)) -> Distribution | None:
-    """None without values. A percentile between two values is interpolated, as numpy and vLLM do."""
+    """Return the summary; None without values.
+
+    A percentile between two values is interpolated, as numpy and vLLM do.
+    """
     if not len(values):
         return None
     array = np.asarray(values, np.float64)

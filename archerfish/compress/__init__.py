@@ -1,1 +1,1 @@
-"""What making a model smaller does to it. Nothing here serves requests."""
+"""Training of drafters, and the drift of quantized models. Nothing here serves requests."""

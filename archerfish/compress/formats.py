@@ -87,7 +87,7 @@ def measure_formats(
 
 @contextmanager
 def _opened(model: str | None, settings: Settings) -> Iterator[Assembly]:
-    # Nothing but logits is read: a drafter would be loaded for nothing.
+    # Only logits are read: a drafter would be loaded in vain.
     plain: Mapping[str, Any] = {"enable_prefix_caching": False, "speculative_config": {"method": "off"}}
     config = EngineConfig(model=model, max_num_seqs=NUM_TEXTS, **plain, **settings)
     longest = min(_LONGEST + 1, examine(config).config.max_model_len)

@@ -1,1 +1,1 @@
-"""Runs side by side."""
+"""Compares runs with each other."""

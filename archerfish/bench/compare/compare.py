@@ -1,7 +1,7 @@
-"""Holds runs against a base and says what differs, and how surely. Reads no file and prints nothing.
+"""Compares runs with a base: what differs, and with which confidence. Reads no file and prints nothing.
 
-With several runs on every side the intervals come from how these runs differ (Welch's t). With a single run on any side
-they come from resampling: requests for latencies, slices of time for throughput.
+With several runs on every side, intervals come from the variance between runs (Welch's t). With a single run on any
+side, they come from resampling: requests for latencies, slices of time for throughput.
 """
 
 from collections.abc import Sequence
@@ -22,12 +22,15 @@ _NUM_RESAMPLES = 1000
 
 Method = Literal["repeats", "bootstrap"]
 Outcome = Literal["better", "worse", "perhaps better", "perhaps worse", "no difference"]
-"""Perhaps: single runs differ by more than their requests do; how one run differs from the next, they cannot tell."""
+"""Outcome of a comparison.
+
+"Perhaps" where single runs were resampled: that does not cover the variance between runs.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Runs of the same thing."""
+    """Repeated runs with the same label."""
 
     label: str
     runs: tuple[BenchRun, ...]
@@ -35,25 +38,25 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Of a side against the base, relative to the base."""
+    """The change of a side against the base, relative to the base."""
 
     relative: float
     interval: Interval
-    """95 %."""
+    """95 % interval."""
     outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonRow:
-    """One measure on every side; None where a side does not have it."""
+    """One measure on every side; None for sides without it."""
 
     name: str
     unit: str
     is_more_better: bool
     values: tuple[float | None, ...]
-    """The mean of a side's runs."""
+    """Mean of each side's runs."""
     changes: tuple[Change | None, ...]
-    """One for each side but the base."""
+    """Changes of the sides other than the base."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +65,14 @@ class Comparison:
     num_runs: tuple[int, ...]
     method: Method
     differences: tuple[Difference, ...]
-    """Between the loads: with any, the sides were not asked for the same."""
+    """Differences between the loads. With any, the sides are not comparable."""
     has_same_seeds: bool
-    """Whether each side was sent the same prompts at the same times."""
+    """Whether every side was sent the same prompts at the same times."""
     rows: tuple[ComparisonRow, ...]
 
 
 def group(runs: Sequence[BenchRun]) -> list[Side]:
-    """By label, in the order in which labels first appear."""
+    """Group runs by label, in the order in which labels first appear."""
     labels = dict.fromkeys(run.label for run in runs)
     return [Side(label, tuple(run for run in runs if run.label == label)) for label in labels]
 
@@ -77,7 +80,7 @@ def group(runs: Sequence[BenchRun]) -> list[Side]:
 def compare(
     sides: Sequence[Side], *, objectives: Objectives | None = None, force: bool = False, seed: int = 0
 ) -> Comparison:
-    """The first side is the base. What cannot be compared is refused, unless forced."""
+    """Compare sides with the first one, the base. Sides that are not comparable are refused, unless forced."""
     if len(sides) < 2:
         raise ConfigError(
             f"every run has the label {sides[0].label!r}, as repeats of one thing have: name the sides with "
@@ -99,7 +102,7 @@ def compare(
 
 
 def _refusal(sides: Sequence[Side], mismatches: Sequence[Difference]) -> str:
-    """What is not comparable, and what to measure again."""
+    """Return what is not comparable, and what to measure again."""
     loads = [mismatch for mismatch in mismatches if mismatch.field != VALIDITY]
     problems = [f"they differ in {mismatch.field}: {' or '.join(mismatch.values)}" for mismatch in loads]
     remedies = ["measure again with the same load (only --seed may differ)"] if loads else []
@@ -136,7 +139,7 @@ class _Judge:
     def _row(
         self, measure: Measure, values: Sequence[Sequence[float | None]], resampled: Sequence[Sequence[Resampler]]
     ) -> ComparisonRow:
-        # A side in which any run lacks a value has none: a mean over the others would be of something else.
+        # A side in which any run lacks a value has none: a mean over the other runs would not be comparable.
         sides = [_known(side) for side in values]
         base = sides[0]
         changes = [
@@ -180,5 +183,5 @@ def _known(values: Sequence[float | None]) -> list[float] | None:
 
 
 def _pairs(resampled: Sequence[Sequence[Resampler]], num_sides: int) -> list[Sequence[Sequence[Resampler]]]:
-    """The base with each other side; nothing where nothing is resampled."""
+    """Return the base with each other side; nothing if nothing is resampled."""
     return [(resampled[0], side) for side in resampled[1:]] if resampled else [()] * (num_sides - 1)

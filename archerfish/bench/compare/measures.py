@@ -1,4 +1,4 @@
-"""What is compared of runs, and how each is resampled. The figures themselves are those of summary.py."""
+"""The measures that are compared, and how each is resampled. The figures themselves are those of summary.py."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from archerfish.bench.serve.summary import Summary
 from archerfish.metrics.timing import Objectives
 
 _NUM_SLICES = 20
-"""Long enough that what happens in one says little about the next."""
+"""Slices of a run. They are long enough to be nearly independent of their neighbours."""
 
 _MOST_AT_ONCE = 2_000_000
-"""Numbers in memory."""
+"""Numbers of a resample that are in memory at once."""
 
 Values = NDArray[np.float64]
 Family = Literal["requests", "output", "tokens", "good", "good_share", "ttft", "tpot", "itl", "e2el"]
@@ -29,9 +29,9 @@ class Measure:
     unit: str
     is_more_better: bool
     family: Family
-    """What it is taken from."""
+    """Family of values that the measure is computed from."""
     percent: float | None = None
-    """Which percentile; None is the mean."""
+    """Percentile; None for the mean."""
     read: Callable[[Summary], float | None]
 
     @property
@@ -94,7 +94,7 @@ MEASURES: tuple[Measure, ...] = (
 
 
 class Resampler:
-    """A run, and what it might as well have been."""
+    """Resamples a run with replacement."""
 
     def __init__(self, run: BenchRun, objectives: Objectives | None) -> None:
         rates = flow(run, objectives, _NUM_SLICES)
@@ -111,15 +111,15 @@ class Resampler:
             "tpot": _milliseconds([timing.tpot for timing in timings]),
             "e2el": _milliseconds([timing.total for timing in timings]),
         }
-        # Gaps of one answer are alike: only whole answers may be left out or taken twice.
+        # Gaps of one answer are correlated: only whole answers are left out or taken twice.
         self._gaps = [np.asarray(request.gaps) * 1000 for request in run.succeeded if request.gaps]
 
     def replicates(self, measure: Measure, count: int, rng: np.random.Generator) -> Values:
-        """The measure, of so many resamples."""
+        """Return the measure of `count` resamples."""
         if measure.family == "itl":
             return np.concatenate([_reduce(measure, self._resample_gaps(rng)) for _ in range(count)])
         units = self._units[measure.family]
-        # Many resamples at once, as far as memory goes: one by one the calls would cost more than the arithmetic.
+        # Many resamples at once, as far as memory allows: separate calls would cost more than the arithmetic.
         num_at_once = max(1, _MOST_AT_ONCE // len(units))
         parts = []
         for first in range(0, count, num_at_once):
@@ -133,7 +133,7 @@ class Resampler:
 
 
 def _reduce(measure: Measure, resamples: Values) -> Values:
-    """One value for each row."""
+    """Return one value for each row."""
     values: Values = (
         resamples.mean(axis=1) if measure.percent is None else np.percentile(resamples, measure.percent, axis=1)
     )

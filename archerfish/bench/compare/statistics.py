@@ -1,4 +1,4 @@
-"""Intervals of how much one thing differs from another. Plain arithmetic: knows no benchmark."""
+"""Confidence intervals of differences. Plain arithmetic: knows no benchmark."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,21 +15,21 @@ _T = (
 
 
 class Interval(NamedTuple):
-    """95 %, relative to the base."""
+    """95 % interval, relative to the base."""
 
     low: float
     high: float
 
 
 def student(degrees: float) -> float:
-    """How many standard errors a 95 % interval reaches to either side. Fractions count as the whole below them."""
+    """Return how many standard errors a 95 % interval reaches to either side. Fractional degrees are rounded down."""
     index = max(1, int(degrees))
-    # Beyond the table by the first terms of the expansion around the normal's 1.96: right to three digits.
+    # Beyond the table: the first terms of the expansion around the normal's 1.96, right to three digits.
     return _T[index - 1] if index <= len(_T) else 1.95996 + 2.37227 / index + 2.8225 / index**2
 
 
 def welch_interval(base: Sequence[float], other: Sequence[float]) -> Interval:
-    """From at least two values on either side, which may spread differently."""
+    """Return the interval for at least two values on either side, whose variances may differ."""
     errors = [float(np.var(side, ddof=1)) / len(side) for side in (base, other)]
     mean = float(np.mean(base))
     difference = float(np.mean(other)) - mean
@@ -48,7 +48,7 @@ def _relative(low: float, high: float, base: float) -> Interval:
 
 
 def bootstrap_interval(base: NDArray[np.float64], other: NDArray[np.float64]) -> Interval:
-    """From equally many resampled values of either side. Resamples whose base is 0 say nothing and are left out."""
+    """Return the interval for equally many resampled values of either side. Resamples with a base of 0 are left out."""
     usable = base != 0
     if not usable.any():
         return Interval(-np.inf, np.inf)

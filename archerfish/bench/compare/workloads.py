@@ -8,22 +8,22 @@ import numpy as np
 from archerfish.bench.serve.records import BenchRun, RequestRecord, Workload
 
 _SAME_LENGTH, _BY_CHANCE = 0.05, 4.0
-"""Mean lengths within this share of each other, or so many standard errors, may be of the same load drawn again."""
+"""Mean lengths within this share of each other, or so many standard errors, count as the same load."""
 _FREE = ("seed",)
-"""Fields that repeats may differ in."""
+"""Fields in which repeats may differ."""
 VALIDITY = "validity"
-"""The field that a run which is INVALID differs in."""
+"""Name of the difference between valid and INVALID runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
     field: str
     values: tuple[str, ...]
-    """In the order in which they first appear."""
+    """Values in the order of their first appearance."""
 
 
 def differences(runs: Sequence[BenchRun]) -> tuple[Difference, ...]:
-    """Everything that makes a comparison one of loads, and not of servers."""
+    """Return all differences between the loads, which make the servers incomparable."""
     mismatches = []
     for field in fields(Workload):
         if field.name not in _FREE:

@@ -1,1 +1,1 @@
-"""Each operation against the roofline of the machine."""
+"""Measures each operation against the roofline of the machine."""

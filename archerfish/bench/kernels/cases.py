@@ -1,7 +1,7 @@
-"""What a model asks of each operation: inputs of its shapes, and the work in them. Times nothing.
+"""The operations of a model as benchmark cases: inputs of its shapes, and the work in them. Times nothing.
 
-Work is what cannot be avoided: each input read once, each output written once, and the operations of matrix products
-and attention. Arithmetic of the others is left out, because memory bounds them everywhere.
+Work is what cannot be avoided: each input read once, each output written once, and the operations of GEMMs and
+attention. Arithmetic of other operations is left out, because memory bounds them everywhere.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,23 +37,23 @@ class KernelCase:
 
     operation: str
     shape: str
-    """In words."""
+    """Shape in words."""
     make: Callable[[], tuple[Any, ...]]
-    """Fresh arguments."""
+    """Makes new arguments."""
     num_bytes: float
     flops: float = 0.0
-    """0 where only memory counts."""
+    """Operations; 0 where only memory counts."""
     format: str | None = None
-    """What its matrices are quantized to; None where they are as the model has them, or where it has none."""
+    """Format of quantized matrices; None for those in the model's own format, and for operations without matrices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseParams:
-    """For what steps cases are made."""
+    """The steps that cases are made for."""
 
     arch: Arch
     batch_sizes: Sequence[int]
-    """Tokens of a step."""
+    """Tokens of each step."""
     context: int
     """Tokens that each sequence attends to."""
     block_size: int
@@ -61,13 +61,13 @@ class CaseParams:
     dtype: torch.dtype
     kv_format: KvFormat
     quantized: bool = False
-    """Also with matrices in every format they may be quantized to."""
+    """Whether to include matrices in every quantized format."""
 
 
 def kernel_cases(params: CaseParams) -> Iterator[KernelCase]:
-    """Every case once, however many layers have it. An operation that the model does not use has none.
+    """Return every case once, however many layers have it; operations that the model does not use have none.
 
-    What differs in nothing but its format stands side by side.
+    Cases that differ only in format are neighbours.
     """
     alike: dict[tuple[str, str], list[KernelCase]] = {}
     for case in _all_cases(params):
@@ -99,7 +99,7 @@ def _all_cases(params: CaseParams) -> Iterator[KernelCase]:
 
 
 def _quantized_cases(params: CaseParams, num_tokens: int) -> Iterator[KernelCase]:
-    """What has matrices, in each of their formats. Routers are never quantized."""
+    """Return cases with matrices, in each of their formats. Routers are never quantized."""
     for weights in FORMATS:
         maker = _Maker(params, num_tokens, QuantizedMatrices(weights))
         yield from maker.linears(lambda name: name not in (_HEAD, _ROUTER))
@@ -111,12 +111,12 @@ def _quantized_cases(params: CaseParams, num_tokens: int) -> Iterator[KernelCase
 
 
 def _distinct(specs: Iterator[AttentionSpec]) -> list[AttentionSpec]:
-    """One spec for each way to attend."""
+    """Return one spec for each kind of attention."""
     return list({(s.num_heads, s.num_kv_heads, s.head_dim, s.window, s.softcap): s for s in specs}.values())
 
 
 class _Maker:
-    """Cases of steps with so many tokens."""
+    """Makes cases of steps with so many tokens."""
 
     def __init__(self, params: CaseParams, num_tokens: int, matrices: Matrices) -> None:
         self._arch = params.arch
@@ -176,7 +176,7 @@ class _Maker:
         )
 
     def sums(self) -> Iterator[KernelCase]:
-        """What is done to a row of hidden states or logits, number by number."""
+        """Return cases of elementwise operations on rows of hidden states or logits."""
         arch, tokens = self._arch, self._num_tokens
         width, words = arch.hidden_size, arch.vocab_size
         yield KernelCase(
@@ -287,7 +287,7 @@ class _Maker:
     # -- attention and its cache ----------------------------------------------------------------------------------
 
     def attend(self, spec: AttentionSpec, num_chunks: int, length: int, shape: str) -> KernelCase:
-        """Chunks of `length` tokens at the end of a context each."""
+        """Return the case of chunks of `length` tokens, each at the end of a context."""
         start, tokens = self._params.context - length, num_chunks * length
         window = "" if spec.window is None else f", window {spec.window}"
         seen, read = (count(start, length, spec.window) for count in (keys_seen, keys_read))
@@ -366,22 +366,22 @@ class _Maker:
         dtype = torch_dtype(self._params.kv_format.name)
         if dtype != torch.int8:
             return LayerCache(*(self._noise(*shape).to(dtype) for _ in range(2)))
-        numbers = ((self._noise(*shape) * 40).to(dtype) for _ in range(2))  # Hardly any of them beyond 127.
+        numbers = ((self._noise(*shape) * 40).to(dtype) for _ in range(2))  # Hardly any of them are beyond 127.
         return LayerCache(*numbers, *(self._noise(*shape[:-1]).float() / 40 for _ in range(2)))
 
     @property
     def _kv_note(self) -> str:
-        """Where keys and values are not stored as the model has its numbers."""
+        """Return a note on the format of keys and values, if it is not the model's own."""
         stored = self._params.kv_format
         return "" if stored.name == stored.of_model else f", stored as {stored}"
 
     def _kv_bytes(self, num_tokens: int) -> float:
-        """Keys and values of so many tokens, as they are stored."""
+        """Return the bytes of keys and values of so many tokens, as stored."""
         bytes_per_value = self._params.kv_format.bytes_per_value(self._attention.head_dim)
         return 2 * num_tokens * self._attention.kv_width * bytes_per_value
 
     def _chunks(self, num_chunks: int, length: int, blocks: int) -> Chunks:
-        """Every chunk has blocks of its own, in no order."""
+        """Return chunks with blocks of their own, in random order."""
         device, end = self._params.device, self._params.context
         lengths, ends = np.full(num_chunks, length, np.int64), np.full(num_chunks, end, np.int64)
 

@@ -1,4 +1,4 @@
-"""Matrices for kernels to be timed with, as a model has them or quantized. Sizes are true, numbers mean nothing."""
+"""Matrices for timing kernels, in the model's format or quantized. Sizes are real, contents random."""
 
 import math
 from dataclasses import replace
@@ -20,26 +20,26 @@ FORMATS = (
     WeightFormat(name="int4", group=128),
     WeightFormat(name="int4", group=64, zero_points=True),
 )
-"""What the matrices of layers may be quantized to."""
+"""Formats of the matrices of layers."""
 VOCABULARY_FORMATS = tuple(dict.fromkeys(weights.of_vocabulary for weights in FORMATS))
-"""Embedding and head, likewise."""
+"""Formats of embedding and head."""
 
 _NOISE_LENGTH = 1 << 20
 
 
 def noise(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
-    """One stretch of random numbers, laid out until the shape is full."""
+    """Return random numbers; one stretch is repeated until the shape is full."""
     count = math.prod(shape)
     numbers = torch.randn(min(count, _NOISE_LENGTH), dtype=dtype, device=device)
     return numbers.expand(-(-count // len(numbers)), -1).reshape(-1)[:count].view(shape)
 
 
 class Matrices(Protocol):
-    """Shapes are [outputs, inputs], or [experts, outputs, inputs]."""
+    """Makes matrices. Shapes are [outputs, inputs], or [experts, outputs, inputs]."""
 
     @property
     def format(self) -> str | None:
-        """What they are quantized to, in a word or two."""
+        """Name of the format."""
 
     def make(self, *shape: int) -> Tensor | PackedWeight | PackedExperts: ...
 
@@ -59,7 +59,7 @@ class FullMatrices:
 
 
 class QuantizedMatrices:
-    """One packed panel, laid out again and again: rounding a whole matrix would take longer than its timing."""
+    """Matrices made of one packed panel that is repeated: rounding a whole matrix would take longer than its timing."""
 
     def __init__(self, weights: WeightFormat) -> None:
         self.format = format_name(weights)
@@ -86,7 +86,7 @@ def _panel(weights: WeightFormat, num_inputs: int) -> PackedWeight:
 
 
 def format_name(weights: WeightFormat) -> str:
-    """Short enough for a table."""
+    """Return a name short enough for a table."""
     if weights.name != "int4":
         return weights.name
     return f"int4 g{weights.group}{' zeros' if weights.zero_points else ''}"

@@ -14,9 +14,9 @@ from archerfish.ops.packed import PackedExperts, PackedWeight
 from archerfish.ops.signatures import LayerCache, Ops
 
 _ROTATED_BYTES = 256 << 20
-"""Inputs of up to so many bytes take turns: in a model each layer reads its own, not what the last call left behind."""
+"""Bytes of the inputs that calls use in turn: as in a model, a call does not read what the last one left in a cache."""
 _LEAST_TIMED = 1e-3
-"""Seconds: shorter calls are timed several together."""
+"""Seconds; shorter calls are timed several together."""
 
 _HAVE_BYTES = (torch.Tensor, PackedWeight, PackedExperts, LayerCache)
 
@@ -26,29 +26,29 @@ Progress = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelTiming:
-    """One implementation at one shape."""
+    """The timing of one implementation at one shape."""
 
     operation: str
     shape: str
     format: str | None
-    """What its matrices are quantized to; None where they are as the model has them, or where it has none."""
+    """Format of quantized matrices; None for those in the model's own format, and for operations without matrices."""
     kernel: str
     seconds: float
-    """The best of many calls: what others do on the machine only adds."""
+    """Fastest of many calls: other load on the machine only adds time."""
     flops_per_second: float | None
-    """None where only memory counts."""
+    """Operations per second; None where only memory counts."""
     bytes_per_second: float
     roof_share: float
-    """Time at the measured peak / time. Above 1 where inputs stay in the caches."""
+    """Time at the measured peak / measured time. Above 1 if inputs stay in the caches."""
     limit: str
-    """What the roof is made of at this shape: compute or bandwidth."""
+    """What bounds this shape at the peak: compute or bandwidth."""
     ratio: float = 1.0
-    """Time / that of the fastest implementation."""
+    """Time / time of the fastest implementation."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelRefusal:
-    """An implementation that does not run here, and why."""
+    """An implementation that does not run here, and the reason."""
 
     operation: str
     kernel: str
@@ -58,11 +58,11 @@ class KernelRefusal:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelBenchReport:
     integer_flops: float | None
-    """The measured peak for products of integers; None where nothing here is quantized."""
+    """Measured peak of integer GEMMs; None if nothing is quantized here."""
     timings: tuple[KernelTiming, ...]
     refusals: tuple[KernelRefusal, ...]
     unused: tuple[str, ...]
-    """Operations that were not timed, because the model has no use for them or they were left out."""
+    """Operations that were not timed, because the model does not use them or they were left out."""
 
 
 class KernelTimer:
@@ -73,8 +73,8 @@ class KernelTimer:
         self._seconds = seconds
 
     def best(self, function: Callable[..., Any], inputs: Sequence[tuple[Any, ...]]) -> float:
-        """Seconds of one call, at best; the inputs take turns."""
-        for arguments in inputs:  # Libraries are loaded, kernels compiled, memory touched.
+        """Return the seconds of the fastest call. Calls use the inputs in turn."""
+        for arguments in inputs:  # Loads libraries, compiles kernels, touches memory.
             function(*arguments)
         once = self._time(function, inputs, 1)
         count = max(1, round(_LEAST_TIMED / max(once, 1e-9)))
@@ -84,7 +84,7 @@ class KernelTimer:
         return best
 
     def _time(self, function: Callable[..., Any], inputs: Sequence[tuple[Any, ...]], count: int) -> float:
-        """Seconds of one call, the mean of so many rounds over all inputs."""
+        """Return the mean seconds of a call over so many rounds of all inputs."""
         self._wait()
         started = time.perf_counter()
         for _ in range(count):
@@ -110,7 +110,7 @@ def measure_kernels(
 ) -> KernelBenchReport:
     """Time every case with every implementation that supports the target.
 
-    `most_inputs` is how many inputs of a case take turns at most, as layers do in a model.
+    `most_inputs` limits how many inputs of a case calls use in turn, as layers do in a model.
     """
     supported, refusals = _sort_out(implementations, target)
     timings: list[KernelTiming] = []
@@ -171,6 +171,6 @@ def _timing(case: KernelCase, kernel: str, seconds: float, roofs: Roofs) -> Kern
 
 
 def _compare(timings: list[KernelTiming]) -> list[KernelTiming]:
-    """Fastest first, each with its ratio to that."""
+    """Return timings with their ratios to the fastest, fastest first."""
     ordered = sorted(timings, key=lambda timing: timing.seconds)
     return [replace(timing, ratio=timing.seconds / ordered[0].seconds) for timing in ordered]

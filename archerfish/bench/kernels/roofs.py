@@ -1,4 +1,4 @@
-"""The most that a machine can do, measured: also for products of integers, which quantized matrices take part in."""
+"""Measures the peak of the machine, also for the integer GEMMs of quantized matrices."""
 
 import time
 from collections.abc import Iterable
@@ -14,15 +14,15 @@ from archerfish.quant import WeightFormat
 
 _SECONDS = 0.3
 _ROWS, _SIDE = 96, 1024
-"""Large enough to keep every core busy, small enough for all of it to stay in the caches."""
+"""Sides of the matrices: large enough to keep every core busy, small enough for the caches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roofs:
     peak: Peak
-    """In the model's number format."""
+    """Peak in the model's number format."""
     integer_flops: float | None
-    """Operations per second of products of integers; None where no kernel has any."""
+    """Operations per second of integer GEMMs; None if no kernel has any."""
 
     def flops(self, case: KernelCase) -> float:
         if case.format is None:
@@ -32,7 +32,7 @@ class Roofs:
 
 
 def measure_roofs(peak: Peak, implementations: Iterable[Implementation], target: KernelTarget) -> Roofs:
-    """Torch has no product of integers that is as fast as its others, so our own kernel sets this roof."""
+    """Measure the peak. Torch's integer GEMMs are slower than its others, so our own kernel sets the integer roof."""
     packed = (
         implementation
         for implementation in implementations

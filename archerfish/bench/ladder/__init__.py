@@ -1,1 +1,1 @@
-"""What each optimization brought, one line above the other."""
+"""Measures what each optimization adds to the ones before it."""

@@ -1,1 +1,1 @@
-"""The engine alone, without HTTP."""
+"""Measures the engine alone, without HTTP."""

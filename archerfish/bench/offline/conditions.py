@@ -1,4 +1,4 @@
-"""What a measurement was made with: model, machine, settings. Knows no measurement."""
+"""The conditions of a measurement: model, machine, settings. Knows no measurement."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -20,14 +20,14 @@ class Conditions:
     num_parameters: int
     device_name: str
     peak: Peak
-    """Measured here, on as many threads as the model runs on."""
+    """Peak measured here, on as many threads as the model runs on."""
     version: str
     torch_version: str
     settings: ResolvedConfig
 
     @classmethod
     def of(cls, blueprint: Blueprint) -> Self:
-        """Measures the peak, in under a second."""
+        """Measure the peak, in under a second, and return the conditions."""
         settings = blueprint.config
         torch.set_num_threads(settings.threads)
         return cls(
@@ -42,7 +42,7 @@ class Conditions:
 
     @property
     def title(self) -> str:
-        """Model, size, number format and device, in one line."""
+        """Model, size, number format and device in one line."""
         settings = self.settings
         weights = settings.dtype + (" random weights" if settings.load_format == "dummy" else "")
         on = self.device_name + (f", {settings.threads} threads" if settings.device == "cpu" else "")
@@ -50,7 +50,7 @@ class Conditions:
 
     @property
     def engine_title(self) -> str:
-        """The title of a measurement of the whole engine, which may speculate."""
+        """Title of a measurement of the whole engine, which may speculate."""
         return f"{self.title}, speculation {self.settings.speculation.method}"
 
 

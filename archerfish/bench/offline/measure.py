@@ -1,4 +1,4 @@
-"""Runs workloads through the engine alone, no HTTP and no text, and tells what they took. Prints nothing."""
+"""Runs workloads through the engine alone, without HTTP and text, and measures them. Prints nothing."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,11 +24,11 @@ from archerfish.scheduling.scheduler import Scheduler
 T = TypeVar("T")
 
 Progress = Callable[[float], None]
-"""Called with the tokens written so far."""
+"""Called with the tokens generated so far."""
 
 
 class TimedExecutor:
-    """Runs plans with another executor, and adds up the time that launching and waiting took."""
+    """Runs plans with another executor, and adds up the time spent launching and waiting."""
 
     def __init__(self, inner: Executor, clock: Clock) -> None:
         self._inner = inner
@@ -53,7 +53,7 @@ class TimedExecutor:
         return outcome
 
     def close(self) -> None:
-        """Nothing: the engine that it was borrowed from closes it."""
+        """Do nothing: the engine that owns the executor closes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class TimedStep:
 
 @dataclass(slots=True)
 class JobOutput:
-    """What became of one job."""
+    """The output of one job, with its times."""
 
     timing: RequestTiming
     tokens: list[int]
@@ -78,19 +78,19 @@ class JobOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadRun:
-    """A workload, once through the engine."""
+    """One run of a workload through the engine."""
 
     seconds: float
     answers: tuple[JobOutput, ...]
-    """In the order of the jobs."""
+    """Outputs in the order of the jobs."""
     num_steps: int
     num_preemptions: int
     most_blocks: int
-    """Blocks of the KV cache that were in use or kept at once."""
+    """Largest number of blocks of the KV cache in use or cached at once."""
 
 
 class OfflineBench:
-    """An engine to be measured, and what it is measured against."""
+    """An engine to be measured, and the peak to compare with."""
 
     def __init__(
         self, scheduler: Scheduler, executor: Executor, processor: InputProcessor, clock: Clock, cost: StepCost
@@ -131,7 +131,10 @@ class OfflineBench:
         *,
         cache_salt: str = "",
     ) -> WorkloadRun:
-        """Give the engine all jobs at once and step until the last is done. Runs of another salt share no cache."""
+        """Give the engine all jobs at once, and step until the last is done.
+
+        Runs with different salts share no cache.
+        """
         engine = self._engine
         requests = self._requests(workload, cache_salt)
         steps_before, preemptions_before = engine.counts.num_steps, engine.scheduler.num_preemptions
@@ -188,7 +191,7 @@ def _take_in(event: TokenEvent, answer: JobOutput, now: float) -> None:
         answer.num_cached_tokens = event.num_cached_tokens
     if event.token_ids:
         if timing.last_token_time is not None:
-            # Tokens that come together share their gap.
+            # Tokens that arrive together share their gap.
             gap = (now - timing.last_token_time) / len(event.token_ids)
             answer.gaps += [gap] * len(event.token_ids)
         timing.record_tokens(len(event.token_ids), now)
@@ -202,24 +205,24 @@ def _take_in(event: TokenEvent, answer: JobOutput, now: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyResult:
-    """Batches of equal requests, one after another. All times in seconds."""
+    """Results of batches of equal requests, one after another. All times in seconds."""
 
     input_len: int
     output_len: int
     batch_size: int
     num_iterations: int
     batch: Distribution
-    """From the start until the last answer of a batch is complete."""
+    """Time from the start until the last output of a batch is complete."""
     ttft: Distribution
-    """Time to first token, of every request."""
+    """Time to first token of every request."""
     tpot: Distribution | None
-    """Time per output token after the first, one value a request; None with fewer than two tokens."""
+    """Time per output token after the first, one value per request; None with fewer than two tokens."""
     itl: Distribution | None
-    """The gaps between tokens, one value a gap."""
+    """Gaps between tokens, one value per gap."""
     prefill: Phase
     decode: Phase
     speculation: SpeculationStats | None
-    """None where nothing was drafted."""
+    """Statistics of draft tokens; None if nothing was drafted."""
 
 
 def measure_latency(
@@ -229,7 +232,7 @@ def measure_latency(
     peak: Peak,
     progress: Progress = lambda _: None,
 ) -> LatencyResult:
-    """Run the workloads one after the other; the first few only warm up. Progress counts workloads."""
+    """Run the workloads one after another; the first few only warm up. Progress counts workloads."""
     meter = bench.meter(peak)
     runs, before = [], bench.speculation_totals
     for index, workload in enumerate(workloads):
@@ -259,19 +262,19 @@ def measure_latency(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughputResult:
-    """A workload that arrives at once. All times in seconds."""
+    """Results of a workload that arrives at once. All times in seconds."""
 
     workload: str
     num_requests: int
     num_input_tokens: int
     num_output_tokens: int
     num_cached_tokens: int
-    """Input that did not have to be computed."""
+    """Input tokens that did not have to be computed."""
     seconds: float
     requests_per_second: float
     output_tokens_per_second: float
     total_tokens_per_second: float
-    """Input and output together."""
+    """Input and output tokens per second."""
     ttft: Distribution
     tpot: Distribution | None
     num_steps: int
@@ -279,7 +282,7 @@ class ThroughputResult:
     prefill: Phase
     decode: Phase
     speculation: SpeculationStats | None
-    """None where nothing was drafted."""
+    """Statistics of draft tokens; None if nothing was drafted."""
 
 
 def measure_throughput(

@@ -1,4 +1,4 @@
-"""Adds up what steps cost, prefill and decode apart, and says what bounds each. Knows no workload."""
+"""Adds up the cost of steps, prefill and decode separately, and names what bounds each. Knows no workload."""
 
 from dataclasses import dataclass
 
@@ -10,21 +10,21 @@ from archerfish.metrics.utilization import Work, prefill_share
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """What one phase came to, against what the machine can do at most."""
+    """The work and time of one phase, compared with the peak of the machine."""
 
     num_tokens: int
     seconds: float
-    """Of a step that mixes both phases, the share that each would have of it at the peak."""
+    """Time of the phase. A mixed step's time is divided by what each phase would take at the peak."""
     host_seconds: float
-    """Spent planning and committing, not computing."""
+    """Time spent planning and committing, not computing."""
     flops: float
     num_bytes: float
     tokens_per_second: float | None
-    """None, like the next two, where nothing was computed."""
+    """Tokens per second; like the next two, None if nothing was computed."""
     mfu: float | None
     """Share of the peak's operations while the phase ran."""
     mbu: float | None
-    """Share of the peak's bandwidth. Above 1 for weights that stay in the caches."""
+    """Share of the peak's bandwidth. Above 1 if weights stay in the caches."""
     limit: str
     """What takes most of the time, in words."""
 
@@ -62,7 +62,7 @@ class _Sum:
 
 
 class StepMeter:
-    """Hears of steps, and tells what they came to."""
+    """Adds up steps by phase."""
 
     def __init__(self, cost: StepCost, peak: Peak) -> None:
         self._cost = cost
@@ -71,7 +71,7 @@ class StepMeter:
         self._decode = _Sum()
 
     def add(self, step: LastStep, host_seconds: float) -> None:
-        """Take in a step, of whose time so much was not spent by its executor."""
+        """Add a step, `host_seconds` of which its executor did not take."""
         record = record_step(step, self._cost)
         self._prefill.add(record.prefill_tokens, record.prefill_flops, record.prefill_bytes)
         self._decode.add(record.decode_tokens, record.decode_flops, record.decode_bytes)
@@ -96,9 +96,9 @@ class StepMeter:
 
 
 def binding_limit(seconds: float, host: float, computing: float, reading: float) -> str:
-    """What takes most of the time: the host, or what the operations or the bytes would take at the peak.
+    """Return what takes most of the time: the host, operations or bytes at the peak.
 
-    Where it is none of these, kernels are too slow or too small for the machine, which no peak explains.
+    If none of them does, the phase is overhead-bound: kernels are too slow or too small for the machine.
     """
     if not seconds:
         return "nothing was computed"

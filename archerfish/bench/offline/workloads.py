@@ -1,4 +1,4 @@
-"""Workloads for the engine alone: token ids in, numbers of tokens to write. Knows no engine.
+"""Workloads for the engine alone: prompts as token ids, and numbers of tokens to generate. Knows no engine.
 
 Everything is drawn from Python's own generator by seed, so that a workload is the same on every machine.
 """
@@ -18,7 +18,7 @@ class OfflineJob:
 
     prompt: TokenIds
     num_tokens: int
-    """To write, whatever the model would say."""
+    """Tokens to generate, regardless of stop tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,10 @@ class OfflineWorkload:
         return sum(job.num_tokens for job in self.jobs)
 
     def check_fits(self, max_model_len: int, flags: str = "--input-len or --output-len") -> None:
-        """Refuse what the context would cut short, so that every run does the same work. `flags` set the lengths."""
+        """Refuse a workload that the context would cut short, so that every run does the same work.
+
+        `flags` set the lengths.
+        """
         longest = max(len(job.prompt) + job.num_tokens for job in self.jobs)
         if longest > max_model_len:
             raise ConfigError(
@@ -48,7 +51,7 @@ class OfflineWorkload:
 
 
 def random_workload(num_prompts: int, input_len: int, output_len: int, vocab_size: int, seed: int) -> OfflineWorkload:
-    """Prompts of one length that have nothing in common."""
+    """Return prompts of one length without shared prefixes."""
     rng = Random(seed)
     jobs = (OfflineJob(_random_ids(rng, input_len, vocab_size), output_len) for _ in range(num_prompts))
     return OfflineWorkload(name="random", jobs=tuple(jobs))
@@ -57,7 +60,7 @@ def random_workload(num_prompts: int, input_len: int, output_len: int, vocab_siz
 def shared_prefix_workload(
     num_prompts: int, shared_len: int, own_len: int, output_len: int, vocab_size: int
 ) -> OfflineWorkload:
-    """Prompts that begin alike, as with one system prompt, and end each in its own way."""
+    """Return prompts with one shared prefix, as with a system prompt, and different ends."""
     rng = Random(0)
     shared = _random_ids(rng, shared_len, vocab_size)
     jobs = (OfflineJob(shared + _random_ids(rng, own_len, vocab_size), output_len) for _ in range(num_prompts))
@@ -65,7 +68,7 @@ def shared_prefix_workload(
 
 
 def prompts_workload(prompts: Sequence[TokenIds], num_prompts: int, output_len: int) -> OfflineWorkload:
-    """The first of the given prompts; from the start again if there are too few."""
+    """Return the first of the given prompts, from the start again if there are too few."""
     jobs = (OfflineJob(prompts[index % len(prompts)], output_len) for index in range(num_prompts))
     return OfflineWorkload(name="prompts", jobs=tuple(jobs))
 
@@ -76,10 +79,10 @@ _NANO_VLLM_LARGEST_ID = 10_000
 
 
 def nano_vllm_workload(vocab_size: int) -> OfflineWorkload:
-    """What nano-vllm publishes its throughput for: 142,827 tokens in, 133,966 out.
+    """Return the workload of nano-vllm's published throughput: 142,827 tokens in, 133,966 out.
 
-    A generator draws one number after the other, so the order is part of the workload: each prompt's length and then
-    its tokens, and after all prompts the lengths of the answers.
+    A generator draws one number after another, so the order is part of the workload: each prompt's length and then its
+    tokens, and after all prompts the lengths of the outputs.
     """
     rng = Random(0)
     prompts = [
@@ -87,7 +90,7 @@ def nano_vllm_workload(vocab_size: int) -> OfflineWorkload:
         for _ in range(_NANO_VLLM_REQUESTS)
     ]
     lengths = [rng.randint(*_NANO_VLLM_LENGTHS) for _ in range(_NANO_VLLM_REQUESTS)]
-    # A smaller vocabulary changes which tokens there are, but none of the lengths.
+    # A smaller vocabulary changes tokens, but no length.
     jobs = (
         OfflineJob(tuple(token % vocab_size for token in prompt), length)
         for prompt, length in zip(prompts, lengths, strict=True)

@@ -1,1 +1,1 @@
-"""What a load test comes to, as a page to look at, and what limits the server, in words."""
+"""Shows a load test as a page, and names the bottleneck of the server in words."""

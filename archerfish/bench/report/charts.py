@@ -39,7 +39,7 @@ _SECONDS = "seconds since the run began"
 
 
 def run_charts(run: BenchRun, summary: Summary, objectives: Objectives | None) -> list[Chart]:
-    """Those for which the run has numbers."""
+    """Return the charts for which the run has data."""
     begun = [request for request in run.succeeded if request.token_times]
     points = roofline_points(run.samples)
     charts = [_latencies(begun), _first_tokens(begun, objectives)] if begun else []
@@ -93,7 +93,7 @@ def _add_histogram(figure: "Figure", values: Sequence[float], *, row: int, col: 
     histogram, summary = bars(values), distribution(values)
     assert summary is not None
     edges = histogram.edges
-    # A staircase looks the same on both kinds of axis, which bars do not.
+    # A staircase looks the same on linear and logarithmic axes, unlike bars.
     figure.add_scatter(
         x=np.repeat(edges, 2),
         y=np.concatenate([[0.0], np.repeat(histogram.shares, 2), [0.0]]),
@@ -156,7 +156,7 @@ def _first_tokens(requests: Sequence[RequestRecord], objectives: Objectives | No
 def _flow(rates: Flow, objectives: Objectives | None) -> Chart:
     from plotly.subplots import make_subplots
 
-    # Each has a scale of its own: there may be a hundred tokens of input for one of output.
+    # Separate scales: there may be a hundred input tokens per output token.
     figure = make_subplots(rows=3, cols=1, shared_xaxes=True, vertical_spacing=0.06)
     apply_style(figure, 520)
     lines = [
@@ -232,7 +232,7 @@ def _acceptance(stats: SpeculationStats) -> Chart:
         marker={"color": DECODE},
         hovertemplate="position %{x}: %{y:.1%}<extra></extra>",
     )
-    # A few bars are not drawn as wide as the page.
+    # A few bars need not be as wide as the page.
     last = max(len(shares), _NUM_POSITION_TICKS)
     figure.update_xaxes(dtick=max(1, last // _NUM_POSITION_TICKS), range=[0.4, last + 0.6])
     figure.update_yaxes(range=[0, 1.02], tickformat=".0%")

@@ -1,4 +1,4 @@
-"""What the page of a comparison says, and its chart. Knows no HTML; charts need plotly."""
+"""The page of a comparison and its chart. Knows no HTML; charts need plotly."""
 
 import math
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ _COLOURS: dict[Outcome, tuple[str, str]] = {
     "no difference": (QUIET, "diamond-open"),
 }
 _ROW_HEIGHT, _AXIS_HEIGHT = 30, 120
-"""Pixels, of a measure and of everything else."""
+"""Pixels of a row, and of everything else."""
 
 
 def compare_page(comparison: Comparison) -> ReportPage:
@@ -36,7 +36,7 @@ def compare_page(comparison: Comparison) -> ReportPage:
             f"{label}: {count} {'run' if count == 1 else 'runs'}"
             for label, count in zip(comparison.labels, comparison.num_runs, strict=True)
         ),
-        alarm="NOT COMPARABLE: these runs were not asked for the same." if comparison.differences else "",
+        alarm="NOT COMPARABLE: these runs had different loads." if comparison.differences else "",
         notices=tuple(
             Notice(name=difference.field, text=" or ".join(difference.values), is_alarm=True)
             for difference in comparison.differences
@@ -93,7 +93,7 @@ def _number(value: float | None) -> str:
 
 
 def _charts(comparison: Comparison) -> Iterator[Chart]:
-    """One for each side but the base."""
+    """Return one chart for each side but the base."""
     base, *others = comparison.labels
     for index, label in enumerate(others):
         known = [(row, change) for row in comparison.rows if (change := row.changes[index]) is not None]
@@ -124,7 +124,7 @@ def _changes(drawn: list[tuple[ComparisonRow, Change]]) -> "Figure":
             error_x={
                 "type": "data",
                 "symmetric": False,
-                # The mean of resamples may lie outside the interval of them.
+                # The mean of resamples may lie outside their interval.
                 "array": [max(0.0, change.interval.high - change.relative) for change in changes],
                 "arrayminus": [max(0.0, change.relative - change.interval.low) for change in changes],
                 "color": colour,
@@ -135,7 +135,7 @@ def _changes(drawn: list[tuple[ComparisonRow, Change]]) -> "Figure":
         )
     figure.add_vline(0.0, line={"color": QUIET, "width": 1})
     figure.update_xaxes(tickformat="+.0%", showgrid=True)
-    # In the table's order, whatever the outcomes.
+    # In the order of the table, whatever the outcomes.
     names = [_name(row) for row, _ in drawn]
     figure.update_yaxes(categoryorder="array", categoryarray=names, autorange="reversed", showgrid=True)
     return figure

@@ -1,4 +1,4 @@
-"""Reads off a run what its server did with its time: busy, waiting, full, near its roof. Draws no conclusion."""
+"""Computes from a run how its server spent its time: busy, waiting, full, near its roof. Draws no conclusion."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,46 +8,46 @@ from archerfish.bench.serve.records import BenchRun, ServerSample
 from archerfish.bench.serve.summary import EngineSummary, Latencies, Summary, reported_peak, work_between
 
 KV_FULL = 0.9
-"""Above this share of the KV cache in use, the next prompt may find no room."""
+"""Share of the KV cache in use, above which the next prompt may not fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roof:
-    """What the computed work demands of the machine, against the time it took."""
+    """The time that the computed work takes at the peak, and the time it took."""
 
     busy_seconds: float
     compute_seconds: float
-    """That phases bound by operations would take at the peak."""
+    """Time that compute-bound phases would take at the peak."""
     bandwidth_seconds: float
-    """That phases bound by reading would take at the peak."""
+    """Time that bandwidth-bound phases would take at the peak."""
 
     @property
     def share(self) -> float:
-        """Of the time in steps, what a perfect machine would have taken, too."""
+        """Share of the time in steps that the work would take at the peak."""
         return (self.compute_seconds + self.bandwidth_seconds) / self.busy_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerFacts:
-    """Of the time between the first sample of the server and the last. Shares are of that time."""
+    """The server's time between its first sample and its last. Shares are of that time."""
 
     engine: EngineSummary
     active_share: float
-    """With any sequence running or waiting."""
+    """Share with sequences running or waiting."""
     waiting_share: float
-    """With any sequence waiting."""
+    """Share with sequences waiting."""
     crowded_share: float
-    """With one waiting while the KV cache was full."""
+    """Share with sequences waiting while the KV cache was full."""
     occupancy: float
-    """Rows in use / rows; the highest that was reported."""
+    """Highest share of rows in use that was reported."""
     queue_share: float | None
-    """Of the time to first token on the server, waiting for a place; None where it did not tell."""
+    """Queueing as a share of the time to first token on the server; None if it was not reported."""
     roof: Roof | None
-    """None where the peak is not known or nothing was computed."""
+    """None if the peak is unknown or nothing was computed."""
 
 
 def read_facts(run: BenchRun, summary: Summary) -> ServerFacts | None:
-    """None where the server reported fewer than two samples."""
+    """Return the facts; None if the server reported fewer than two samples."""
     samples = run.samples
     if summary.engine is None or samples[-1].time <= samples[0].time:
         return None
@@ -65,7 +65,7 @@ def read_facts(run: BenchRun, summary: Summary) -> ServerFacts | None:
 
 
 def _share_of_time(samples: Sequence[ServerSample], holds: Callable[[ServerSample], bool]) -> float:
-    """How long it was true; a sample stands for the time since the one before it."""
+    """Return the share of the time in which a predicate holds; a sample counts for the time since the one before it."""
     lengths = [(later.time - earlier.time, holds(later)) for earlier, later in pairwise(samples)]
     return sum(length for length, held in lengths if held) / sum(length for length, _ in lengths)
 

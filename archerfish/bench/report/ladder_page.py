@@ -1,4 +1,4 @@
-"""What the page of a ladder says, and its charts. Knows no HTML; charts need plotly."""
+"""The page of a ladder and its charts. Knows no HTML; charts need plotly."""
 
 from collections.abc import Sequence
 from itertools import takewhile
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 _WHOLE = 100.0
-"""Rates from here on need no fraction."""
+"""Rates from here on are shown without a fraction."""
 _SPACE_FOR_TEXT = 1.6
 _BAR_HEIGHT, _AXIS_HEIGHT = 36, 110
-"""Pixels, of a row and of everything else."""
+"""Pixels of a row, and of everything else."""
 
 
 def ladder_page(conditions: Conditions, ladder: Ladder) -> ReportPage:
@@ -45,7 +45,7 @@ def _agrees(measured: Sequence[LadderRow]) -> bool:
 
 
 def _conclusion(measured: Sequence[LadderRow]) -> Conclusion:
-    """Name the fastest line, and say what stands out in the others."""
+    """Name the fastest line, and what is notable about the others."""
     best = max(measured, key=_rate, default=None)
     if best is None:
         return Conclusion(headline="Nothing was measured", sentence="No line could be run here.")

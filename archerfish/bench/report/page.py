@@ -1,4 +1,4 @@
-"""Writes a page of words, tables and charts as one HTML file that needs nothing else. Knows no benchmark."""
+"""Writes a page of text, tables and charts as one self-contained HTML file. Knows no benchmark."""
 
 import json
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _ASSETS = files("archerfish.bench.report") / "assets"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """Something to know before any number."""
+    """A warning above the figures."""
 
     name: str
     text: str
@@ -37,11 +37,11 @@ class Figure:
 class Table:
     heading: str
     columns: tuple[str, ...]
-    """The first names the rows."""
+    """Names of the columns; the first column names the rows."""
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
     is_wide: bool = False
-    """Whether it takes the page's whole width."""
+    """Whether the table takes the page's whole width."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conclusion:
-    """What it all comes to, in words."""
+    """The result in words."""
 
     headline: str
     sentence: str
@@ -65,14 +65,14 @@ class ReportPage:
     title: str
     subtitle: str
     alarm: str = ""
-    """In red above everything; empty where all is well."""
+    """A warning in red above everything; empty if there is none."""
     notices: tuple[Notice, ...] = ()
     conclusion: Conclusion
     figures: tuple[Figure, ...] = ()
     tables: tuple[Table, ...] = ()
     charts: "tuple[Chart, ...]" = ()
     version: str
-    """Of the package that measured."""
+    """Version of the package that measured."""
 
 
 def render(page: ReportPage) -> str:
@@ -92,7 +92,7 @@ def render(page: ReportPage) -> str:
 
 
 def save_page(page: ReportPage, path: Path) -> None:
-    """Written whole or not at all."""
+    """Write the page to a file, atomically."""
     partial = path.with_name(path.name + ".partial")
     try:
         partial.write_text(render(page), encoding="utf-8")
@@ -106,5 +106,5 @@ def _asset(name: str) -> str:
 
 
 def _for_script(value: object) -> str:
-    """JSON that cannot end the element it stands in, whatever texts are in it."""
+    """Return JSON that cannot end the script element, whatever its texts contain."""
     return json.dumps(value).replace("<", "\\u003c")

@@ -1,4 +1,4 @@
-"""What the page of a load test says: the verdict first, then figures, tables, charts. Knows no HTML."""
+"""The page of a load test: the verdict first, then figures, tables, charts. Knows no HTML."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,8 +41,8 @@ def run_page(
 
 
 def alarm(run: BenchRun) -> str:
-    """Empty where the run is valid."""
-    return "" if run.is_valid else "INVALID: these figures do not describe the server. The reasons stand below."
+    """Return the warning of an invalid run; empty for a valid one."""
+    return "" if run.is_valid else "INVALID: these figures do not describe the server. The reasons are below."
 
 
 def workload_text(workload: Workload) -> str:

@@ -1,4 +1,4 @@
-"""Turns a run's records into the few numbers that a chart can show. Knows no plotting library."""
+"""Reduces a run's records to the few numbers of a chart. Knows no plotting library."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _FEWEST_BINS, _MOST_BINS = 8, 40
 _NUM_SLICES = 60
 _SHORTEST_SLICE = 0.25
 _LONG_TAIL = 30.0
-"""Times the median: from there on equal bins would put nearly everything into the first."""
+"""Ratio of the largest value to the median above which bins are logarithmic: most values would share one equal bin."""
 _MOST_POINTS = 4000
 
 
@@ -33,11 +33,11 @@ class Bars:
 
 
 def bars(values: Sequence[float]) -> Bars:
-    """Of at least one value; every value is in one of the bars."""
+    """Return the histogram of at least one value; every value is in one of the bars."""
     array = np.asarray(values, np.float64)
     low, high, median = float(array.min()), float(array.max()), float(np.median(array))
     is_logarithmic = low > 0 and high > _LONG_TAIL * median
-    # A bar of one or two values shows chance: the more values, the more bars.
+    # A bar of one or two values shows only chance: more bars for more values.
     num_bins = min(_MOST_BINS, max(_FEWEST_BINS, round(3 * len(array) ** (1 / 3))))
     if is_logarithmic:
         edges = np.geomspace(low, high, num_bins + 1)
@@ -53,19 +53,19 @@ def bars(values: Sequence[float]) -> Bars:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """What was done in each of many equal slices of the run, per second."""
+    """Rates in each of many equal slices of the run."""
 
     times: Values
-    """The middles of the slices."""
+    """Middle of each slice."""
     input_tokens: Values
-    """Of prompts, counted when their answer begins."""
+    """Tokens of prompts, counted when their answer begins."""
     output_tokens: Values
     ended_requests: Values
     good_requests: Values
 
 
 def flow(run: BenchRun, objectives: Objectives | None, most_slices: int = _NUM_SLICES) -> Flow:
-    """Of requests that succeeded, as throughput is defined: the mean over all slices is the run's."""
+    """Return the rates of requests that succeeded; their mean over all slices is the run's throughput."""
     num_slices = max(1, min(most_slices, int(run.duration / _SHORTEST_SLICE)))
     edges = np.linspace(0.0, max(run.duration, 1e-9), num_slices + 1)
     width = edges[1]
@@ -92,27 +92,30 @@ def flow(run: BenchRun, objectives: Objectives | None, most_slices: int = _NUM_S
 
 @dataclass(frozen=True, slots=True)
 class SeriesPoint:
-    """On a roofline."""
+    """A point on a roofline."""
 
     intensity: float
-    """Operations for each byte read."""
+    """Operations per byte read."""
     flops: float
-    """Per second."""
+    """Operations per second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflinePoints:
     peak: Peak
     prefill: SeriesPoint | None
-    """Of the whole run; None where there was no such work."""
+    """Point of the whole run; None without such work."""
     decode: SeriesPoint | None
     prefill_moments: tuple[SeriesPoint, ...]
-    """Between one sample of the server and the next."""
+    """Points between consecutive samples of the server."""
     decode_moments: tuple[SeriesPoint, ...]
 
 
 def roofline_points(samples: Sequence[ServerSample]) -> RooflinePoints | None:
-    """None where the server did not tell enough. Phases share the time in steps as they would at the peak."""
+    """Return the points; None if the server did not report enough.
+
+    Phases share the time in steps as they would at the peak.
+    """
     peak = reported_peak(samples[-1]) if len(samples) > 1 else None
     if peak is None:
         return None
@@ -144,5 +147,5 @@ def _point(flops: float, num_bytes: float, seconds: float) -> SeriesPoint | None
 
 
 def thinned(length: int) -> slice:
-    """Every so manieth of so many things, so that a browser can draw them."""
+    """Return at most so many evenly spaced items, so that a browser can draw them."""
     return slice(None, None, max(1, -(-length // _MOST_POINTS)))

@@ -1,7 +1,7 @@
-"""How charts look: colours for light and dark, fonts, axes. Knows nothing of what they show.
+"""The style of charts: colours for light and dark, fonts, axes. Knows nothing of their contents.
 
-Figures are made in light colours; the page replaces each by its dark counterpart where a person prefers that. Hues are
-told apart by people who see red and green alike, and lines that could be confused differ in dash as well.
+Figures are made in light colours; the page replaces each by its dark counterpart if the reader prefers that. Colours
+are distinguishable with red-green colour blindness, and lines that could be confused also differ in dash.
 """
 
 from dataclasses import dataclass
@@ -34,26 +34,26 @@ DARK = {
 
 _TICKS = [digit * 10.0**exponent for exponent in range(-4, 7) for digit in (1, 2, 5)]
 LOGARITHMIC: dict[str, Any] = {"type": "log", "tickvals": _TICKS, "ticktext": [f"{tick:,.10g}" for tick in _TICKS]}
-"""An axis whose ticks are whole numbers: the library's own drop the zeros between powers of ten."""
+"""An axis with ticks at whole numbers: plotly's own drop the zeros between powers of ten."""
 
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', 'Liberation Sans', sans-serif"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """A figure and what a reader needs to know of it."""
+    """A figure with its explanation."""
 
     name: str
-    """An identifier within its page."""
+    """Identifier within the page."""
     title: str
     caption: str
     figure: "Figure"
     is_wide: bool = False
-    """Whether it takes the page's whole width."""
+    """Whether the chart takes the page's whole width."""
 
 
 def new_figure(*, x: str, y: str, height: int = 320) -> "Figure":
-    """An empty figure with named axes."""
+    """Return an empty figure with named axes."""
     from plotly.graph_objects import Figure
 
     figure = Figure()

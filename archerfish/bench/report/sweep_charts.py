@@ -1,4 +1,4 @@
-"""The charts of a sweep: what a server does as its load grows. Computes no metric; needs plotly."""
+"""The charts of a sweep: the server's figures by load. Computes no metric; needs plotly."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Read = Callable[[Summary], float | None]
 _WIDE_RANGE = 8.0
-"""Loads further apart than this share a logarithmic axis."""
+"""Ratio of the loads above which the axis is logarithmic."""
 
 
 def sweep_charts(sweep: Sweep) -> list[Chart]:
@@ -41,11 +41,14 @@ def sweep_charts(sweep: Sweep) -> list[Chart]:
 def _requests(sweep: Sweep) -> Chart:
     figure = _figure(sweep, "requests/s")
     _add_line(figure, sweep.points, "answered", RUNNING, "dot", lambda summary: summary.throughput.requests)
-    title, caption = "Requests against load", "All that were answered; without objectives none is told from the others."
+    title, caption = (
+        "Requests against load",
+        "All requests that were answered; good ones are not distinguished without objectives.",
+    )
     if sweep.objectives is not None:
         _add_line(figure, sweep.points, "good", GOOD, "solid", _good_requests)
         title = "Goodput against load"
-        caption = "Where good requests turn down, more load makes the service worse for everybody."
+        caption = "Where good requests decline, more load makes the service worse for all."
     _mark_best(figure, sweep)
     return Chart(name="requests", title=title, caption=caption, figure=figure)
 
@@ -61,7 +64,7 @@ def _tokens(sweep: Sweep) -> Chart:
     return Chart(
         name="tokens",
         title="Throughput against load",
-        caption="Flat is saturated: more load only waits longer.",
+        caption="A flat curve is saturation: more load only waits longer.",
         figure=figure,
     )
 

@@ -1,4 +1,4 @@
-"""What the page of a sweep says. Knows no HTML."""
+"""The page of a sweep. Knows no HTML."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ COLUMNS = (
     *("load", "outcome", "trials", "requests/s", "good", "output tokens/s"),
     *("TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99"),
 )
-"""Of what point_cells tells of a load; latencies in ms."""
+"""Names of the cells of point_cells; latencies in ms."""
 
 
 def sweep_page(sweep: Sweep) -> ReportPage:

@@ -9,25 +9,25 @@ from archerfish.bench.serve.records import BenchRun, Workload
 from archerfish.bench.serve.summary import Summary
 
 _MOST = 0.5
-"""Share of the time in question from which on a cause counts as the bottleneck."""
+"""Share of the time from which on a cause counts as the bottleneck."""
 _ROWS_FULL = 0.9
 _CROWDED = 0.1
 """Share of the time with a full KV cache and waiting requests, from which on capacity is the bottleneck."""
 
 
 class RunLimit(StrEnum):
-    """What a run was held back by."""
+    """The bottleneck of a run."""
 
     COMPUTE = "compute-bound"
     BANDWIDTH = "bandwidth-bound"
     CAPACITY = "capacity-bound"
     HOST = "host-bound"
-    """By what happens between steps."""
+    """Work between steps."""
     OVERHEAD = "overhead-bound"
-    """By what no peak explains within them: kernels that are slow, or too small for the machine."""
+    """Steps that are slower than the peak explains: kernels are slow, or too small for the machine."""
     QUEUE = "queue-bound"
     LOAD = "load-bound"
-    """By the client: the server could have done more."""
+    """The client: the server could have done more."""
     UNKNOWN = "unknown"
 
 
@@ -41,7 +41,7 @@ class Evidence:
 class RunVerdict:
     limit: RunLimit
     reason: str
-    """A sentence."""
+    """The reason, in a sentence."""
     evidence: tuple[Evidence, ...]
     advice: tuple[Advice, Advice]
     """The two settings most worth trying, the better one first."""
@@ -66,7 +66,7 @@ def judge_run(run: BenchRun, summary: Summary) -> RunVerdict:
 
 
 def _find(facts: ServerFacts) -> tuple[RunLimit, str]:
-    """The first cause that holds. What lies before the steps goes first: it makes the steps what they are."""
+    """Return the first cause that applies. Causes outside of steps come first, because they shape the steps."""
     if facts.engine.num_preemptions > 0 or facts.crowded_share >= _CROWDED:
         return RunLimit.CAPACITY, _capacity_reason(facts)
     if facts.active_share < _MOST:
@@ -95,7 +95,7 @@ def _find_in_steps(facts: ServerFacts, roof: Roof | None) -> tuple[RunLimit, str
 
 
 def _is_queueing(facts: ServerFacts) -> bool:
-    """Requests wait most of the time, and those that wait are not let in at the very next step."""
+    """Return whether requests wait most of the time, and longer than until the next step."""
     waits_often = facts.waiting_share >= _MOST * facts.active_share
     return waits_often and (facts.queue_share is None or facts.queue_share >= _MOST)
 
@@ -170,7 +170,7 @@ def _format_advice(limit: RunLimit, remedies: Remedies | None) -> list[Advice]:
 
 
 def _first_two(formats: list[Advice], usual: tuple[Advice, Advice], *, lossless_first: bool) -> tuple[Advice, Advice]:
-    """Choose two, formats first; where a lossless setting may do as well, it keeps the first line."""
+    """Choose two, formats first; if a lossless setting may do as well, it gets the first line."""
     ranked = [usual[0], *formats, usual[1]] if lossless_first else [*formats, *usual]
     return ranked[0], ranked[1]
 
@@ -206,14 +206,14 @@ def _advice(limit: RunLimit, facts: ServerFacts, workload: Workload) -> tuple[Ad
 
 
 def _more_at_once(facts: ServerFacts, workload: Workload, why: str) -> Advice:
-    """By the server where its rows are full, or else by the client."""
+    """Advise more sequences at once: by the server if its rows are full, else by the client."""
     if facts.occupancy >= _ROWS_FULL:
         return Advice("--max-num-seqs", "raise it", why)
     return _load(workload, raised=True, why=why)
 
 
 def _load(workload: Workload, *, raised: bool, why: str) -> Advice:
-    """By whatever this load is set with."""
+    """Return the option that sets this load."""
     if workload.arrivals == "trace":
         return Advice("--time-scale", "lower it" if raised else "raise it", why)
     flag = "--request-rate"

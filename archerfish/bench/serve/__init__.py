@@ -1,1 +1,1 @@
-"""Load over HTTP: against our server or any that speaks the same API."""
+"""Load tests over HTTP: of our server, or any other that speaks the same API."""

@@ -1,4 +1,7 @@
-"""Asks a server of OpenAI's API for streamed answers, and records when each token came. Decides nothing about when."""
+"""Requests streamed answers from a server of OpenAI's API, and records when each token came.
+
+Does not decide when to send.
+"""
 
 import asyncio
 import time
@@ -21,14 +24,14 @@ _OK = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
-    """What every request says beside its prompt."""
+    """Fields of every request, in addition to its prompt."""
 
     model: str
     endpoint: str
     ignore_eos: bool = False
-    """Applies to samples that must be written to their full length."""
+    """Applies to samples that must have their full output length."""
     wants_metrics: bool = False
-    """Ask for the server's own times, which only ours understands."""
+    """Whether to request the server's own times, which only ours reports."""
     temperature: float | None = None
     extra_body: Mapping[str, Any] | None = None
     timeout: float = 600.0
@@ -51,19 +54,19 @@ class BenchClient:
         self._start = clock()
 
     def start(self) -> None:
-        """The run begins now."""
+        """Start the run's clock."""
         self._start = self.clock()
 
     def now(self) -> float:
-        """Seconds since the run began."""
+        """Return the seconds since the run began."""
         return self.since_start(self.clock())
 
     def since_start(self, moment: float) -> float:
-        """A moment of the clock as seconds of the run, to the microsecond."""
+        """Return a time of the clock in seconds of the run, to the microsecond."""
         return round(moment - self._start, 6)
 
     def body(self, sample: Sample) -> bytes:
-        """What is sent for a sample: made beforehand, so that it costs nothing while times are taken."""
+        """Return the request body of a sample: built beforehand, so that it costs nothing while times are taken."""
         options = self._options
         body: dict[str, Any] = {"model": options.model, "stream": True, "stream_options": {"include_usage": True}}
         if options.endpoint.endswith("/chat/completions"):
@@ -83,7 +86,7 @@ class BenchClient:
         return msgspec.json.encode({name: value for name, value in laid_over.items() if value is not None})
 
     async def send(self, index: int, sample: Sample, body: bytes, planned: float | None) -> RequestRecord:
-        """One answer, to its end or to what stopped it. Without a plan it was to be sent just now."""
+        """Send a sample, and return the record of its answer. Without a planned time, it counts as planned for now."""
         answer, failure = StreamedAnswer(), bytearray()
         is_stream: bool | None = None
 
@@ -159,7 +162,7 @@ def _messages(sample: Sample) -> list[dict[str, str]]:
 
 
 def _incomplete(answer: StreamedAnswer, other: bytes) -> str | None:
-    """Why a response that was no error is no answer either."""
+    """Return why a response without an error is not a complete answer."""
     if other:
         return f"the answer was not streamed: {error_message(other)}"
     if answer.finish_reason is None and not answer.is_done:

@@ -1,6 +1,6 @@
-"""HTTP connections that cost little and tell exactly when bytes came. Knows nothing of what is sent.
+"""HTTP connections with little overhead and exact times of received bytes. Knows nothing of the contents.
 
-General clients do too much for each piece of a stream to be a yardstick at thousands of requests a second.
+General clients spend too long on each piece of a stream to measure thousands of requests a second.
 """
 
 import asyncio
@@ -15,17 +15,17 @@ import httptools
 from archerfish.errors import ConfigError
 
 OnData = Callable[[bytes, float], None]
-"""Hears of each piece of a body, and of the time at which it was there."""
+"""Called with each piece of a body, and the time at which it arrived."""
 
 
 class ServerAddress(NamedTuple):
-    """Where to connect to."""
+    """The address of a server."""
 
     host: str
     port: int
     is_secure: bool
     path: str
-    """In front of every path, without a slash at its end."""
+    """Prefix of every path, without a slash at its end."""
 
     @classmethod
     def parse(cls, url: str) -> "ServerAddress":
@@ -49,11 +49,11 @@ class ServerAddress(NamedTuple):
 
 
 class ConnectionBroke(Exception):
-    """The server went away, could not be reached or did not speak HTTP."""
+    """The server disconnected, could not be reached or did not speak HTTP."""
 
 
 class _Connection(asyncio.Protocol):
-    """One connection, with at most one request on it."""
+    """A connection, with at most one request on it."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -66,7 +66,7 @@ class _Connection(asyncio.Protocol):
         self.is_open = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name.
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is one in all but name.
         self.is_open = True
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -85,7 +85,7 @@ class _Connection(asyncio.Protocol):
             self.close()
 
     def request(self, head_and_body: bytes, on_data: OnData) -> "asyncio.Future[int]":
-        """Send a request. The future is the status, once the whole response was there."""
+        """Send a request. The future returns the status when the whole response has arrived."""
         assert self._transport is not None and self._done is None
         self._parser = httptools.HttpResponseParser(self)
         self._on_data = on_data
@@ -107,7 +107,7 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         status, keep = self._parser.get_status_code(), self._parser.should_keep_alive()
-        if status < 200:  # 100 Continue and its like come before the response.
+        if status < 200:  # 100 Continue and similar responses precede the final one.
             return
         done, self._done, self._on_data = self._done, None, None
         if not keep:
@@ -122,7 +122,7 @@ class _Connection(asyncio.Protocol):
 
 
 class HttpClient:
-    """Sends requests, each on a connection of its own at the time; those that are free are used again."""
+    """Sends requests, each on a connection of its own at the time; idle connections are reused."""
 
     def __init__(
         self, origin: ServerAddress, headers: Mapping[str, str], clock: Callable[[], float] = time.monotonic
@@ -137,7 +137,7 @@ class HttpClient:
         self._security = ssl.create_default_context() if origin.is_secure else None
 
     async def post(self, path: str, body: bytes, on_data: OnData) -> int:
-        """Return the status. Pieces of the body are passed on as they come."""
+        """Send a request and return the status. Pieces of the body are passed on as they arrive."""
         about = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         return await self._send(f"POST {self._origin.path}{path} HTTP/1.1\r\n{self._head()}{about}\r\n", body, on_data)
 
@@ -160,7 +160,7 @@ class HttpClient:
             try:
                 return await self._exchange(connection, message, on_data)
             except ConnectionBroke:
-                # The server had closed it while it was idle: the request was not taken, and may be sent again.
+                # The server had closed it while idle: the request was not processed, and may be sent again.
                 if connection.heard_anything:
                     raise
         return await self._exchange(await self._connect(), message, on_data)

@@ -50,11 +50,11 @@ _decoder = msgspec.json.Decoder(_Event)
 
 
 class _VisibleText:
-    """Tells when text begins that is meant to be read: not before the end of reasoning that the answer begins with."""
+    """Detects when visible text begins: after the reasoning, if the answer begins with any."""
 
     def __init__(self) -> None:
         self._text = ""
-        """As much as may be needed to see a mark that comes in pieces."""
+        """Enough text to detect a tag that arrives in pieces."""
         self._is_hidden = False
 
     def feed(self, text: str) -> bool:
@@ -74,32 +74,32 @@ class _VisibleText:
 
 @dataclass(slots=True)
 class Arrival:
-    """A moment at which text came."""
+    """A time at which text arrived."""
 
     time: float
     weight: int
-    """Number of characters, which tells several tokens that came together from a single one."""
+    """Number of characters, by which tokens of one event are estimated."""
     total: int | None
-    """Tokens up to here, where the server tells as it goes."""
+    """Tokens so far, if the server reports them in each event."""
 
 
 @dataclass(slots=True)
 class StreamedAnswer:
-    """An answer as far as it has come. Fed with bytes and the time at which they were there."""
+    """An answer as far as it has arrived. Fed with bytes and their times of arrival."""
 
     first_visible: float | None = None
     finish_reason: str | None = None
     num_prompt_tokens: int | None = None
     num_cached_tokens: int | None = None
     num_output_tokens: int | None = None
-    """As the server counted."""
+    """Number of output tokens that the server counted."""
     server: ServerTimes | None = None
     error: str | None = None
     is_done: bool = False
-    """Whether the server said that this was all."""
+    """Whether the server reported the end of the stream."""
     _arrivals: list[Arrival] = field(default_factory=list)
     _finish_time: float | None = None
-    """When the answer ended without another text."""
+    """Return when the answer ended without further text."""
     _unread: bytes = b""
     _visible: _VisibleText = field(default_factory=_VisibleText)
 
@@ -109,12 +109,12 @@ class StreamedAnswer:
         end = data.rfind(b"\n") + 1
         self._unread = data[end:]
         for line in data[:end].splitlines():
-            # A stream also has empty lines, comments that keep it alive, and names of events.
+            # A stream also has empty lines, comments that keep the connection alive, and event names.
             if line.startswith(b"data:"):
                 self._read(line[5:].strip(), now)
 
     def token_times(self) -> tuple[float, ...]:
-        """One time a token. The server's count settles how many there were."""
+        """Return one time per token. The server's count decides how many there are."""
         arrivals, total = self._arrivals, self.num_output_tokens
         if total is None:
             return tuple(arrival.time for arrival in arrivals)
@@ -179,12 +179,12 @@ def _by_totals(arrivals: list[Arrival]) -> tuple[float, ...]:
 
 
 def _settled(arrivals: list[Arrival], total: int) -> tuple[float, ...]:
-    """So many tokens over these moments: each brought at least one, longer texts more; or else some brought none."""
+    """Return times for so many tokens: each arrival has at least one if there are enough, longer texts more."""
     count = len(arrivals)
     if not count or not total:
         return ()
     if total <= count:
-        # First and last stay where they were.
+        # First and last are always among them.
         step = (count - 1) / (total - 1) if total > 1 else 0.0
         return tuple(arrivals[round(index * step)].time for index in range(total))
     all_weight = sum(arrival.weight for arrival in arrivals) or 1
@@ -197,7 +197,7 @@ def _settled(arrivals: list[Arrival], total: int) -> tuple[float, ...]:
 
 
 def error_message(body: bytes) -> str:
-    """What an error response says, in a line."""
+    """Return the message of an error response, in one line."""
     try:
         value = msgspec.json.decode(body)
     except msgspec.MsgspecError:

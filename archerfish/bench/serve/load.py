@@ -1,4 +1,4 @@
-"""Sends a load as planned: each request at its time, no more at once than allowed. Knows no metric."""
+"""Sends a load as planned: each request at its time, and no more at once than allowed. Knows no metric."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -13,16 +13,16 @@ from archerfish.bench.serve.records import RequestRecord
 class PlannedLoad:
     samples: Sequence[Sample]
     times: Sequence[float]
-    """When each is to be sent, rising."""
+    """Times of the requests, ascending."""
     is_closed: bool
-    """Whether a request comes as soon as there is room for it, and not at a time of its own."""
+    """Whether a request is sent when another ends, and not at a time of its own."""
     max_concurrency: int | None = None
 
 
 async def send_load(
     client: BenchClient, load: PlannedLoad, on_end: Callable[[RequestRecord], None]
 ) -> list[RequestRecord]:
-    """All records, in the order of the plan. The client's time starts here."""
+    """Send a load, and return its records in the order of the plan. The client's clock starts here."""
     bodies = [client.body(sample) for sample in load.samples]
     slots = None if load.max_concurrency is None else asyncio.Semaphore(load.max_concurrency)
     waits_for_slot = load.is_closed and slots is not None

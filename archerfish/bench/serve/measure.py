@@ -1,4 +1,4 @@
-"""A load test from its options to its record: makes the load, finds or starts the server, sends, watches, judges."""
+"""Runs a load test, from options to record: generates the load, finds or starts the server, sends, watches, judges."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ from archerfish.weights.locate import locate
 _WARM_UP = Sample(
     prompt="Hello there", num_prompt_tokens=None, num_output_tokens=4, must_write_all=False, num_shared_tokens=None
 )
-# Seconds that our server may take to measure its machine, and between two looks at whether it has.
+# Seconds that our server may take to measure its machine, and between two checks whether it has.
 _LONGEST_PEAK, _BETWEEN_SCRAPES = 15.0, 0.1
 _LONGEST_LOADING = 600.0
 """Seconds that a server may take to load its model before a load test gives up."""
@@ -49,14 +49,17 @@ OnEnd = Callable[[RequestRecord], None]
 def measure_serving(
     options: LoadOptions, dataset: DatasetOptions, url: str | None, on_end: OnEnd = lambda _: None
 ) -> BenchRun:
-    """Without a URL our server is started, and stopped afterwards. `on_end` hears of every request that is over."""
+    """Measure a server.
+
+    Without a URL, ours is started and stopped afterwards. `on_end` is called after each request.
+    """
     prepared = prepare_load(options, dataset, is_own=url is None)
     with open_server(options, url) as address:
         return measure_load(address, options, prepared, is_own=url is None, on_end=on_end)
 
 
 def prepare_load(options: LoadOptions, dataset: DatasetOptions, *, is_own: bool) -> tuple[PlannedLoad, Workload]:
-    """All that is to be sent. A server of our own has a tokenizer that prompts can be measured with."""
+    """Return all samples. For a server started here, prompts are measured with its tokenizer."""
     words = Words(_tokenizer(options, is_own=is_own))
     samples = make_samples(dataset, words, options.num_prompts, options.seed)
     return plan_load(options, dataset, samples)
@@ -70,7 +73,7 @@ def measure_load(
     is_own: bool,
     on_end: OnEnd = lambda _: None,
 ) -> BenchRun:
-    """Send a load to a server that runs."""
+    """Send a load to a running server."""
     load, workload = prepared
     _allow_many_connections()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -78,7 +81,7 @@ def measure_load(
 
 
 def plan_load(options: LoadOptions, dataset: DatasetOptions, samples: Sequence[Sample]) -> tuple[PlannedLoad, Workload]:
-    """When each request is to be sent, and how that is called."""
+    """Return the time of each request, and the name of the arrival process."""
     kind, times = _arrivals(options, DATASETS[dataset.dataset_name].is_trace, samples)
     exact = any(sample.must_write_all for sample in samples)
     load = PlannedLoad(
@@ -140,7 +143,7 @@ async def _measure(
         if is_own:
             await _wait_for_peak(client)
         settings = await scrape_settings(client) if target.is_archerfish else None
-        # What was made for the load stays: looking for garbage in it would only stop the clock's readers.
+        # The objects of the load stay alive: collecting garbage among them would only delay readings of the clock.
         gc.collect()
         gc.freeze()
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -168,12 +171,12 @@ async def _measure(
 
 
 async def _probe(origin: ServerAddress, headers: dict[str, str], options: LoadOptions, *, is_own: bool) -> BenchTarget:
-    """What the server is, and what it calls its model."""
+    """Return what the server is, and its name for the model."""
     client = BenchClient(origin, headers, RequestOptions(model="", endpoint=options.path))
     try:
         is_archerfish = await scrape(client) is not None
         await _wait_until_loaded(client, origin, "/health/ready" if is_archerfish else "/v1/models")
-        # The name that a server of our own was started with is a directory as often as not: it knows what it serves.
+        # A server started here may have been given a directory: its own name for the model is the right one.
         model = options.model if options.model is not None and not is_own else await _first_model(client, origin)
     finally:
         client.close()
@@ -223,7 +226,7 @@ async def _warm_up(client: BenchClient, count: int) -> None:
 
 
 async def _wait_for_peak(client: BenchClient) -> None:
-    """Our server measures its machine when it first has nothing to do: a load would be held up by it."""
+    """Wait until our server has measured its machine, which it does when idle: a load would delay that."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_LONGEST_PEAK):
             while "peak_flops" not in (await scrape(client) or ()):
@@ -232,7 +235,7 @@ async def _wait_for_peak(client: BenchClient) -> None:
 
 @contextlib.contextmanager
 def open_server(options: LoadOptions, url: str | None) -> Iterator[str]:
-    """The address of the server to measure: the one at the URL, or else one of our own, stopped afterwards."""
+    """Yield the address of the server to measure: the one at the URL, or one that is started and stopped here."""
     if url is not None:
         if options.server_args is not None:
             raise ConfigError("--server-args are for the server that is started without --url: leave out one of them")
@@ -260,7 +263,7 @@ def _key_header() -> dict[str, str]:
 
 
 def _allow_many_connections() -> None:
-    """Each open request has a connection, which is a file to the system."""
+    """Raise the limit on open files: each open request has a connection."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,4 +1,4 @@
-"""Watches the measuring process itself: is its event loop on time, is its core full? Knows nothing of the load."""
+"""Watches the measuring process: whether its event loop is on time, and its core full. Knows nothing of the load."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ _INTERVAL = 0.01
 
 
 class ClientMonitor:
-    """Runs while the load does."""
+    """Watches the process while the load runs."""
 
     def __init__(self) -> None:
         self._lags: list[float] = []
@@ -30,7 +30,7 @@ class ClientMonitor:
         self._cpu, self._wall = time.process_time() - self._cpu, time.monotonic() - self._wall
 
     def health(self) -> ClientHealth:
-        """Of the time that is over."""
+        """Return the health of the client over the whole run."""
         lags = np.asarray(self._lags or [0.0])
         return ClientHealth(
             cpu_share=self._cpu / self._wall if self._wall > 0 else 0.0,

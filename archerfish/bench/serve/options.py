@@ -1,4 +1,4 @@
-"""What can be chosen of a load test, beside what is asked. Knows no server."""
+"""Options of a load test, apart from its dataset. Knows no server."""
 
 import math
 import secrets
@@ -10,12 +10,12 @@ from archerfish.bench.serve.client import CHAT, COMPLETIONS
 from archerfish.errors import ConfigError
 
 _SEEDS = 2**31
-"""Random seeds are below: short enough to be typed again."""
+"""Random seeds are smaller than this: short enough to type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """Whom to ask, and when. Checked when made."""
+    """The server, the requests and their timing, validated on creation."""
 
     model: str | None = None
     """Model to request, by default the first that the server lists. Without --url: the model to serve, by default \
@@ -101,7 +101,7 @@ traces."""
 
     @property
     def path(self) -> str:
-        """Where requests go."""
+        """Path that requests are sent to."""
         return self.endpoint or (CHAT if self.backend == "openai-chat" else COMPLETIONS)
 
     @property

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from archerfish.errors import ConfigError
 
-# The server is on this machine: proxies of the environment lead elsewhere.
+# The server is on this machine: proxies of the environment are not for it.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _LISTENING = re.compile(r"listening at (\S+)")
 _LAST_LINES = 20
@@ -23,7 +23,7 @@ _LONGEST_GOODBYE = 40.0
 
 @contextlib.contextmanager
 def own_server(arguments: Sequence[str]) -> Iterator[str]:
-    """The address of `archerfish serve` with these arguments, ready for requests."""
+    """Yield the address of `archerfish serve` with these arguments, ready for requests."""
     command = [sys.executable, "-m", "archerfish", "serve", *arguments, "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     output = _Output(process)
@@ -40,7 +40,7 @@ def own_server(arguments: Sequence[str]) -> Iterator[str]:
 
 
 class _Output:
-    """What the server says, read as it comes so that it never has to wait."""
+    """Reads the server's output as it comes, so that the server never blocks."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process

@@ -1,4 +1,4 @@
-"""What a load test gave, request by request, as plain data that can be saved and read again. Computes no metric.
+"""The records of a load test as plain data that can be saved and read again. Computes no metric.
 
 All times are seconds since the run began, by the client's monotonic clock.
 """
@@ -16,12 +16,12 @@ from archerfish.metrics.timing import RequestTiming
 from archerfish.request import FinishReason
 
 FORMAT: Literal[2] = 2
-"""Raised whenever files of before can no longer be read as they are."""
+"""Version of the file format, increased when older files can no longer be read unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTimes:
-    """How long a request took as the server saw it, in seconds. Only our own server tells."""
+    """A request's times as the server measured them, in seconds. Only our own server reports them."""
 
     queue: float | None
     ttft: float | None
@@ -30,37 +30,37 @@ class ServerTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """One request: what was asked for, what came and when."""
+    """One request: what was requested, what came and when."""
 
     index: int
-    """In the order in which the requests were planned."""
+    """Index in the order in which requests were planned."""
     planned: float
-    """When it was to be sent. In a closed loop, when the one before it made room."""
+    """When it was to be sent. In a closed loop, when the request before it ended."""
     sent: float
-    """When it was sent; a connection that had to be made comes after this."""
+    """When it was sent; opening a connection comes after this."""
     token_times: tuple[float, ...] = ()
     """One for each token of the answer. Tokens that arrived together have the same time."""
     first_visible: float | None = None
-    """When the first text came that is no hidden reasoning."""
+    """When the first text came that is not hidden reasoning."""
     ended: float
-    """When the stream was over or had failed."""
+    """When the stream ended or failed."""
     num_prompt_tokens_requested: int | None = None
-    """Number of prompt tokens as generated; None where they were not counted."""
+    """Number of prompt tokens as generated; None if they were not counted."""
     num_output_tokens_requested: int | None = None
     num_shared_tokens_requested: int | None = None
-    """First tokens of the prompt that others were made to begin with, too; None where prompts are as they are."""
+    """First tokens of the prompt that are shared with others by construction; None if that is unknown."""
     must_write_all: bool = False
-    """Whether the answer was to be exactly as long as asked for, and not at most."""
+    """Whether the output had to have exactly the requested length."""
     num_prompt_tokens: int | None = None
-    """As the server counted."""
+    """Number of prompt tokens that the server counted."""
     num_cached_tokens: int | None = None
-    """Those of them that the server did not have to compute."""
+    """Prompt tokens that the server did not have to compute."""
     num_output_tokens: int = 0
     counted_by_server: bool = False
-    """Whether num_output_tokens is the server's count, and not one of events that brought text."""
+    """Whether num_output_tokens is the server's count, rather than the number of events with text."""
     finish_reason: str | None = None
     status: int | None = None
-    """Of the HTTP response."""
+    """Status of the HTTP response."""
     error: str | None = None
     server: ServerTimes | None = None
 
@@ -70,13 +70,13 @@ class RequestRecord:
 
     @property
     def num_input_tokens(self) -> int:
-        """The server's count, or else ours; 0 where there is neither."""
+        """Number of prompt tokens counted by the server, or else by the client; 0 if neither did."""
         counts = (self.num_prompt_tokens, self.num_prompt_tokens_requested)
         return next((count for count in counts if count is not None), 0)
 
     @property
     def timing(self) -> RequestTiming:
-        """As latencies are defined on: arrival is when it was sent, the end when its last token came."""
+        """The timing for computing latencies: arrival is when it was sent, the end when its last token came."""
         times = self.token_times
         last = times[-1] if times else None
         return RequestTiming(
@@ -89,7 +89,7 @@ class RequestRecord:
 
     @property
     def gaps(self) -> list[float]:
-        """Between two moments at which tokens arrived."""
+        """Gaps between the times at which tokens arrived."""
         return [later - earlier for earlier, later in pairwise(self.token_times) if later > earlier]
 
     @property
@@ -101,16 +101,16 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What was sent, and when it was meant to be."""
+    """The load: what was sent, and when it was planned."""
 
     dataset: str
     arrivals: str
     """gamma, constant, ramp, trace or closed."""
     num_requests: int
     request_rate: float | None
-    """Requests per second; None where all come at once or a trace says when. Of a ramp, the last."""
+    """Requests per second; None if all come at once or at the times of a trace. The last rate of a ramp."""
     burstiness: float | None
-    """Of gamma arrivals; 1 is a Poisson process."""
+    """Shape of gamma arrivals; 1 is a Poisson process."""
     max_concurrency: int | None
     seed: int
     ignore_eos: bool
@@ -118,7 +118,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchTarget:
-    """Where it was sent."""
+    """The server that the load was sent to."""
 
     url: str
     endpoint: str
@@ -130,10 +130,10 @@ class BenchTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientHealth:
-    """How the measuring client itself was."""
+    """How busy and how late the measuring client was."""
 
     cpu_share: float
-    """Of one core."""
+    """Share of one core."""
     median_lag: float
     """Seconds by which its event loop was late."""
     p99_lag: float
@@ -142,13 +142,13 @@ class ClientHealth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSample:
-    """State that an Archerfish server reported at a moment of the run; totals count from its start."""
+    """State that an Archerfish server reported at one time of the run; totals count from its start."""
 
     time: float
     num_running: int
     num_waiting: int
     batch_occupancy: float
-    """Sequences in a step / most there may be, over the steps of the last minute."""
+    """Sequences in a step / maximum number of sequences, over the steps of the last minute."""
     kv_cache_usage: float
     num_steps: int
     busy_seconds: float
@@ -188,7 +188,7 @@ class ServerSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """What our server says of its engine: the settings that decide how much a step reads."""
+    """Settings of our server's engine that decide how much a step reads."""
 
     device: str
     dtype: str
@@ -201,36 +201,36 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something that makes the figures less than they seem."""
+    """Something that limits what the figures mean."""
 
     name: str
     is_fatal: bool
-    """Whether the figures say nothing about the server as it is."""
+    """Whether the figures do not describe the server."""
     what: str
     fix: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRun:
-    """A load test."""
+    """The record of a load test."""
 
     format: Literal[2] = FORMAT
     kind: Literal["archerfish-bench-serve"] = "archerfish-bench-serve"
     version: str
-    """Of the package that measured."""
+    """Version of the package that measured."""
     label: str
     started_at: str
     """Date and time, UTC."""
     target: BenchTarget
     workload: Workload
     duration: float
-    """From the beginning to the end of the last request."""
+    """Seconds from the start to the end of the last request."""
     client: ClientHealth
     findings: tuple[Finding, ...]
     requests: tuple[RequestRecord, ...]
     samples: tuple[ServerSample, ...] = ()
     server: ServerSettings | None = None
-    """None for other servers than ours."""
+    """Settings of our server; None for others."""
 
     @property
     def is_valid(self) -> bool:
@@ -242,7 +242,7 @@ class BenchRun:
 
 
 def save_run(run: BenchRun, path: Path) -> None:
-    """Written whole or not at all."""
+    """Write the run to a file, atomically."""
     partial = path.with_name(path.name + ".partial")
     try:
         partial.write_bytes(msgspec.json.format(msgspec.json.encode(run), indent=1))

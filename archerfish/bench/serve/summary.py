@@ -1,4 +1,4 @@
-"""What a load test came to, in the figures that docs/metrics.md defines. Judges nothing."""
+"""Computes the figures of a load test that docs/metrics.md defines. Judges nothing."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -17,11 +17,11 @@ PERCENTS = (50.0, 90.0, 95.0, 99.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latencies:
-    """In seconds; None where no request had it."""
+    """Latencies in seconds; None if no request had the figure."""
 
     ttft: Distribution | None
     first_visible: Distribution | None
-    """Time to the first text that is no hidden reasoning."""
+    """Time to the first text that is not hidden reasoning."""
     tpot: Distribution | None
     itl: Distribution | None
     e2el: Distribution | None
@@ -32,19 +32,19 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughputSummary:
-    """Of requests that succeeded, per second of the run."""
+    """Rates of requests that succeeded, per second of the run."""
 
     requests: float
     input_tokens: float
     output_tokens: float
     tokens: float
-    """Both."""
+    """Input and output tokens."""
     output_tokens_per_user: float | None
-    """How fast one client sees its answer grow: 1 / median TPOT."""
+    """Speed of one answer for its client: 1 / median TPOT."""
     peak_output_tokens: int
-    """Most in any one second."""
+    """Most output tokens in any one second."""
     peak_concurrency: int
-    """Most requests that were open at once."""
+    """Most requests open at once."""
 
     @property
     def requests_per_minute(self) -> float:
@@ -58,27 +58,27 @@ class Goodput:
     objectives: Objectives
     num_good: int
     share: float
-    """Of all requests, failed ones included."""
+    """Share of all requests, failed ones included."""
     requests: float
-    """Per second."""
+    """Requests per second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSummary:
-    """What our server's counters grew by. None where it did not tell."""
+    """Increase of our server's counters; None if it did not report them."""
 
     busy_share: float
-    """Of the time between the first and the last sample."""
+    """Share of the time between the first and the last sample."""
     mean_batch: float | None
-    """Tokens computed in a step."""
+    """Mean number of tokens computed in a step."""
     largest_kv_cache_usage: float
     num_preemptions: int
     prefix_hit_share: float | None
     utilization: Utilization | None
     joules_per_token: float | None
-    """Of those computed: prompt and answer."""
+    """Energy per computed token of prompts and answers."""
     speculation: SpeculationStats | None
-    """None where nothing was drafted."""
+    """Statistics of draft tokens; None if nothing was drafted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,14 +225,14 @@ def _prefill_share(samples: Sequence[ServerSample]) -> float | None:
 
 
 def reported_peak(sample: ServerSample) -> Peak | None:
-    """Peak of the machine, if the server has reported it by then."""
+    """Return the peak of the machine, if the server has reported it."""
     if sample.peak_flops is None or sample.peak_bandwidth is None:
         return None
     return Peak(sample.peak_flops, sample.peak_bandwidth)
 
 
 def work_between(first: ServerSample, last: ServerSample) -> Work:
-    """What was computed from one moment to another."""
+    """Return the work between two samples."""
     return Work(
         prefill_flops=last.prefill_flops - first.prefill_flops,
         decode_flops=last.decode_flops - first.decode_flops,

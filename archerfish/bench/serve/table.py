@@ -1,4 +1,4 @@
-"""Lays out a summary as `vllm bench serve` does, so that scripts which read that read this. Computes nothing."""
+"""Lays out a summary like `vllm bench serve`, for scripts that parse its output. Computes nothing."""
 
 from collections.abc import Iterator, Sequence
 
@@ -19,7 +19,7 @@ _METRICS = {
 
 
 def parse_metrics(text: str) -> tuple[str, ...]:
-    """From "ttft,tpot,itl,e2el"."""
+    """Return the metrics of a list such as "ttft,tpot,itl,e2el"."""
     names = tuple(name.strip() for name in text.split(","))
     unknown = [name for name in names if name not in _METRICS]
     if unknown:
@@ -28,7 +28,7 @@ def parse_metrics(text: str) -> tuple[str, ...]:
 
 
 def parse_percents(text: str) -> tuple[float, ...]:
-    """From "90,99.9"."""
+    """Return the percentiles of a list such as "90,99.9"."""
     try:
         percents = tuple(float(part) for part in text.split(","))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Finds out whether a run measured the server, and not the client, a mistake or a moment. Changes nothing."""
+"""Checks whether a run measured the server, rather than the client, a mistake or a passing state. Changes nothing."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -9,22 +9,23 @@ from archerfish.bench.serve.records import BenchRun, ClientHealth, Finding, Requ
 
 _FULL_CORE = 0.9
 _LATE_LOOP = 0.02
-"""Seconds, 99th percentile: at worst a hundredth of the times are wrong by more."""
+"""Seconds at the 99th percentile: at most a hundredth of the recorded times are later by more."""
 _LATE_SEND = 0.05
-"""Seconds, 95th percentile."""
+"""Seconds at the 95th percentile."""
 _FEW_FAILURES = 0.01
 _OTHER_LENGTH = 0.01
 _HIT_SHARE = 0.01
 _FEWEST_FOR_P99 = 100
 _TOO_MANY_REQUESTS = 429
-# Growing delay: so many requests, so clear a trend, so many times what it was, and so many seconds a second.
+# TTFT grows if there are so many requests, with so high a correlation, to so many times what it was, by so many seconds
+# a second.
 _FEWEST_FOR_TREND, _CLEAR_TREND, _GROWTH, _SLOPE = 20, 0.6, 2.0, 0.02
 
 Check = Callable[[BenchRun], Iterator[Finding]]
 
 
 def find(run: BenchRun) -> tuple[Finding, ...]:
-    """Everything that is wrong, the fatal first."""
+    """Return all findings, fatal ones first."""
     findings = [finding for check in _CHECKS for finding in check(run)]
     return tuple(sorted(findings, key=lambda finding: not finding.is_fatal))
 
@@ -41,8 +42,8 @@ def _client(run: BenchRun) -> Iterator[Finding]:
         yield _fatal(
             "client-late",
             f"the client's event loop was up to {health.p99_lag * 1000:.0f} ms late (99th percentile), and so are the "
-            "times it took",
-            "run it where nothing else runs, or lower --request-rate",
+            "recorded times",
+            "run it on an idle machine, or lower --request-rate",
         )
 
 
@@ -69,7 +70,7 @@ def _failures(run: BenchRun) -> Iterator[Finding]:
     if throttled:
         yield _fatal(
             "throttled",
-            f"{len(throttled)} of {len(run.requests)} requests were told to come back later (HTTP 429)",
+            f"{len(throttled)} of {len(run.requests)} requests were throttled (HTTP 429)",
             "raise the server's limits (of ours: --max-queued-requests, a key's rate), or lower --request-rate",
         )
     others = Counter(record.error for record in failed if record.status != _TOO_MANY_REQUESTS)
@@ -79,7 +80,7 @@ def _failures(run: BenchRun) -> Iterator[Finding]:
             name="errors",
             is_fatal=count > _FEW_FAILURES * len(run.requests),
             what=f"{count} of {len(run.requests)} requests failed, most often with: {reason}",
-            fix="mend what the message names; figures are of the requests that succeeded",
+            fix="fix what the message names; figures are of the requests that succeeded",
         )
 
 
@@ -91,12 +92,12 @@ def _lengths(run: BenchRun) -> Iterator[Finding]:
         fix = "shorten the requests to what the model's context holds"
         if not run.workload.ignore_eos:
             fix = "give --ignore-eos, if the server understands it"
-        yield _fatal("other-lengths", f"{requested:,} output tokens were asked for, but {got:,} came", fix)
+        yield _fatal("other-lengths", f"{requested:,} output tokens were requested, but {got:,} came", fix)
     uncounted = sum(not record.counted_by_server for record in run.succeeded)
     if uncounted:
         yield _warning(
             "uncounted",
-            f"the server did not count the tokens of {uncounted} answers: each event with text was taken for one token",
+            f"the server did not count the tokens of {uncounted} answers: each event with text counts as one",
             'let the server send usage (stream_options: {"include_usage": true})',
         )
 
@@ -119,7 +120,7 @@ def _prefix_hits(run: BenchRun) -> Iterator[Finding]:
 
 
 def _unexpected_hits(record: RequestRecord) -> int:
-    """Beyond what was made to be shared, and the tokens that a server or a chat template puts around every prompt."""
+    """Return cached tokens beyond those shared by construction or added to prompts by a server or chat template."""
     around = max(0, record.num_input_tokens - (record.num_prompt_tokens_requested or record.num_input_tokens))
     return max(0, (record.num_cached_tokens or 0) - (record.num_shared_tokens_requested or 0) - around)
 

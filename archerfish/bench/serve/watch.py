@@ -1,4 +1,4 @@
-"""Reads what our server tells of itself while a load runs. Understands no other server's metrics."""
+"""Reads our server's metrics while a load runs. Understands no other server's."""
 
 import asyncio
 import re
@@ -14,7 +14,7 @@ _OK = 200
 _INTERVAL = 0.5
 
 Readings = dict[str, float]
-"""By name, with the value of its phase or position label behind it where it has one."""
+"""Values by metric name, followed by the value of its phase or position label if it has one."""
 _LABELS = ("phase", "position")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _SIZES = {"weight_bytes": "weight_bytes", "kv_cache_bytes_per_token": "kv_bytes_per_token"}
@@ -22,9 +22,9 @@ _ACCEPTED_PER_POSITION = "spec_decode_num_accepted_tokens_per_pos_total"
 
 
 def read_metrics(text: str) -> Readings | None:
-    """Values of a scrape of our server's /metrics; None if it is another's.
+    """Return the values of a scrape of our server's /metrics; None if it is another's.
 
-    Only what is needed is looked at: a full parser would hold up the event loop that takes the times.
+    Only what is needed is parsed: a full parser would delay the event loop that takes the times.
     """
     readings: Readings = {}
     for line in text.splitlines():
@@ -97,7 +97,7 @@ def _accepted_at(position: int) -> str:
 
 
 class ServerWatch:
-    """Takes a sample now and then, one at the start and one at the end in any case."""
+    """Takes samples at intervals, and always one at the start and one at the end."""
 
     def __init__(self, client: BenchClient) -> None:
         self._client = client
@@ -127,12 +127,12 @@ class ServerWatch:
 
     @property
     def samples(self) -> list[ServerSample]:
-        """In the time of the run: the first was taken a little before it began."""
+        """Return the samples, in the time of the run: the first was taken a little before it began."""
         return [sample(readings, self._client.since_start(moment)) for moment, readings in self._looks]
 
 
 async def scrape(client: BenchClient) -> Readings | None:
-    """Read the metrics once; None where the server is gone or not ours."""
+    """Read the metrics once; None if the server does not answer or is not ours."""
     text = await _metrics_text(client)
     return None if text is None else read_metrics(text)
 

@@ -1,1 +1,1 @@
-"""Load after load, up to what a server can bear."""
+"""Measures a server at increasing loads, up to its limit."""

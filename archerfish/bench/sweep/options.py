@@ -1,4 +1,4 @@
-"""What can be chosen of a sweep, beside the load itself. Measures nothing."""
+"""Options of a sweep, apart from the load itself. Measures nothing."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,12 @@ from archerfish.metrics.timing import Objectives
 
 _AUTO = "auto"
 _REQUESTS_PER_CLIENT = 4
-"""At a concurrency, so many requests for each that is open: fewer would be only a beginning and an end."""
+"""Requests of a measurement per open request: with fewer, it would be mostly start and end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepOptions:
-    """Checked when made."""
+    """Options of a sweep, validated on creation."""
 
     request_rates: str | None = None
     """Request rates to measure, such as 1,2,4,8. auto (default) starts at --start and doubles while the load is \
@@ -38,9 +38,7 @@ met."""
 
     def __post_init__(self) -> None:
         if self.request_rates is not None and self.concurrencies is not None:
-            raise ConfigError(
-                "--request-rates and --concurrencies are two ways to load a server: leave out one of them"
-            )
+            raise ConfigError("--request-rates and --concurrencies exclude each other: leave out one of them")
         for name in ("start", "num_prompts", "repeats", "tolerance", "max_points"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"--{name.replace('_', '-')} must be more than 0")
@@ -50,7 +48,7 @@ met."""
             raise ConfigError("--seconds must not be negative")
         loads = (self.start, *self.loads)
         if self.axis == "concurrency" and any(load != int(load) for load in loads):
-            raise ConfigError("a concurrency is a whole number of requests: see --concurrencies and --start")
+            raise ConfigError("--concurrencies and --start must be whole numbers of open requests")
 
     @property
     def axis(self) -> Axis:
@@ -58,7 +56,7 @@ met."""
 
     @property
     def loads(self) -> tuple[float, ...]:
-        """Those that were named."""
+        """Loads that were listed; empty for auto."""
         flag, text = (
             ("--concurrencies", self.concurrencies) if self.concurrencies else ("--request-rates", self.request_rates)
         )
@@ -73,7 +71,7 @@ met."""
         return tuple(sorted(set(loads)))
 
     def num_requests(self, load: float) -> int:
-        """Of a measurement at a load."""
+        """Return the number of requests of a measurement at a load."""
         enough = load * (self.seconds if self.axis == "request rate" else _REQUESTS_PER_CLIENT)
         return max(self.num_prompts, round(enough))
 

@@ -1,7 +1,7 @@
-"""Finds the highest load that something holds, by measuring it: doubling, then bisection. Knows nothing of servers.
+"""Finds the highest load that holds, by measuring: doubling, then bisection. Knows nothing of servers.
 
-Measurements are noisy, so a load is tried several times and the majority decides; a trial may also turn out to say
-nothing. What holds more often than not is taken to hold at every lower load.
+Measurements are noisy, so a load is tried several times and the majority decides; a trial may also be inconclusive. A
+load that holds is assumed to hold at every lower load.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,11 +13,12 @@ Detail = TypeVar("Detail")
 
 Outcome = Literal["held", "missed", "not counted"]
 Ending = Literal["missed", "saturated", "not counted", "all held", "budget", "nothing held"]
-"""Why the search went no higher: a little more load missed, brought no more throughput or could not be measured; every
-load that was named held; no measurements were left; or not even the lowest load held."""
+"""Why the search ended: a slightly higher load missed, brought no more throughput or could not be measured; all listed
+loads held; no measurements were left; or not even the lowest load held.
+"""
 
 _NO_GROWTH = 1.1
-"""Twice the load that brings less than this times the throughput is more than can be served."""
+"""Growth of throughput that a doubled load must bring; below it, the server is saturated."""
 _MOST_HALVINGS = 10
 
 
@@ -27,13 +28,13 @@ class LoadTrial(Generic[Detail]):
 
     outcome: Outcome
     throughput: float
-    """In anything that grows with the load until it cannot."""
+    """Throughput in any unit that grows with the load until saturation."""
     detail: Detail
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPoint(Generic[Detail]):
-    """A load and everything measured there."""
+    """A load and its trials."""
 
     load: float
     trials: tuple[LoadTrial[Detail], ...]
@@ -44,7 +45,7 @@ class LoadPoint(Generic[Detail]):
 
     @property
     def outcome(self) -> Outcome:
-        """The majority of what counts; a tie is missed."""
+        """The majority of conclusive trials; a tie counts as missed."""
         counted = self.counted
         if not counted:
             return "not counted"
@@ -52,7 +53,7 @@ class LoadPoint(Generic[Detail]):
 
     @property
     def throughput(self) -> float:
-        """The mean of what counts; 0 without any."""
+        """Mean of conclusive trials; 0 without any."""
         counted = self.counted
         return sum(trial.throughput for trial in counted) / len(counted) if counted else 0.0
 
@@ -60,28 +61,28 @@ class LoadPoint(Generic[Detail]):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchPlan:
     loads: tuple[float, ...] = ()
-    """To be measured in any case. Without any, `start` is doubled as long as that brings more."""
+    """Loads to measure in any case. Without any, `start` is doubled while that brings more throughput."""
     start: float = 1.0
     is_whole: bool = False
     """Whether loads are whole numbers."""
     num_repeats: int = 3
-    """Most trials at a load: they end when the majority is certain."""
+    """Most trials at a load, which end when the majority is certain."""
     tolerance: float = 0.05
-    """How far the load that holds and the one that does not may stay apart, as a share."""
+    """Largest gap between the best load and the next one that missed, as a share."""
     most_points: int = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found(Generic[Detail]):
     points: tuple[LoadPoint[Detail], ...]
-    """By load."""
+    """Points by load, ascending."""
     best: LoadPoint[Detail] | None
-    """The highest that held, below all that did not."""
+    """The highest load that held, below all that did not."""
     ending: Ending
 
 
 def search(measure: Callable[[float], LoadTrial[Detail]], plan: SearchPlan) -> Found[Detail]:
-    """The loads are measured one after the other; `measure` gets only the load."""
+    """Measure loads one after another, and return the result; `measure` gets only the load."""
     walk = _Walk(measure, plan)
     top: Ending = walk.visit_all(plan.loads) if plan.loads else walk.climb()
     ending = walk.bisect() or top
@@ -90,7 +91,7 @@ def search(measure: Callable[[float], LoadTrial[Detail]], plan: SearchPlan) -> F
 
 
 class _Walk(Generic[Detail]):
-    """Where the search has been."""
+    """The state of a search."""
 
     def __init__(self, measure: Callable[[float], LoadTrial[Detail]], plan: SearchPlan) -> None:
         self._measure = measure
@@ -109,7 +110,7 @@ class _Walk(Generic[Detail]):
 
     @property
     def _bound(self) -> LoadPoint[Detail] | None:
-        """The lowest load above the best that did not hold. One that could not be measured is no better."""
+        """Return the lowest load above the best that did not hold. One that could not be measured counts, too."""
         reached = 0.0 if self.best is None else self.best.load
         return next((point for point in self.points if point.load > reached and point.outcome != "held"), None)
 
@@ -132,7 +133,7 @@ class _Walk(Generic[Detail]):
         return "all held"
 
     def climb(self) -> Ending:
-        """Double while it holds and brings more; halve while nothing has held."""
+        """Double the load while it holds and brings more; halve it while nothing has held."""
         point = self.visit(self._plan.start)
         while point.outcome == "held" and not self._is_spent:
             before, point = point, self.visit(point.load * 2)
@@ -146,7 +147,7 @@ class _Walk(Generic[Detail]):
         return "budget"
 
     def bisect(self) -> Ending | None:
-        """Narrow the gap between what held and what did not. None where there is no such gap."""
+        """Narrow the gap between the load that held and the one that did not; return None if there is no such gap."""
         while (best := self.best) is not None and (bound := self._bound) is not None:
             middle = self._between(best.load, bound.load)
             if middle is None:
@@ -157,7 +158,7 @@ class _Walk(Generic[Detail]):
         return None
 
     def _between(self, low: float, high: float) -> float | None:
-        """None where they are close enough."""
+        """Return a load between two; None if they are close enough."""
         if self._plan.is_whole:
             close = high - low <= max(1.0, self._plan.tolerance * low)
             return None if close else float((int(low) + int(high)) // 2)
@@ -165,9 +166,9 @@ class _Walk(Generic[Detail]):
 
 
 def _is_certain(trials: list[LoadTrial[Detail]], num_repeats: int) -> bool:
-    """Whether the trials that are left could still change the majority."""
+    """Return whether the remaining trials cannot change the majority."""
     held = sum(trial.outcome == "held" for trial in trials)
     missed = sum(trial.outcome == "missed" for trial in trials)
     left = num_repeats - len(trials)
-    # A tie is missed, so that what has missed needs no lead.
+    # A tie is missed, so a majority of misses needs no lead.
     return held > missed + left or missed >= held + left

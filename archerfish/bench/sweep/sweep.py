@@ -1,4 +1,4 @@
-"""Measures a server at many loads, and finds the highest that keeps its objectives. Knows neither HTTP nor charts."""
+"""Measures a server at many loads, and finds the highest that meets its objectives. Knows neither HTTP nor charts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,11 +13,13 @@ from archerfish.bench.sweep.search import Ending, Found, LoadPoint, LoadTrial, O
 from archerfish.metrics.timing import Objectives
 
 FORMAT: Final = 1
-"""Raised whenever files of before can no longer be read as they are."""
+"""Version of the file format, increased when older files can no longer be read unchanged."""
 
 SERVER_STALLED = frozenset(("over-saturated", "throttled", "errors", "held-back"))
-"""Findings that make a run no measurement of latency, but an answer to whether the load was held. All others that are
-fatal are the client's or the load's own fault, and such a run says nothing."""
+"""Findings that show that a load was missed, although the run is no measurement of latency.
+
+All other fatal findings are caused by the client or the load itself, and such a run is inconclusive.
+"""
 
 Axis = Literal["request rate", "concurrency"]
 LatencyName = Literal["ttft", "tpot"]
@@ -25,13 +27,13 @@ LatencyName = Literal["ttft", "tpot"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPlan:
-    """What a load must keep to count as held, and how loads are tried."""
+    """The conditions under which a load holds, and how loads are tried."""
 
     axis: Axis
     objectives: Objectives | None
-    """Without any, a load is held that the server keeps up with."""
+    """Objectives of requests. Without any, a load holds if the server keeps up with it."""
     goodput_share: float
-    """Of the requests that must meet them."""
+    """Share of the requests that must meet the objectives."""
     dollars_per_hour: float | None = None
     search: SearchPlan = field(default_factory=SearchPlan)
 
@@ -40,7 +42,7 @@ class SweepPlan:
 class TrialRecord:
     outcome: Outcome
     reasons: tuple[str, ...]
-    """Why it missed or was not counted."""
+    """Reasons why it missed or was not counted."""
     seed: int
     summary: Summary
 
@@ -57,14 +59,14 @@ class PointRecord:
         return [trial.summary for trial in self.trials if trial.outcome != "not counted"]
 
     def mean(self, read: Callable[[Summary], float | None]) -> float | None:
-        """Of the trials that count and have it."""
+        """Return the mean of the trials that count and have the value."""
         values = [value for summary in self.counted if (value := read(summary)) is not None]
         return fmean(values) if values else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """Everything a sweep found."""
+    """The result of a sweep."""
 
     format: Literal[1] = FORMAT
     kind: Literal["archerfish-bench-sweep"] = "archerfish-bench-sweep"
@@ -74,12 +76,12 @@ class Sweep:
     objectives: Objectives | None
     goodput_share: float
     points: tuple[PointRecord, ...]
-    """By load."""
+    """Points by load, ascending."""
     best: float | None
-    """The highest load that held; None where none did."""
+    """The highest load that held; None if none did."""
     ending: Ending
     costs: Costs | None
-    """At the best load, in the trial of median throughput; None without a price."""
+    """Costs at the best load, in the trial of median throughput; None without a price."""
 
     @property
     def best_point(self) -> PointRecord | None:
@@ -87,7 +89,10 @@ class Sweep:
 
 
 def sweep(measure: Callable[[float, int], BenchRun], plan: SweepPlan) -> Sweep:
-    """`measure` is given a load, and a number that no other trial has: a cache must not see the same prompts twice."""
+    """Run a sweep.
+
+    `measure` takes a load, and a number that no other trial has, so that prompts are never in a cache.
+    """
     label = version = ""
     num_trials = 0
 
@@ -146,14 +151,14 @@ _ENDINGS: dict[Ending, str] = {
     "missed": "a little more does not hold",
     "saturated": "twice as much brings hardly more throughput",
     "not counted": "more could not be measured: the client or the load itself is the limit",
-    "all held": "every load that was asked for holds; name higher ones",
+    "all held": "every listed load holds; list higher ones",
     "budget": "it may be higher, but no measurements were left; raise --max-points",
     "nothing held": "not even the lowest load that was tried",
 }
 
 
 def verdict_text(sweep: Sweep) -> str:
-    """One sentence: what holds, and why not more."""
+    """Return one sentence: which load holds, and why not more."""
     if sweep.best is None:
         return f"No load holds: {_ENDINGS[sweep.ending]}."
     return f"{load_text(sweep.best, sweep.axis)} holds; {_ENDINGS[sweep.ending]}."
@@ -164,7 +169,7 @@ def load_text(load: float, axis: Axis) -> str:
 
 
 def percentile_of(name: LatencyName, percent: float) -> Callable[[Summary], float | None]:
-    """Reads a percentile in milliseconds."""
+    """Return a function that reads a percentile in milliseconds."""
 
     def read(summary: Summary) -> float | None:
         latency: Distribution | None = getattr(summary.latencies, name)
@@ -174,7 +179,7 @@ def percentile_of(name: LatencyName, percent: float) -> Callable[[Summary], floa
 
 
 def uncounted_reasons(points: Sequence[PointRecord]) -> list[str]:
-    """One line for each trial that was not counted."""
+    """Return one line for each trial that was not counted."""
     return [
         f"{point.load:,.4g}: not counted ({', '.join(trial.reasons)})"
         for point in points

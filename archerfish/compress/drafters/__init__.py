@@ -1,1 +1,1 @@
-"""Training of drafters by self-distillation, on what the target itself writes."""
+"""Training of drafters by self-distillation, on texts that the target generates."""

@@ -1,4 +1,4 @@
-"""Batches of samples on the device: which come when is a function of seed and step alone. Knows no model."""
+"""Batches of samples on the device, in an order that depends on seed and step alone. Knows no model."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -13,7 +13,7 @@ class TrainingBatch(NamedTuple):
     tokens: Tensor
     """[rows, length] int64."""
     own: Tensor
-    """[rows, length] bool, on the host: the next token is one of the text, and not the first that the model drew."""
+    """[rows, length] bool, on the host: the next token is part of the text, and not the first that the model drew."""
 
     def positions(self, depth: int) -> Tensor:
         """Return which draft tokens of a depth count, as indices of all [rows, starts] one after the other."""
@@ -32,14 +32,14 @@ class Batches:
         self._order: tuple[int, Tensor] | None = None
 
     def of_step(self, step: int) -> TrainingBatch:
-        """Every sample comes once before any comes again, each time in another order."""
+        """Return the batch of a step. Every sample comes once before any is repeated, each time in another order."""
         first = step * self._num_rows
         rows = [self._row(first + position) for position in range(self._num_rows)]
         return self._batch(torch.tensor(rows))
 
     @property
     def num_held_out(self) -> int:
-        """Batches of them."""
+        """Number of batches of held-out samples."""
         return -(-self._samples.num_held_out // self._num_rows)
 
     def held_out(self) -> Iterator[TrainingBatch]:
@@ -58,6 +58,6 @@ class Batches:
         lengths, given = self._samples.lengths[rows], self._samples.given[rows]
         longest = int(lengths.max())
         positions = torch.arange(longest)
-        # Nothing is predicted after a text's last token: there the model has ended it.
+        # Nothing is predicted after a text's last token, where the model ended it.
         own = (positions >= given[:, None]) & (positions < lengths[:, None] - 1)
         return TrainingBatch(self._tokens[rows.to(self._tokens.device), :longest].long(), own)

@@ -1,4 +1,4 @@
-"""A draft model of the same vocabulary: made, trained and written as a Llama."""
+"""Draft models with the target's vocabulary: created, trained and saved as a Llama."""
 
 import json
 import shutil
@@ -24,11 +24,11 @@ from archerfish.weights.locate import locate, read_config
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 _NAMED_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _ROUND = 32
-"""Feed-forward widths that are worked out are multiples of it: kernels have tiles for those."""
+"""Computed feed-forward widths are multiples of it, because kernels have tiles for those."""
 
 
 class DraftModelTraining:
-    """A draft model. All depths are alike: it reads earlier draft tokens as it reads any text."""
+    """A draft model in training. All depths are alike: it reads earlier draft tokens like any text."""
 
     taps: tuple[int, ...] = ()
     trained_depths = 1
@@ -65,7 +65,7 @@ class DraftModelTraining:
 
 
 def draft_model(blueprint: Blueprint, config: EngineConfig, options: DrafterOptions) -> DraftModelTraining:
-    """A new one, or the one to start from, ready to be trained on the device that the target is on."""
+    """Return a new draft model, or the one to start from, ready to be trained on the target's device."""
     if options.start is None:
         config_json = _new_config(blueprint, config, options)
         decoder = _new_decoder(config_json, blueprint, options)
@@ -94,11 +94,11 @@ def _check_start(decoder: Decoder, config_json: Mapping[str, Any], blueprint: Bl
         )
     placements = find_family(config_json).placements(decoder.arch)
     if any(placement.transform is not None or placement.expert is not None for placement in placements):
-        raise ConfigError(f"--start {start} is a {decoder.arch.family}, which cannot be written again: give a Llama")
+        raise ConfigError(f"--start {start} is a {decoder.arch.family}, which cannot be saved: give a Llama")
 
 
 def _new_config(blueprint: Blueprint, config: EngineConfig, options: DrafterOptions) -> dict[str, Any]:
-    """A Llama's, in the target's proportions where nothing else is said."""
+    """Return the config of a Llama, in the target's proportions where options do not decide."""
     arch = blueprint.arch
     spec = arch.layers[0].attention
     hidden = options.hidden_size or _rounded(arch.hidden_size / 2, spec.head_dim)
@@ -131,7 +131,7 @@ def _rounded(width: float, step: int) -> int:
 
 
 def _new_decoder(config_json: Mapping[str, Any], blueprint: Blueprint, options: DrafterOptions) -> Decoder:
-    """Small normal numbers, smaller where they add to the stream between layers."""
+    """Return a model with small normal weights, smaller in the projections that add to the residual stream."""
     arch = find_family(config_json).read(Fields(config_json))
     device = blueprint.config.device
     ops = choose_ops(KernelTarget(device=device, dtype="float32")).ops

@@ -33,11 +33,11 @@ class Drafter(Protocol):
 
     @property
     def trained_depths(self) -> int:
-        """Number of depths with something to learn."""
+        """Number of depths that have parameters to train."""
 
     @property
     def target_ids(self) -> Tensor | None:
-        """The target's ids of the tokens that it can draft; None where it can draft all."""
+        """The target's ids of the tokens that it can draft; None if it can draft all."""
 
     def states(self, reading: TargetReading, num_depths: int) -> list[Tensor]:
         """Return states for each depth, [rows, length - 1 - depth, width]: one for every start, in order."""
@@ -73,7 +73,7 @@ def _judged(
     if len(pieces) == 1:
         judgements = [piece(*pieces[0])]
     else:
-        # Nothing here is random: to keep the generator's state would make the host wait.
+        # Nothing here is random; preserving the generator's state would make the host wait.
         again = partial(checkpoint, piece, use_reentrant=False, preserve_rng_state=False)
         judgements = [Judgement(*again(*chunk)) for chunk in pieces]
     return Judgement(*(torch.cat(parts) for parts in zip(*judgements, strict=True)))

@@ -22,7 +22,7 @@ from archerfish.ops.signatures import AttendFunction, Ops
 from archerfish.weights.heads import choose_tokens, save_head
 
 _FEW_LAYERS = 8
-"""Below it the usual depths of the target lie on top of each other."""
+"""Number of layers below which the usual depths of the target coincide."""
 
 
 class EagleDrafter:
@@ -66,7 +66,7 @@ class EagleDrafter:
 class LineAttention:
     """Attention of draft tokens at a depth: over the target's features, then over the draft's own tokens.
 
-    The line of depth d at place i began at i - d: it sees the keys of depth 0 up to there, and of each depth m above
+    The line of depth d at position i began at i - d: it sees the keys of depth 0 up to there, and of each depth m above
     it the key at i - d + m.
     """
 
@@ -100,7 +100,7 @@ class LineAttention:
 
 
 def line_mask(length: int, depth: int, device: torch.device) -> Tensor:
-    """[T, (depth + 1) * T] which keys of depth 0, 1, ... each place sees at a depth."""
+    """Return [T, (depth + 1) * T] which keys of depth 0, 1, ... each position sees at a depth."""
     positions = torch.arange(length, device=device)
     starts = positions[:, None] - depth
     return torch.cat([positions <= starts, *(positions == starts + own for own in range(1, depth + 1))], dim=1)
@@ -109,7 +109,7 @@ def line_mask(length: int, depth: int, device: torch.device) -> Tensor:
 def eagle_drafter(
     target: Decoder, target_ids: Tensor | None, options: DrafterOptions, ops: Ops, base: str
 ) -> EagleDrafter:
-    """A new head in the target's proportions, with the target's last norm and head to begin with."""
+    """Return a new head in the target's proportions, which begins with the target's last norm and head."""
     spec = eagle_spec(target.arch, options, None if target_ids is None else len(target_ids))
     head = Eagle(spec, target.embedding, ops, spec.max_positions)
     # Drawn on the host, whose numbers are the same everywhere.
@@ -152,14 +152,14 @@ def eagle_spec(arch: Arch, options: DrafterOptions, vocab_size: int | None) -> E
 
 
 def _taps(num_layers: int) -> tuple[int, ...]:
-    """Early, in the middle and late, as published heads have it; of few layers all the way to the end."""
+    """Return the layers to read: early, middle and late, as in published heads; in a model with few, all."""
     if num_layers >= _FEW_LAYERS:
         return (2, num_layers // 2, num_layers - 3)
     return tuple(dict.fromkeys((1, max(1, num_layers // 2), num_layers)))
 
 
 def _intermediate_size(arch: Arch) -> int:
-    """The target's; of experts that of as many as a token has."""
+    """Return the target's size; for experts, that of the experts of one token together."""
     spec = arch.layers[0].feed_forward
     return spec.size * (spec.num_experts_per_token if isinstance(spec, ExpertsSpec) else 1)
 

@@ -18,10 +18,10 @@ class Judgement(NamedTuple):
 
 
 def judge(wanted: Tensor, predicted: Tensor, target_ids: Tensor | None) -> Judgement:
-    """Of the target's logits [rows, vocabulary] and a drafter's [rows, its own vocabulary], both in float32.
+    """Judge a drafter's logits [rows, its own vocabulary] by the target's [rows, vocabulary], both in float32.
 
-    `target_ids` are the target's ids of the drafter's tokens; None where they are the same. What a drafter cannot
-    guess has q = 0, so it adds nothing to the sum of minima.
+    `target_ids` are the target's ids of the drafter's tokens; None if they are the same. Tokens that a drafter cannot
+    draft have q = 0, and add nothing to the sum of minima.
     """
     log_p = wanted.log_softmax(-1)
     log_q = predicted.log_softmax(-1)
@@ -29,7 +29,7 @@ def judge(wanted: Tensor, predicted: Tensor, target_ids: Tensor | None) -> Judge
     if target_ids is not None:
         log_p, likeliest = log_p[:, target_ids], target_ids[likeliest]
     p = log_p.exp()
-    # A token that is impossible for the target adds nothing, whatever the drafter thinks of it.
+    # A token that is impossible for the target adds nothing, whatever its probability for the drafter.
     divergence = torch.where(p > 0, p * (log_p - log_q), 0.0).sum(-1)
     return Judgement(torch.minimum(p, log_q.exp()).sum(-1), (best == likeliest).float(), divergence)
 

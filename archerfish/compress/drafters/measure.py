@@ -59,7 +59,7 @@ class _Grid(NamedTuple):
     agreement: Tensor
     acceptance: Tensor
     is_counted: Tensor
-    """The text is the model's own all along the chain."""
+    """Whether the text is the model's own all along the chain."""
 
     def extended_by(self, last: "_Grid") -> "_Grid":
         width = last.agreement.shape[1]
@@ -77,7 +77,7 @@ def _as_grid(judgement: Judgement, batch: TrainingBatch, depth: int) -> _Grid:
 
 
 class _Tally:
-    """Sums of agreement and acceptance, by themselves and along chains, each with how many there were."""
+    """Sums of agreement and acceptance, alone and along chains, each with its count."""
 
     def __init__(self) -> None:
         self._sums, self.counts = [0.0] * 4, [0] * 4

@@ -1,4 +1,4 @@
-"""Medusa's heads in training: each learns the target's distributions one place further ahead."""
+"""Medusa's heads in training: each learns the target's distributions one position further ahead."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,7 +47,7 @@ class MedusaDrafter:
 def medusa_drafter(
     target: Decoder, target_ids: Tensor | None, options: DrafterOptions, ops: Ops, base: str
 ) -> MedusaDrafter:
-    """New heads that end in the target's own head. All begin by adding nothing to the target's state."""
+    """Return new heads that end in the target's own head, and begin by adding nothing to the target's state."""
     arch = target.arch
     spec = MedusaSpec(
         num_heads=options.depths,

@@ -1,4 +1,4 @@
-"""What can be chosen of the training of a drafter. Knows no model and reads no file."""
+"""Options of the training of a drafter. Knows no model and reads no file."""
 
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -16,7 +16,7 @@ _USED_BY: dict[str, tuple[Method, ...]] = {
     "intermediate_size": ("eagle", "draft_model"),
     "start": ("draft_model",),
 }
-"""Options that not every method has a use for."""
+"""Options that only some methods use."""
 _SHAPE = ("layers", "hidden_size", "intermediate_size")
 _LEAST = {
     **dict.fromkeys(("depths", "batch", "steps", "max_steps", "layers", "hidden_size", "intermediate_size"), 1),
@@ -30,7 +30,7 @@ _MOST_DEPTHS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterOptions:
-    """Checked when made."""
+    """Options of the training, validated on creation."""
 
     method: Method
     """Kind of drafter: medusa, heads that predict several positions ahead from the model's last hidden state; eagle, \
@@ -87,17 +87,17 @@ tokens. It falls from 1 to this value over the first quarter of the steps."""
         if self.start is not None and any(getattr(self, name) is not None for name in _SHAPE):
             raise ConfigError("--start has a shape of its own: leave out --layers, --hidden-size, --intermediate-size")
         if self.steps is not None and self.minutes is not None:
-            raise ConfigError("--steps and --minutes both say when to end: give one of them")
+            raise ConfigError("--steps and --minutes exclude each other: give one of them")
         self._check_ranges()
 
     def _check_ranges(self) -> None:
         if self.minutes is not None and not 0 < self.minutes < float("inf"):
             raise ConfigError(f"--minutes {self.minutes} must be more than 0")
         if not 0 < self.learning_rate < 1:
-            raise ConfigError(f"--learning-rate {self.learning_rate} must lie between 0 and 1")
+            raise ConfigError(f"--learning-rate {self.learning_rate} must be between 0 and 1")
         if not 0 <= self.divergence <= 1:
             raise ConfigError(f"--divergence {self.divergence} must be from 0 to 1")
         if self.depths > _MOST_DEPTHS:
             raise ConfigError(f"--depths {self.depths} must be at most {_MOST_DEPTHS}")
         if self.length < self.depths + 4:
-            raise ConfigError(f"--length {self.length} leaves no room for --depths {self.depths}: make it longer")
+            raise ConfigError(f"--length {self.length} is too short for --depths {self.depths}: make it longer")

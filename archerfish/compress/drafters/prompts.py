@@ -1,4 +1,4 @@
-"""Reads the prompts that a model is to answer from a file. Knows no tokenizer."""
+"""Reads a file of prompts for a model to answer. Knows no tokenizer."""
 
 import json
 from collections.abc import Mapping
@@ -8,26 +8,28 @@ from typing import Any
 from archerfish.errors import ConfigError
 
 Prompt = str | list[Mapping[str, Any]]
-"""A text to go on with, or the messages of a conversation to answer."""
+"""A text to continue, or the messages of a conversation to answer."""
 
 _LINE_FORMAT = 'write {"prompt": "text"} or {"messages": [{"role": "user", "content": "text"}]}'
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """At least two, or a ConfigError that says where there is something else."""
+    """Return at least two prompts, or raise a ConfigError that names the line that is wrong."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(f"--prompts: cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"--prompts: {path} is not UTF-8 text (byte {error.start}); convert it first") from error
-    # Not splitlines, which also splits at characters that may stand within a prompt.
+    # splitlines would also split at characters that may be part of a prompt.
     numbered = [(number, line.removesuffix("\r")) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     prompts: list[Prompt] = [line for _, line in numbered]
     if path.suffix == ".jsonl":
         prompts = [_parse(line, f"line {number} of {path}") for number, line in numbered]
     if len(set(map(repr, prompts))) < 2:
-        raise ConfigError(f"--prompts: {path} has no two prompts, one to learn from and one to measure with; add some")
+        raise ConfigError(
+            f"--prompts: {path} has fewer than two prompts: one is needed to train on and one to measure with; add some"
+        )
     return prompts
 
 
@@ -44,4 +46,4 @@ def _parse(line: str, where: str) -> Prompt:
     messages = record.get("messages")
     if isinstance(messages, list) and messages and all(isinstance(message, dict) for message in messages):
         return messages
-    raise ConfigError(f"{where} has an empty prompt or one of the wrong kind; {_LINE_FORMAT}")
+    raise ConfigError(f"{where} has an empty prompt or one of the wrong type; {_LINE_FORMAT}")

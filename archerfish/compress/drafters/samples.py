@@ -1,4 +1,7 @@
-"""Texts that a model writes to be learned from: answers to prompts, or to beginnings of its own. Knows no drafter."""
+"""Texts that a model generates for training: answers to prompts, or texts from openings of its own.
+
+Knows no drafter.
+"""
 
 import gc
 from collections.abc import Sequence
@@ -19,13 +22,13 @@ from archerfish.errors import ConfigError, ModelError
 from archerfish.request import SamplingParams
 
 _HELD_OUT = 16
-"""One sample in so many is measured with and never learned from."""
+"""One sample in so many is held out for measuring."""
 _AT_ONCE = {"cpu": 64, "cuda": 1024}
 """Samples that are generated at once."""
 _TEMPERATURES = (0.0, 0.25, 0.0, 0.5, 0.0, 0.75, 0.0, 1.0)
 """Temperatures of the samples in turn: half are greedy, the others as varied as requests are."""
 _SHARES_GIVEN = (1 / 16, 1 / 4, 1 / 2)
-"""Of a text: how much of it is the beginning that the model writes for itself."""
+"""Shares of a text that are its opening, in turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,7 +40,7 @@ class Samples:
     given: Tensor
     """[samples] int32: number of first tokens that are not predicted."""
     num_training: int
-    """The first ones are learned from, the others are held out: no prompt is among both."""
+    """Number of samples to train on, which come first; the others are held out, and share no prompt with them."""
 
     @property
     def num_held_out(self) -> int:
@@ -48,7 +51,7 @@ class Samples:
         return int(self.lengths.sum())
 
     def frequent(self, count: int, vocab_size: int) -> Tensor:
-        """The ids most frequent in what is learned from, in ascending order; of equals the smaller ones."""
+        """Return the most frequent ids of the training samples, in ascending order; among equals the smaller ones."""
         positions = torch.arange(self.tokens.shape[1])
         written = (positions < self.lengths[:, None]) & (positions >= self.given[:, None])
         counted = torch.bincount(
@@ -70,7 +73,7 @@ class Samples:
 
 
 def write_samples(config: EngineConfig, options: DrafterOptions, device: str) -> Samples:
-    """The same options write the same samples, on a device of the same kind."""
+    """Generate samples. The same options give the same samples, on a device of the same kind."""
     prompts = None if options.prompts is None else read_prompts(Path(options.prompts))
     llm = LLM(**_settings(config, options, device, has_prompts=prompts is not None))
     try:
@@ -82,7 +85,7 @@ def write_samples(config: EngineConfig, options: DrafterOptions, device: str) ->
         answers = _answers(llm, given, options, ignore_eos=prompts is None)
     finally:
         llm.close()
-        # What it holds of the device is wanted next, and goes with its last cycle.
+        # The memory that it holds on the device is needed next, and freed only with its reference cycles.
         del llm
         gc.collect()
         if device == "cuda":
@@ -110,7 +113,7 @@ def _settings(config: EngineConfig, options: DrafterOptions, device: str, *, has
 
 
 def _beginnings(llm: LLM, options: DrafterOptions) -> list[list[int]]:
-    """Drawn at temperature 1, as varied as the model is."""
+    """Return openings drawn at temperature 1, as varied as the model is."""
     start = llm.assembly.start_token_id
     lengths = [max(1, int(options.length * _SHARES_GIVEN[n % len(_SHARES_GIVEN)])) for n in range(options.samples)]
     params = [
@@ -121,7 +124,7 @@ def _beginnings(llm: LLM, options: DrafterOptions) -> list[list[int]]:
 
 
 def _encoded(llm: LLM, prompts: Sequence[Prompt], options: DrafterOptions) -> list[list[int]]:
-    """As many prompts as samples, in their order, each as often as it takes; too long ones are left out."""
+    """Return as many prompts as samples, in their order, repeated as needed; prompts that are too long are left out."""
     processor = llm.assembly.processor
     longest = options.length - options.depths - 2
     encoded = []
@@ -137,7 +140,9 @@ def _encoded(llm: LLM, prompts: Sequence[Prompt], options: DrafterOptions) -> li
     if len(encoded) < len(prompts):
         logger.info("%d prompts of more than %d tokens are left out", len(prompts) - len(encoded), longest)
     if len({tuple(tokens) for tokens in encoded}) < 2:
-        raise ConfigError(f"no two of the prompts leave room for an answer in --length {options.length}: make it more")
+        raise ConfigError(
+            f"fewer than two prompts leave space for an answer in --length {options.length}: make it longer"
+        )
     return [encoded[number * len(encoded) // options.samples] for number in range(options.samples)]
 
 
@@ -175,11 +180,11 @@ def _arranged(
         lengths[row] = len(before) + len(after)
         tokens[row, : lengths[row]] = torch.tensor(before + after, dtype=torch.int32)
     num_training = len(beginnings) - max(1, len(beginnings) // _HELD_OUT)
-    # A prompt that was answered several times is wholly on one side.
+    # All answers to a prompt are on the same side.
     while num_training and beginnings[num_training - 1] == beginnings[num_training]:
         num_training -= 1
     if not num_training:
-        raise ConfigError(f"--samples {options.samples} leave none to train on after those held out: make it more")
+        raise ConfigError(f"--samples {options.samples} leave none to train on after those held out: use more")
     return Samples(
         tokens=tokens,
         lengths=lengths,

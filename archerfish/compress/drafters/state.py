@@ -1,4 +1,4 @@
-"""What a training keeps in its output directory to go on later: its options, its samples, its progress."""
+"""The state of a training in its output directory, to be resumed: options, samples, progress."""
 
 import json
 import shutil
@@ -16,23 +16,23 @@ from archerfish.errors import ConfigError
 
 _FOLDER = "state"
 _FREE = ("output", "max_steps")
-"""Options that may be others when a training goes on."""
+"""Options that may change when a training is resumed."""
 
 
 @dataclass(slots=True)
 class TrainingProgress:
-    """How far a training is, with everything that the next step depends on."""
+    """The progress of a training, with everything that the next step depends on."""
 
     step: int
     num_steps: int | None
-    """None until it is known how long a step takes."""
+    """Number of steps; None until the time of a step is known."""
     parameters: Mapping[str, Any]
     optimizer: Mapping[str, Any]
 
 
 class State:
     def __init__(self, config: EngineConfig, options: DrafterOptions) -> None:
-        """Of the output directory, which is made; a ConfigError if it holds anything else."""
+        """Open the output directory, and create it if needed; a ConfigError if it holds anything else."""
         self.directory = Path(options.output)
         self._folder = self.directory / _FOLDER
         chosen = {name: value for name, value in asdict(options).items() if name not in _FREE}
@@ -43,7 +43,7 @@ class State:
             raise ConfigError(f"--output {self.directory} cannot be used: {error.strerror}") from error
 
     def samples(self, write: Callable[[], Samples]) -> Samples:
-        """As they were written, now or then."""
+        """Return the samples, which are generated if they are not saved yet."""
         file = self._folder / "samples.safetensors"
         if not file.exists():
             write().save(file)
@@ -56,7 +56,7 @@ class State:
         return TrainingProgress(**torch.load(file, map_location=device, weights_only=True))
 
     def save(self, progress: TrainingProgress) -> None:
-        """Whole, or not at all."""
+        """Save the progress, atomically."""
         new = self._folder / "progress.new"
         fields = ("step", "num_steps", "parameters", "optimizer")
         torch.save({name: getattr(progress, name) for name in fields}, new)
@@ -72,7 +72,7 @@ class State:
             return
         if self.directory.exists() and any(self.directory.iterdir()):
             raise ConfigError(
-                f"--output {self.directory} is not empty, and what is in it is no training to go on with: "
+                f"--output {self.directory} is not empty, and has no training to resume: "
                 "give another directory, or empty it"
             )
         self._folder.mkdir(parents=True)
@@ -84,6 +84,6 @@ class State:
         for name, value in chosen.items():
             if before.get(name) != value:
                 raise ConfigError(
-                    f"{self.directory} holds a training that began with {flag_name(name)} {before.get(name)}, "
-                    f"not {value}: go on with that, or give another --output"
+                    f"{self.directory} has a training that began with {flag_name(name)} {before.get(name)}, "
+                    f"not {value}: resume with that, or give another --output"
                 )

@@ -13,14 +13,14 @@ from archerfish.models.decoder import Decoder, TapFunction
 
 
 class TargetReading(NamedTuple):
-    """What the target makes of a batch."""
+    """The target's states for a batch."""
 
     tokens: Tensor
     """[rows, length]"""
     states: Tensor
     """[rows, length, hidden] after its final norm."""
     taps: Tensor | None
-    """[rows, length, layers * hidden] layer inputs that a drafter reads; None where it reads none."""
+    """[rows, length, layers * hidden] layer inputs that a drafter reads; None if it reads none."""
 
 
 class DraftingTarget:
@@ -30,7 +30,7 @@ class DraftingTarget:
 
     @torch.no_grad()
     def read(self, tokens: Tensor) -> TargetReading:
-        """Of texts [rows, length] from their beginning."""
+        """Read texts [rows, length] from their beginning."""
         heard: dict[int, Tensor] = {}
 
         def tap(layer: int, x: Tensor) -> None:
@@ -44,13 +44,13 @@ class DraftingTarget:
 
     @torch.no_grad()
     def logits(self, states: Tensor) -> Tensor:
-        """[rows, hidden] -> [rows, vocabulary], in float32."""
+        """Compute [rows, hidden] -> [rows, vocabulary], in float32."""
         with half_precision(states.device):
             return self.decoder.logits(states)
 
 
 class RowsAttention:
-    """Causal attention within each of several rows of equal length, laid one after the other."""
+    """Causal attention within each of several rows of equal length, one after the other."""
 
     def __init__(self, specs: list[AttentionSpec], num_rows: int) -> None:
         self._specs = specs
@@ -69,19 +69,19 @@ class RowsAttention:
 
 
 def read_rows(decoder: Decoder, tokens: Tensor, tap: TapFunction = lambda layer, x: None) -> Tensor:
-    """[rows, length] -> [rows, length, hidden] after the final norm."""
+    """Compute [rows, length] -> [rows, length, hidden], after the final norm."""
     attend = RowsAttention([layer.attention for layer in decoder.arch.layers], len(tokens))
     states: Tensor = decoder(tokens.flatten(), row_positions(tokens), attend, tap)
     return states.view(*tokens.shape, -1)
 
 
 def row_positions(tokens: Tensor) -> Tensor:
-    """[rows * length]: each row's from 0."""
+    """Return positions [rows * length], which begin at 0 in each row."""
     return torch.arange(tokens.shape[1], device=tokens.device).repeat(len(tokens))
 
 
 @contextmanager
 def half_precision(device: torch.device) -> Iterator[None]:
-    """GEMMs in bfloat16 where there is hardware for it; float32 on a CPU, whose bits can then be compared."""
+    """Run GEMMs in bfloat16 if the hardware supports it; on a CPU in float32, so that bits are reproducible."""
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
         yield

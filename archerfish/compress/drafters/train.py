@@ -1,4 +1,4 @@
-"""Trains a drafter from options to checkpoint and card: the only place that brings its parts together."""
+"""Trains a drafter, from options to checkpoint and card. The only module that combines its parts."""
 
 import time
 from dataclasses import asdict, dataclass, replace
@@ -33,14 +33,14 @@ class Trained:
 
 
 def train_drafter(config: EngineConfig, options: DrafterOptions, clock: Clock = time.monotonic) -> Trained | None:
-    """None where it was stopped before its end: called again with the same options it goes on."""
+    """Train a drafter. Returns None if it was stopped early: called again with the same options, it resumes."""
     started = clock()
     blueprint = examine(config)
     _check(blueprint, options)
     device = blueprint.config.device
     state = State(config, options)
     samples = state.samples(lambda: write_samples(config, options, device))
-    # In float32 a CPU's steps can be done again bit for bit; on a GPU the checkpoint's own format will do.
+    # In float32, steps on a CPU are reproducible bit for bit; on a GPU the checkpoint's own format suffices.
     decoder = load_decoder(replace(config, dtype="auto" if device == "cuda" else "float32"))
     drafter = _drafter(decoder, blueprint, samples, config, options)
     target = DraftingTarget(decoder, drafter.taps)
@@ -69,9 +69,9 @@ def train_drafter(config: EngineConfig, options: DrafterOptions, clock: Clock = 
 
 @torch.no_grad()
 def _round(drafter: Drafter) -> None:
-    """To the numbers that will be written: what is measured is what is served."""
+    """Round parameters to the format that they are saved in: what is measured is what is served."""
     for parameter in drafter.module.parameters():
-        # What is borrowed of the target is not written.
+        # Modules shared with the target are not saved.
         if parameter.requires_grad:
             parameter.copy_(parameter.bfloat16())
 
@@ -98,5 +98,5 @@ def _drafter(
 
 
 def _name(config: EngineConfig, blueprint: Blueprint) -> str:
-    """What the model was called, or is called in the box."""
+    """Return the model's name, or its name as a bundled model."""
     return config.model or blueprint.directory.name

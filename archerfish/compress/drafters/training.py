@@ -19,22 +19,22 @@ from archerfish.engine.driver import uninterrupted
 Clock = Callable[[], float]
 
 SECONDS_BETWEEN_SAVES = 60.0
-_REPORT_SECONDS = 10
+_STEPS_BETWEEN_REPORTS = 10
 """Steps between progress reports: for each, the host waits for the device."""
 _UNTIMED, _TIMED = 10, 30
-"""Steps: the first ones pay for what is made once."""
+"""Steps that are not timed, because the first ones include initialization, and steps that are."""
 _WARM_UP = 100
 _DEPTH_DECAY = 0.8
 """Weight of a draft token relative to the one before it: it counts only where that one is accepted."""
 _DIVERGENCE_UNTIL = 0.25
-"""Share of the steps over which the divergence gives way."""
+"""Share of the steps in which the weight of the divergence falls."""
 _MOST_NORM = 1.0
 _BETAS = (0.9, 0.95)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingReport:
-    """Of one step."""
+    """The report of one step."""
 
     loss: Tensor
     acceptance: Tensor
@@ -56,9 +56,9 @@ class Training:
         self.num_steps = None if options.minutes is not None else options.steps or DEFAULT_STEPS
 
     def run(self, state: State, started: float) -> bool:
-        """Whether it came to its end; if not, the state has what it takes to go on.
+        """Return whether the training is complete; if not, the state allows resuming it.
 
-        `started` is when the minutes that were given began, by the clock.
+        `started` is when the given minutes began, by the clock.
         """
         saved = state.load(str(self._target.decoder.norm.weight.device))
         if saved is not None:
@@ -71,7 +71,7 @@ class Training:
             if self.num_steps is not None:
                 self._advance("training", state, self.num_steps, stop)
         except KeyboardInterrupt:
-            # A second Ctrl-C tears a step that hangs: what was saved before it stays.
+            # A second Ctrl-C interrupts a step that hangs: what was saved before it remains.
             if self._is_whole:
                 state.save(self._progress())
             raise
@@ -79,7 +79,7 @@ class Training:
         return self._step == self.num_steps
 
     def _time_steps(self, state: State, started: float, stop: int | None) -> None:
-        """The first ones, which tell how many there can be in the time that was given."""
+        """Run the first steps, and compute how many fit the given time."""
         assert self._options.minutes is not None
         title, first = "timing steps", self._step
         self._advance(title, state, first + _UNTIMED, stop)
@@ -97,19 +97,19 @@ class Training:
         until = until if stop is None else min(until, stop)
         with ProgressBar(title, until) as bar:
             while self._step < until:
-                # A Ctrl-C in the middle of a step would leave some weights before it and some behind.
+                # A Ctrl-C in the middle of a step would leave some weights updated and others not.
                 with uninterrupted():
                     self._is_whole = False
                     report = self._learn()
                     self._is_whole = True
-                if self._step % _REPORT_SECONDS == 0:
+                if self._step % _STEPS_BETWEEN_REPORTS == 0:
                     bar.update(self._step, f"loss {report.loss.item():.4f}, acceptance {report.acceptance.item():.1%}")
                 if self._clock() - self._last_saved >= SECONDS_BETWEEN_SAVES:
                     self._last_saved = self._clock()
                     state.save(self._progress())
 
     def _learn(self) -> TrainingReport:
-        """One step."""
+        """Run one step."""
         batch = self._batches.of_step(self._step)
         share = self._divergence_share()
         depths = self._drafter.trained_depths
@@ -136,7 +136,7 @@ class Training:
         return 0.0 if self.num_steps is None else self._step / self.num_steps
 
     def _pace(self) -> float:
-        """Multiplier of the learning rate: up in a line, down in half a cosine."""
+        """Return the multiplier of the learning rate: a linear warm-up, then half a cosine down."""
         warm_up = _WARM_UP if self.num_steps is None else max(1, min(_WARM_UP, self.num_steps // 10))
         return min(1.0, (self._step + 1) / warm_up) * (1 + math.cos(math.pi * self._done)) / 2
 
@@ -145,7 +145,7 @@ class Training:
         return least + (1 - least) * max(0.0, 1 - self._done / _DIVERGENCE_UNTIL)
 
     def _synchronized(self) -> float:
-        """The time when all that the device was asked to do is done."""
+        """Return the time when the device has finished its work."""
         if self._target.decoder.norm.weight.is_cuda:
             torch.cuda.synchronize()
         return self._clock()

@@ -54,7 +54,7 @@ def test_answers_of_another_length() -> None:
     short = make_run(_even(must_write_all=True, num_output_tokens_requested=20))
     assert (
         _fatal(short) == ["other-lengths"]
-        and "2,000 output tokens were asked for, but 1,000 came" in find(short)[0].what
+        and "2,000 output tokens were requested, but 1,000 came" in find(short)[0].what
     )
     unbound = replace(short, workload=replace(WORKLOAD, ignore_eos=False))
     assert "--ignore-eos" in find(unbound)[0].fix

@@ -21,7 +21,7 @@ from tests.compress.drafters.walkers import options
         ({"minutes": 0.0}, "--minutes 0.0 must be more than 0"),
         ({"learning_rate": 0.0}, "--learning-rate 0.0"),
         ({"depths": 17}, "--depths 17 must be at most 16"),
-        ({"length": 8, "depths": 5}, "--length 8 leaves no room for --depths 5"),
+        ({"length": 8, "depths": 5}, "--length 8 is too short for --depths 5"),
     ],
 )
 def test_what_cannot_work_is_refused(given: dict[str, object], says: str) -> None:

@@ -27,7 +27,7 @@ def test_objects_have_prompts_or_messages(tmp_path: Path) -> None:
         ('{"prompt": "a"}\n{"question": "b"}', "line 2 of .* must have a prompt or messages"),
         ('{"prompt": "a", "id": 3}\n', "line 1 of .* and nothing else"),
         ('{"prompt": ""}\n', "line 1 of .* empty prompt"),
-        ('{"prompt": "a"}\n{"prompt": "a"}\n', "no two prompts"),
+        ('{"prompt": "a"}\n{"prompt": "a"}\n', "fewer than two prompts"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, text: str, says: str) -> None:

@@ -44,7 +44,7 @@ def test_prompts_are_answered_and_none_is_on_both_sides(llama: EngineConfig, tmp
 def test_prompts_that_leave_no_room_are_refused(llama: EngineConfig, tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text("The quick brown fox jumps\n" + "over the lazy dog " * 9 + "\n")
-    with pytest.raises(ConfigError, match="no two of the prompts leave room for an answer in --length 24"):
+    with pytest.raises(ConfigError, match="fewer than two prompts leave space for an answer in --length 24"):
         write_samples(llama, options(tmp_path, prompts=str(file)), "cpu")
 
 

@@ -1,4 +1,4 @@
-"""What is asked of a server under load: made up, or read from files of the usual shapes."""
+"""The prompts of a load: generated, or read from files in the usual formats."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,7 +16,7 @@ __all__ = ["DATASETS", "DatasetOptions", "Sample", "SampleMessage", "Words", "ma
 class _Kind(NamedTuple):
     make: Callable[[DatasetOptions, Words, int, int], list[Sample]]
     is_trace: bool = False
-    """Whether it says when requests come."""
+    """Return whether the dataset has arrival times."""
 
 
 DATASETS = {
@@ -31,5 +31,5 @@ DATASETS = {
 
 
 def make_samples(options: DatasetOptions, words: Words, num_samples: int, seed: int) -> list[Sample]:
-    """So many requests, the same for the same seed."""
+    """Return so many requests, the same for the same seed."""
     return DATASETS[options.dataset_name].make(options, words, num_samples, seed)

@@ -1,4 +1,4 @@
-"""Prompts from files: JSON in ShareGPT's shape, JSONL of prompts or chats, and the prompts in the box."""
+"""Prompts from files: JSON in ShareGPT's format, JSONL of prompts or chats, and prompts for the bundled models."""
 
 import json
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from archerfish.bench.serve.datasets.words import Words
 from archerfish.errors import ConfigError
 
 _DEFAULT_OUTPUT = 256
-# As vLLM keeps conversations: shorter ones measure nothing, longer ones need more context than many models have.
+# vLLM's limits on conversations: shorter ones measure nothing, longer ones exceed the context of many models.
 _SHORTEST, _LONGEST_PROMPT, _LONGEST_TOTAL = 4, 1024, 2048
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant"}
 _PROMPT_FIELDS = ("prompt", "question", "text")
@@ -40,14 +40,14 @@ BOX_PROMPTS = (
 
 
 def box_prompts(options: DatasetOptions, words: Words, num_samples: int, seed: int) -> list[Sample]:
-    """Beginnings and questions that the models in the box can answer."""
+    """Return beginnings and questions that the bundled models can answer."""
     order = np.random.default_rng(seed).permutation(num_samples) % len(BOX_PROMPTS)
     return [_sample(BOX_PROMPTS[index], options.output_len or _DEFAULT_OUTPUT, words) for index in order.tolist()]
 
 
 def jsonl_prompts(options: DatasetOptions, words: Words, num_samples: int, seed: int) -> list[Sample]:
-    """One object a line with a prompt, a question, turns (the first is asked) or messages."""
-    del seed  # They are taken in the order of the file.
+    """Return prompts from objects with a prompt, a question, turns (the first is used) or messages, one per line."""
+    del seed  # In the order of the file.
     path = needed_path(options)
     samples: list[Sample] = []
     for where, value in parsed_objects(path):
@@ -60,7 +60,7 @@ def jsonl_prompts(options: DatasetOptions, words: Words, num_samples: int, seed:
 
 
 def sharegpt(options: DatasetOptions, words: Words, num_samples: int, seed: int) -> list[Sample]:
-    """A conversation's first question, answered at the length of its first answer. In random order."""
+    """Return the first question of each conversation, with the length of its first answer. In random order."""
     path = needed_path(options)
     conversations = _parse(read_text(path), str(path))
     if not isinstance(conversations, list):
@@ -103,7 +103,7 @@ def _prompt(value: dict[str, Any], where: str) -> str | tuple[SampleMessage, ...
 
 
 def _up_to_the_question(messages: list[SampleMessage], where: str) -> tuple[SampleMessage, ...]:
-    """What a model would be asked: all up to the user's last word, but no answer after it."""
+    """Return the messages up to the user's last one, without the answer after it."""
     for end in range(len(messages), 0, -1):
         if messages[end - 1].role == "user":
             return tuple(messages[:end])
@@ -126,7 +126,7 @@ def _turns(value: Any, where: str) -> list[SampleMessage]:
 
 
 def _repeated(samples: list[Sample], num_samples: int, path: Path) -> list[Sample]:
-    """From the beginning again where there are not enough, so that a small file can make a long load."""
+    """Return so many samples, from the start again if there are too few, so that a small file can make a long load."""
     if not samples:
         raise ConfigError(f"{path} has no prompt that can be sent")
     return [samples[index % len(samples)] for index in range(num_samples)]
@@ -146,7 +146,7 @@ def read_text(path: Path) -> str:
 
 
 def parsed_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a JSONL file, each with where it stands."""
+    """Yield the objects of a JSONL file, each with its location."""
     for number, line in enumerate(read_text(path).splitlines(), 1):
         if line.strip():
             where = f"{path}, line {number}"

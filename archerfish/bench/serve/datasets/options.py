@@ -1,4 +1,4 @@
-"""What can be chosen of what is asked: which texts, how long, from which file. Reads nothing."""
+"""Options of the dataset: which prompts, how long, from which file. Reads nothing."""
 
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -10,7 +10,7 @@ _LENGTHS = (
     *("prefix_repetition_suffix_len", "prefix_repetition_num_prefixes", "prefix_repetition_output_len"),
 )
 _FILES = ("sharegpt", "custom", "azure", "mooncake")
-# Which datasets an option is for, by how its name begins.
+# Datasets that an option is for, by the beginning of its name.
 _USED_BY = {
     "dataset_path": _FILES,
     "output_len": ("sharegpt", "custom", "box"),
@@ -22,7 +22,7 @@ _USED_BY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetOptions:
-    """Checked when made."""
+    """Options of the dataset, validated on creation."""
 
     dataset_name: Literal["random", "prefix_repetition", "sharegpt", "custom", "azure", "mooncake", "box"] = "random"
     """Prompts to send: random words, repeated prefixes, conversations in ShareGPT's JSON, custom prompts (JSONL), \

@@ -1,4 +1,4 @@
-"""One request of a load: what to ask, and what is known of it beforehand. Knows no server."""
+"""One request of a load: its prompt, and what is known of it beforehand. Knows no server."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,12 +14,12 @@ class Sample:
     prompt: str | tuple[SampleMessage, ...]
     """A text, or the messages of a chat."""
     num_prompt_tokens: int | None
-    """None where no tokenizer is known. The server may add tokens of its own."""
+    """Number of prompt tokens; None without a tokenizer. The server may add tokens of its own."""
     num_output_tokens: int
-    """Most tokens to write."""
+    """Maximum number of output tokens."""
     must_write_all: bool
-    """Whether the load needs exactly so many, and not at most."""
+    """Whether the output must have exactly this length."""
     num_shared_tokens: int | None
     """Number of first tokens shared with other samples by construction; None where that is unknown."""
     time: float | None = None
-    """When a trace saw it, in seconds."""
+    """Arrival time in the trace, in seconds."""

@@ -1,4 +1,4 @@
-"""Loads of random words: lengths drawn around a mean, and prefixes that come again."""
+"""Loads of random words: lengths around a mean, and repeated prefixes."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from archerfish.bench.serve.datasets.words import MadeText, Words
 
 
 def random_samples(options: DatasetOptions, words: Words, num_samples: int, seed: int) -> list[Sample]:
-    """Lengths are uniform between mean x (1 - ratio) and mean x (1 + ratio); nothing is shared but a wanted prefix."""
+    """Return samples with uniform lengths between mean x (1 - ratio) and mean x (1 + ratio), after a shared prefix."""
     rng = np.random.default_rng(seed)
     prefix = words.make(rng, options.random_prefix_len) if options.random_prefix_len else MadeText("", 0)
     inputs = _lengths(rng, options.random_input_len, options.random_range_ratio, num_samples)
@@ -17,7 +17,7 @@ def random_samples(options: DatasetOptions, words: Words, num_samples: int, seed
 
 
 def prefix_repetition(options: DatasetOptions, words: Words, num_samples: int, seed: int) -> list[Sample]:
-    """Every prefix as often as the others, each time with another suffix, in random order."""
+    """Return samples with every prefix equally often, each time with another suffix, in random order."""
     rng = np.random.default_rng(seed)
     num_prefixes = min(options.prefix_repetition_num_prefixes, num_samples)
     prefixes = [words.make(rng, options.prefix_repetition_prefix_len) for _ in range(num_prefixes)]

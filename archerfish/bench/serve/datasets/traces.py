@@ -1,4 +1,4 @@
-"""Recorded arrivals: Azure's CSV and Mooncake's JSONL, with texts made to their lengths and shared prefixes."""
+"""Recorded arrivals: Azure's CSV and Mooncake's JSONL, with generated texts of their lengths and shared prefixes."""
 
 import csv
 from datetime import datetime
@@ -15,7 +15,7 @@ from archerfish.errors import ConfigError
 
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _MOONCAKE_BLOCK = 512
-"""Tokens that one of Mooncake's hashes stands for."""
+"""Tokens per hash of a Mooncake trace."""
 
 
 class _Row(NamedTuple):
@@ -23,11 +23,11 @@ class _Row(NamedTuple):
     num_in: int
     num_out: int
     hashes: tuple[int, ...]
-    """Of its blocks; none where the trace does not tell."""
+    """Hashes of its blocks; empty if the trace has none."""
 
 
 def azure(options: DatasetOptions, words: Words, num_samples: int, seed: int) -> list[Sample]:
-    """Times and lengths of Azure's services; the texts have nothing in common."""
+    """Return the times and lengths of Azure's services; texts share nothing."""
     path = needed_path(options)
     rows = csv.DictReader(read_text(path).splitlines())
     if tuple(rows.fieldnames or ()) != _AZURE_COLUMNS:
@@ -50,7 +50,7 @@ def azure(options: DatasetOptions, words: Words, num_samples: int, seed: int) ->
 
 
 def mooncake(options: DatasetOptions, words: Words, num_samples: int, seed: int) -> list[Sample]:
-    """Times, lengths and shared prefixes: equal hashes at the beginning of two requests are equal texts."""
+    """Return times, lengths and shared prefixes: equal hashes at the beginning of two requests give equal texts."""
     path = needed_path(options)
     records = []
     for where, value in parsed_objects(path):
@@ -75,7 +75,7 @@ def mooncake(options: DatasetOptions, words: Words, num_samples: int, seed: int)
 
 
 class _Blocks:
-    """Texts of blocks, each made once: the same hash is the same text in every prompt."""
+    """Texts of blocks, each generated once: the same hash is the same text in every prompt."""
 
     def __init__(self, words: Words, size: int, seed: int) -> None:
         self._words = words
@@ -104,7 +104,7 @@ class _Blocks:
 
 
 def _shared_blocks(rows: list[_Row]) -> list[int]:
-    """How many of each request's first blocks an earlier one has, too."""
+    """Return how many first blocks of each request also begin an earlier one."""
     nodes: dict[tuple[int, int], int] = {}
     counts = []
     for row in rows:

@@ -1,4 +1,4 @@
-"""Texts of a wanted length, made of random words. Without a tokenizer a word counts as a token."""
+"""Texts of a given length, made of random words. Without a tokenizer a word counts as a token."""
 
 import re
 from typing import NamedTuple
@@ -28,11 +28,11 @@ _COMMON = (
 class MadeText(NamedTuple):
     text: str
     num_tokens: int | None
-    """None without a tokenizer."""
+    """Number of tokens; None without a tokenizer."""
 
 
 class Words:
-    """Makes texts. The same generator in the same state makes the same text."""
+    """Generates texts. The same generator in the same state gives the same text."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
@@ -44,16 +44,16 @@ class Words:
         self._dearest = max(self._costs.values())
 
     def count(self, text: str) -> int | None:
-        """Tokens of a text; None without a tokenizer."""
+        """Return the number of tokens of a text; None without a tokenizer."""
         return None if self._tokenizer is None else len(self._tokenizer.encode(text, add_special_tokens=False))
 
     def estimate(self, text: str) -> int:
-        """The same, or else its words."""
+        """Return the number of tokens, or without a tokenizer the number of words."""
         counted = self.count(text)
         return max(1, len(text.split())) if counted is None else counted
 
     def make(self, rng: np.random.Generator, num_tokens: int) -> MadeText:
-        """As many tokens as asked for, or nearly so where the vocabulary's words do not add up."""
+        """Return a text of `num_tokens` tokens, or nearly so if the vocabulary's words do not add up."""
         chosen: list[str] = []
         left, dearest, fitting = num_tokens, self._dearest, self._words
         while fitting and left > 0:
@@ -69,7 +69,7 @@ class Words:
 
 
 def _whole_words(tokenizer: Tokenizer) -> list[str]:
-    """Some words that are one token each, wherever in a text they stand."""
+    """Return words that are one token each, anywhere in a text."""
     words: list[str] = []
     for token_id in np.random.default_rng(0).permutation(tokenizer.vocab_size).tolist():
         text = tokenizer.token_text(token_id)
