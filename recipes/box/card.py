@@ -323,7 +323,7 @@ def _quoting_table(skills: Mapping[str, Mapping[str, Any]]) -> str:
         for measure, name in (("exact_match", "exact match"), ("f1", "F1")):
             rows.append([f"{counted}, {name}", *(_percent(score[part][measure]) for score in scores)])
     rows.append(["quoted", *(_percent(score["quoted"]) for score in scores)])
-    rows.append(["prompts that did not fit", *(_count(score["not_asked"]) for score in scores)])
+    rows.append(["prompts that did not fit", *(_count(score["did_not_fit"]) for score in scores)])
     return _table(["", *SHAPES], rows)
 
 
@@ -337,7 +337,7 @@ def _tools_table(skills: Mapping[str, Mapping[str, Any]]) -> str:
     }
     rows = [[title, *(_percent(score[key]) for score in scores)] for key, title in titles.items()]
     rows.append(["conversations that were shortened", *(_count(score["shortened"]) for score in scores)])
-    rows.append(["prompts that did not fit", *(_count(score["not_asked"]) for score in scores)])
+    rows.append(["prompts that did not fit", *(_count(score["did_not_fit"]) for score in scores)])
     return _table(["", *SHAPES], rows)
 
 

@@ -29,11 +29,11 @@ def export(name: str, model: Decoder, tokenizer: Path, directory: Path) -> None:
     config = SHAPES[name]
     parameters = dict(model.named_parameters())
     tensors = {}
-    for place in find_family(config).places(model.arch):
-        assert place.transform is None and place.expert is None, "a plain Llama stores its matrices as they are"
-        tensor = parameters[place.target].detach()
-        tensor = tensor if place.rows is None else tensor[place.rows]
-        tensors[place.source] = tensor.to("cpu", torch.bfloat16).contiguous().clone()
+    for placement in find_family(config).placements(model.arch):
+        assert placement.transform is None and placement.expert is None, "a plain Llama stores its matrices as they are"
+        tensor = parameters[placement.target].detach()
+        tensor = tensor if placement.rows is None else tensor[placement.rows]
+        tensors[placement.source] = tensor.to("cpu", torch.bfloat16).contiguous().clone()
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     _write_json(directory / "config.json", config)
     _write_json(directory / "generation_config.json", _GENERATION)

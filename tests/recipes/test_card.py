@@ -54,7 +54,7 @@ def skills(level: float) -> dict[str, Any]:
             "all": {"questions": 1025, "exact_match": level / 4, "f1": level},
             "literal": {"questions": 504, "exact_match": level + 0.0312, "f1": level + 0.1},
             "quoted": 0.8772,
-            "not_asked": 3,
+            "did_not_fit": 3,
         },
         "tools": {
             "calls": 445,
@@ -62,7 +62,7 @@ def skills(level: float) -> dict[str, Any]:
             "right_function": 0.8,
             "right_arguments": level + 0.0456,
             "shortened": 17,
-            "not_asked": 0,
+            "did_not_fit": 0,
         },
     }
 

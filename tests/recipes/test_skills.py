@@ -85,10 +85,10 @@ def test_answers_are_compared_as_squad_does() -> None:
 
 
 def test_a_quote_is_whole_words() -> None:
-    assert skills.stands_in(" he gave a golden ring ", PASSAGE)
-    assert skills.stands_in("ring to", PASSAGE) and skills.stands_in("daughter.", PASSAGE)
-    assert not skills.stands_in("ring to the young", PASSAGE)
-    assert not skills.stands_in("his ring", PASSAGE) and not skills.stands_in(" ", PASSAGE)
+    assert skills.is_quoted(" he gave a golden ring ", PASSAGE)
+    assert skills.is_quoted("ring to", PASSAGE) and skills.is_quoted("daughter.", PASSAGE)
+    assert not skills.is_quoted("ring to the young", PASSAGE)
+    assert not skills.is_quoted("his ring", PASSAGE) and not skills.is_quoted(" ", PASSAGE)
 
 
 def test_quoting_is_scored_over_all_and_over_literal_questions(llm: LLM, scripted: Script, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_quoting_is_scored_over_all_and_over_literal_questions(llm: LLM, scripte
     # "A golden ring." has a full stop that the passage has not: it is no literal answer.
     assert scores["literal"] == {"questions": 1, "exact_match": 1.0, "f1": 1.0}
     assert scores["all"] == {"questions": 3, "exact_match": 0.3333, "f1": round((1 + 2 / 3) / 3, 4)}
-    assert scores["quoted"] == 0.6667 and scores["not_asked"] == 0
+    assert scores["quoted"] == 0.6667 and scores["did_not_fit"] == 0
 
 
 def test_a_question_that_does_not_fit_is_counted_and_wrong(llm: LLM, scripted: Script, tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_question_that_does_not_fit_is_counted_and_wrong(llm: LLM, scripted: S
     prompts_sent = scripted(llm, ["an old king"])
     scores = skills.quoting_scores(llm, lines(tmp_path / "questions", [long, QUESTIONS[0]]))
     assert len(prompts_sent) == 1
-    assert scores["not_asked"] == 1 and scores["quoted"] == 0.5
+    assert scores["did_not_fit"] == 1 and scores["quoted"] == 0.5
     assert scores["all"] == {"questions": 2, "exact_match": 0.5, "f1": 0.5}
 
 
@@ -144,7 +144,7 @@ def test_old_turns_give_way_but_never_the_tools(llm: LLM, scripted: Script, tmp_
     prompts_sent = scripted(llm, ["", ""])
     dialogue = {**DIALOGUE, "messages": [*turns[:4], *chatter, *turns[4:]]}
     scores = skills.tool_scores(llm, lines(tmp_path / "dialogues", [dialogue]))
-    assert scores["shortened"] == 1 and scores["not_asked"] == 0
+    assert scores["shortened"] == 1 and scores["did_not_fit"] == 0
     assert prompts_sent[1].startswith("<|system|>Tools: ") and prompts_sent[1].endswith(
         "<|user|>Yes, please.<|end|><|assistant|>"
     )
