@@ -1,6 +1,6 @@
 """The engine from Python: many prompts at once, a chat, an answer as it is written.
 
-python examples/offline.py                       the model in the box
+python examples/offline.py                       the bundled model, perch
 python examples/offline.py Qwen/Qwen3-0.6B       any directory or hub name
 """
 

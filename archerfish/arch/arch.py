@@ -28,7 +28,7 @@ class AttentionSpec:
     num_kv_heads: int
     head_dim: int
     scale: float
-    """Factor of query-key products."""
+    """Factor of query-key dot products."""
     qkv_bias: bool = False
     output_bias: bool = False
     rope: RopeSpec | None = None

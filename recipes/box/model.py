@@ -85,7 +85,7 @@ def logits_of_rows(model: Decoder, rows: Tensor) -> Tensor:
 
 @contextmanager
 def half_precision(device: str) -> Iterator[None]:
-    """Matrix products in bfloat16 where there is hardware for it; float32 on a CPU."""
+    """Run GEMMs in bfloat16 if the hardware supports it; in float32 on a CPU."""
     with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
         yield
 

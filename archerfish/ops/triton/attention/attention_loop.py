@@ -39,7 +39,7 @@ class KeyRange(NamedTuple):
 
 
 class Scaling(NamedTuple):
-    """Factors of a product of query and key before it is capped, and of a score to be an exponent of two."""
+    """Factors of a query-key dot product before it is capped, and of a score to be an exponent of two."""
 
     score: Any
     exponent: Any

@@ -55,7 +55,7 @@ class Tile:
     fold_ahead: int
     """Splits whose partial results are loaded at once."""
     is_small: bool
-    """Keys are the left operand of products, since eight rows suffice for the right one; and a unit that shares its
+    """Keys are the left operand of GEMMs, since eight rows suffice for the right one; and a unit that shares its
     queries may have several splits, for which large tiles lack registers."""
 
 
@@ -196,7 +196,7 @@ class AttentionScratch:
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """What is done to the product of a query and a key."""
+    """What is done to the dot product of a query and a key."""
 
     scale: float
     window: int | None
@@ -204,7 +204,7 @@ class Scoring:
 
     @property
     def factors(self) -> tuple[float, float]:
-        """Factors of a product before it is capped, and of a score to be an exponent of two."""
+        """Factors of a dot product before it is capped, and of a score to be an exponent of two."""
         if self.softcap is None:
             return 1.0, self.scale * _LOG2_E
         return 2 * _LOG2_E * self.scale / self.softcap, self.softcap * _LOG2_E

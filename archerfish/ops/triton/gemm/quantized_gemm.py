@@ -52,7 +52,7 @@ def quantized_linear(
 
 
 def quantized_add(x: Rows, weight: DeviceWeight, bias: Tensor | None, residual: Tensor) -> Tensor:
-    """Return residual + the product."""
+    """Return residual + quantized_linear."""
     out = torch.empty_like(residual)
     quantized_linear_into(out, quantized_input(x, weight), weight, bias, residual)
     return out
@@ -131,7 +131,7 @@ def quantized_linear_into(
     residual: Tensor | None = None,
     tiles: QuantizedTiles | None = None,
 ) -> None:
-    """Store the rounded product; with a residual, the rounded sum of both. The residual may be out."""
+    """Store the rounded result; with a residual, the rounded sum of both. The residual may be out."""
     _gemm_into(QuantizedEpilogue(out=out, dtype=out.dtype, bias=bias, residual=residual), rows, weight, tiles)
 
 
@@ -143,7 +143,7 @@ def quantized_gated_into(
     activation: Activation,
     tiles: QuantizedTiles | None = None,
 ) -> None:
-    """Store the gated product, rounded as a GEMM and a separate gated activation would round it."""
+    """Store the gated result, rounded as a GEMM and a separate gated activation would round it."""
     _gemm_into(QuantizedEpilogue(out=out, dtype=out.dtype, bias=bias, activation=activation), rows, weight, tiles)
 
 

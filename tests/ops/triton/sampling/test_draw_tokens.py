@@ -23,7 +23,7 @@ pytestmark = pytest.mark.each_choice
 CLOSE = 1e-4
 """Scores that differ by less may be rounded to either order."""
 
-EVERY_WAY: list[dict[str, float]] = [
+EVERY_METHOD: list[dict[str, float]] = [
     {"temperature": 0.0},
     {},
     {"temperature": 0.7, "top_p": 0.9},
@@ -74,7 +74,7 @@ def test_the_largest_of_what_may_be_drawn_is(device: str, logits: list[float], p
         assert drawn.tokens.tolist() == [scores.index(best)]
 
 
-@pytest.mark.parametrize("params", EVERY_WAY)
+@pytest.mark.parametrize("params", EVERY_METHOD)
 @pytest.mark.parametrize("vocabulary", [1000, 4101])
 def test_large_vocabularies_as_the_reference_draws_them(vocabulary: int, params: dict[str, float], device: str) -> None:
     logits = random_logits(vocabulary, 3, vocabulary)
@@ -102,14 +102,14 @@ def test_flat_and_steep_rows(params: dict[str, float], spread: float, device: st
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_logits_are_taken_as_wide_ones(dtype: torch.dtype, device: str) -> None:
     logits = random_logits(4, 4, 2200).to(device, dtype)
-    rows = rows_of(*(EVERY_WAY[way] | {"seed": way} for way in (0, 1, 2, 5)))
+    rows = rows_of(*(EVERY_METHOD[way] | {"seed": way} for way in (0, 1, 2, 5)))
     found, wanted = draw(logits, rows), draw(logits.float(), rows)
     assert torch.equal(found.tokens, wanted.tokens) and torch.equal(found.peaks, wanted.peaks)
 
 
 @pytest.mark.parametrize("vocabulary", [2200, 2047])
 def test_a_row_draws_the_same_token_in_every_batch_and_wherever_it_lies(vocabulary: int, device: str) -> None:
-    rows = rows_of(*(params | {"seed": seed} for seed, params in enumerate(EVERY_WAY)))
+    rows = rows_of(*(params | {"seed": seed} for seed, params in enumerate(EVERY_METHOD)))
     logits = random_logits(0, len(rows), vocabulary).to(device)
     whole = draw(logits, rows)
     for first in (1, 2, 5):
@@ -121,8 +121,8 @@ def test_a_row_draws_the_same_token_in_every_batch_and_wherever_it_lies(vocabula
 
 
 def test_a_row_draws_the_same_token_in_steps_of_every_kind_that_can(device: str) -> None:
-    logits = random_logits(1, len(EVERY_WAY), 2500).to(device)
-    for place, params in enumerate(EVERY_WAY):
+    logits = random_logits(1, len(EVERY_METHOD), 2500).to(device)
+    for place, params in enumerate(EVERY_METHOD):
         rows = rows_of(params | {"seed": 9})
         drawn = set()
         for kind in (kind for kind in Kind if kind >= kind_of(rows)):
