@@ -34,7 +34,7 @@ from recipes.box.train import DataRows, HeldOut, TrainingPlan, compiled, next_to
 
 _TOKENIZER_BYTES = 40_000_000
 _TRAINED = {"perch": "perch", "minnow-plain": "minnow", "minnow": "minnow"}
-"""What is saved under which name, and the shape it has."""
+"""The shape of each model that training saves, by name."""
 _BYTES_FOR_CURVES = 150_000
 
 
@@ -98,7 +98,7 @@ def _device() -> str:
 
 
 def _model(options: argparse.Namespace, name: str, saved_as: str | None = None) -> Decoder:
-    """Fresh, or as it was saved."""
+    """Return a new model, or a saved one."""
     model = new_model(name, _device())
     if saved_as is not None:
         load_parameters(model, options.work / f"{saved_as}.safetensors")
@@ -150,7 +150,7 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    """Of the weights as they will ship, rounded to bfloat16."""
+    """Evaluate the weights as they are published, rounded to bfloat16."""
     tokenizer, models = _load_tokenizer(options), {}
     for saved_as, shape in _TRAINED.items():
         if (options.work / f"{saved_as}.safetensors").exists():

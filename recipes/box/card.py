@@ -23,10 +23,10 @@ from recipes.box.shapes import CONTEXT, SHAPES, VOCAB_SIZE
 from recipes.box.skills import ANSWER_TOKENS, CALL_TOKENS
 
 MODELS = {"perch": "perch", "minnow-plain": "minnow, by itself", "minnow": "minnow, distilled"}
-"""What was measured, by the name its results have, and how the card calls it."""
+"""Measured models: the name of their results, and the name on the card."""
 
 _HEADS = {"eagle": "EAGLE-3", "medusa": "Medusa"}
-"""How the card calls heads, by their method."""
+"""Names of heads on the card, by method."""
 
 PHASES = {
     "perch-main": "perch, main phase",
@@ -35,7 +35,7 @@ PHASES = {
     "minnow-plain": "minnow, last phase by itself",
     "minnow": "minnow, last phase distilled",
 }
-"""Every training by the name of its log. Each last phase goes on from the main one of the same model."""
+"""Every training by the name of its log. Each last phase continues the main phase of the same model."""
 
 _MADE_BY = {
     "results.json": "python -m recipes.box evaluate",
@@ -51,7 +51,7 @@ _COLUMNS = 120
 
 @dataclass(frozen=True)
 class Measured:
-    """Everything that the card tells."""
+    """Everything that the card shows."""
 
     results: Mapping[str, Mapping[str, float]]
     skills: Mapping[str, Mapping[str, Any]]
@@ -61,7 +61,9 @@ class Measured:
 
 
 def read_measured(work: Path, box: Path) -> Measured:
-    """Read it from the recipe's working directory and from the heads in the box, and see that nothing is missing."""
+    """Read the measurements from the recipe's working directory and the heads in the box, and check that none is
+    missing.
+    """
     missing = [f"{name} (made by {step})" for name, step in _MADE_BY.items() if not (work / name).exists()]
     if missing:
         raise MissingMeasurement(f"{work} has no {', no '.join(missing)}")
@@ -140,7 +142,7 @@ _CANNOT = """\
   trying, testing and benchmarking an engine they are real models with real text: caches are hit, drafts are accepted,
   and answers end, as they do with larger ones."""
 
-# A row goes on until a line ends with its bar.
+# A row ends at a line that ends with its bar.
 _TEXTS = """\
 | text | authors | licence | used for |
 |---|---|---|---|
@@ -206,7 +208,7 @@ what the others measured; please change `recipes/box/card.py` rather than this f
 
 
 def card(measured: Measured) -> str:
-    """The whole card, as Markdown."""
+    """Return the whole card as Markdown."""
     sections = {
         "": [_prose(_WHAT_FOR), _shapes(), _USE, _FORMAT],
         "Training": _training(measured.runs),
@@ -383,7 +385,7 @@ def _prose(text: str) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The first column left, numbers right."""
+    """Return a table with the first column left-aligned and numbers right-aligned."""
     is_text = [any(cell[:1].isalpha() or cell[:1] == "[" for cell in column) for column in zip(*rows, strict=True)]
     lines = [head, ["---" if text else "---:" for text in is_text], *rows]
     return "\n".join(f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in lines)
@@ -402,7 +404,7 @@ def _percent(share: float) -> str:
 
 
 def _same(numbers: Iterable[int]) -> int:
-    """What both models were asked; a figure of one for fewer questions is not to be compared with the other's."""
+    """Return the number that all models share: figures over different numbers of questions are not comparable."""
     found = set(numbers)
     if len(found) != 1:
         asked = " and ".join(map(str, sorted(found)))

@@ -1,4 +1,4 @@
-"""How a conversation is written for the models: special tokens, and the template that serves the same text later."""
+"""The format of conversations: special tokens, and the template that writes the same text when serving."""
 
 import json
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ ASSISTANT = "<|assistant|>"
 TOOL_CALL = "<|tool_call|>"
 TOOL_RESULT = "<|tool_result|>"
 SPECIAL_TOKENS = [END_OF_TEXT, END, SYSTEM, USER, ASSISTANT, TOOL_CALL, TOOL_RESULT]
-"""In the order of their ids."""
+"""Special tokens in the order of their ids."""
 
 MOST_RESULT_CHARACTERS = 600  # A tool's answer can be longer than the whole context.
 
-# The same words as `write_conversation` below: a test holds the two together.
+# Writes the same text as `write_conversation` below: a test compares the two.
 TEMPLATE = (
     "{%- if tools %}<|system|>Tools:"
     "{%- for tool in tools %}{%- set f = tool.function if tool.function is defined else tool %}"
@@ -38,7 +38,7 @@ TEMPLATE = (
 
 
 def write_turn(message: dict[str, Any]) -> str:
-    """One message as the model sees it."""
+    """Return one message as the model sees it."""
     role = message["role"]
     if role == "tool":
         return f"{TOOL_RESULT}{write_result(message['content'])}{END}"
@@ -50,7 +50,7 @@ def write_turn(message: dict[str, Any]) -> str:
 
 
 def write_call(call: dict[str, Any]) -> str:
-    """As the template writes it, key order included."""
+    """Return a call as the template writes it, key order included."""
     return json.dumps({"name": call["name"], "arguments": call["arguments"]}, ensure_ascii=False)
 
 
@@ -60,7 +60,7 @@ def write_result(content: Any) -> str:
 
 
 def write_tools(signatures: dict[str, Sequence[str]]) -> str:
-    """The functions a conversation may call, and the names of their arguments."""
+    """Return the functions that a conversation may call, with the names of their arguments."""
     listed = ", ".join(f"{name}({', '.join(arguments)})" for name, arguments in signatures.items())
     return f"{SYSTEM}Tools: {listed}{END}"
 

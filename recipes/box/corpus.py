@@ -1,4 +1,4 @@
-"""The raw files as documents: text to be learned as it stands, and conversations written out as the models see them."""
+"""The raw files as documents: texts as they are, and conversations in the models' format."""
 
 import json
 import lzma
@@ -18,7 +18,7 @@ BOOKS_FILE = "gutenberg_children.txt"
 
 
 def unpack(directory: Path, target: Path) -> None:
-    """Unpack whichever of the two packs lies in the directory; they may come one at a time."""
+    """Unpack whichever of the two packs is in the directory; they may arrive one at a time."""
     target.mkdir(parents=True, exist_ok=True)
     if (directory / MIXED_PACK).exists():
         with tarfile.open(directory / MIXED_PACK) as pack:
@@ -29,16 +29,16 @@ def unpack(directory: Path, target: Path) -> None:
 
 
 def text_documents(path: Path) -> list[str]:
-    """Documents that end with a line <|endoftext|>."""
+    """Yield documents that end with a line <|endoftext|>."""
     parts = path.read_text(encoding="utf-8").split(END_OF_TEXT)
     return [part.strip() for part in parts if part.strip()]
 
 
 def tiny_stories(separated: Path, by_line: Path, seed: int) -> list[str]:
-    """Short stories, each alone, and all of them once more in collections of a few.
+    """Return short stories, each alone, and all of them once more in collections of a few.
 
-    The two samples differ in how they part stories and paragraphs; here paragraphs are always two line breaks apart.
-    Collections go on to the next story like to the next paragraph, as the files that such stories come in do.
+    The two samples separate stories and paragraphs differently; here, paragraphs are always two line breaks apart. In
+    collections, stories are separated like paragraphs, as in the files that such stories come from.
     """
     stories = [re.sub(r" *\n+", "\n\n", story) for story in text_documents(separated)]
     # One line break between stories, two between their paragraphs.
@@ -55,7 +55,9 @@ def tiny_stories(separated: Path, by_line: Path, seed: int) -> list[str]:
 
 
 def storybook(path: Path) -> list[str]:
-    """Picture books, whose lines break wherever the page did: joined to sentences, the title on a line of its own."""
+    """Return picture books, whose lines break wherever the page did: joined to sentences, with the title on its own
+    line.
+    """
     written = []
     for document in text_documents(path):
         title, _, text = document.partition("\n")
@@ -70,7 +72,7 @@ def json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def tool_signatures(dialogues: Sequence[dict[str, Any]]) -> dict[str, dict[str, list[str]]]:
-    """For each service, the functions its dialogues call and the arguments they give them."""
+    """Return, for each service, the functions that its dialogues call with their arguments."""
     found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for dialogue in dialogues:
         for message in dialogue["messages"]:
@@ -85,7 +87,7 @@ def tool_signatures(dialogues: Sequence[dict[str, Any]]) -> dict[str, dict[str, 
 
 
 def tools_of(dialogue: dict[str, Any], signatures: dict[str, dict[str, list[str]]]) -> dict[str, list[str]]:
-    """What the dialogue's services offer together."""
+    """Return the functions of all services of a dialogue."""
     merged: dict[str, list[str]] = {}
     for service in dialogue.get("services", ["shop"]):
         merged.update(signatures.get(service, {}))
@@ -99,7 +101,7 @@ def tool_dialogues(path: Path) -> list[str]:
 
 
 def small_talk(path: Path) -> list[str]:
-    """Two people by turns; the second is the assistant."""
+    """Return dialogues of two people by turns; the second is the assistant."""
     written = []
     for line in json_lines(path):
         turns = line["turns"]

@@ -15,19 +15,19 @@ DOMAINS = {
     "tinystories_val": "Short stories",
     "wikitext2_test": "WikiText-2",
 }
-"""Held-out text by the name its measure has."""
+"""Held-out texts by the name of their measure."""
 
-# Told apart also by those who see fewer colours (Okabe and Ito).
+# Distinguishable with colour blindness (Okabe and Ito).
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 _LOSS_COLOUR, _DIVERGENCE_COLOUR = "#333333", "#E69F00"
 _PANELS = {"perch": ["perch-main", "perch"], "minnow": ["minnow-main", "minnow-plain", "minnow"]}
-_LOSS_POINTS, _HELD_OUT_POINTS = 60, 25  # At most on a curve; more would only make the file larger.
+_LOSS_POINTS, _HELD_OUT_POINTS = 60, 25  # Points of a curve, at most; more would only enlarge the file.
 
 Points = Sequence[tuple[float, float]]
 
 
 class MissingMeasurement(Exception):
-    """Something was not measured, or not to its end: what, and the step that does it."""
+    """Raised if a measurement is missing or incomplete, with the step that makes it."""
 
 
 def require(names: Iterable[str], values: Mapping[str, Any], where: str, step: str) -> None:
@@ -38,7 +38,7 @@ def require(names: Iterable[str], values: Mapping[str, Any], where: str, step: s
 
 @dataclass(frozen=True)
 class Run:
-    """One training, as its log has it."""
+    """One training as recorded in its log."""
 
     plan: Mapping[str, Any]
     points: Sequence[Mapping[str, Any]]
@@ -55,13 +55,13 @@ class Run:
         return [(point["tokens"], point["loss"]) for point in self.points]
 
     def held_out(self, domain: str) -> Points:
-        """(tokens, bits per byte), wherever that was measured on the way."""
+        """(tokens, bits per byte) of each evaluation during the training."""
         measured = [point for point in self.points if domain in point.get("held_out", {})]
         return [(point["tokens"], point["held_out"][domain]) for point in measured]
 
 
 def read_run(path: Path, step: str) -> Run:
-    """A plan begins a training anew; one that was stopped repeats what it did since its last checkpoint."""
+    """Read a log. A plan starts a new training; a resumed one repeats the steps after its last checkpoint."""
     plan: dict[str, Any] = {}
     points: list[dict[str, Any]] = []
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -101,7 +101,7 @@ def draw_curves(runs: Mapping[str, Run], path: Path) -> None:
         panels[1][0].set_ylabel("held out, bits per byte")
         bits = [y for run in runs.values() for domain in DOMAINS for y in _settled(run, run.held_out(domain))]
         if bits:
-            # Room above for the legend, below for the name of the phase.
+            # Space above for the legend, below for the name of the phase.
             panels[1][0].set_ylim(min(bits) - 0.15, max(bits) + 0.4)
         figure.savefig(path, metadata={"Date": None})
 
@@ -132,13 +132,13 @@ def _draw_held_out(panel: "Axes", runs: Mapping[str, Run]) -> None:
 
 
 def _draw(panel: "Axes", runs: Mapping[str, Run], name: str, points: Points, **look: Any) -> None:
-    """Last phases begin where the main one ended."""
+    """Draw curves. Last phases begin where the main one ended."""
     before = 0 if name.endswith("-main") else _main_tokens(runs)
     panel.plot([(before + x) / 1e9 for x, _ in points], [y for _, y in points], lw=1.2, **look)
 
 
 def _finish(panel: "Axes", runs: Mapping[str, Run]) -> None:
-    """A line where the last phase begins, a grid, a legend."""
+    """Draw a line where the last phase begins, a grid and a legend."""
     start = _main_tokens(runs) / 1e9
     panel.axvline(start, color="#888888", lw=0.8, ls=":")
     panel.text(start, 0.02, " last phase", transform=panel.get_xaxis_transform(), color="#555555")
@@ -153,11 +153,11 @@ def _main_tokens(runs: Mapping[str, Run]) -> int:
 
 
 def _settled(run: Run, points: Points) -> list[float]:
-    """Without the steep beginning, beside which nothing else could be seen."""
+    """Return the curve without its steep beginning, which would hide everything else."""
     return [y for x, y in points if x > run.num_tokens / 30]
 
 
 def thinned(points: Points, most: int) -> list[tuple[float, float]]:
-    """At most so many points, each the mean of those it stands for."""
+    """Return at most so many points, each the mean of those it replaces."""
     groups = [points[len(points) * n // most : len(points) * (n + 1) // most] for n in range(most)]
     return [(sum(x for x, _ in group) / len(group), sum(y for _, y in group) / len(group)) for group in groups if group]

@@ -9,14 +9,14 @@ from recipes.box.model import half_precision, logits_of_rows, sample
 from recipes.box.train import Loss, Rows
 
 _GIVEN = (1 / 16, 1 / 4, 5 / 8)
-"""Of a row."""
+"""Lengths of beginnings, as shares of a row."""
 _TEMPERATURES = (0.0, 0.8, 1.0)
-"""By turns as likely as it gets, and as varied as people will ask for."""
-_BATCHES_AT_ONCE = 12  # Writing is bound by latency, not by work: many rows take hardly longer than a few.
+"""Temperatures in turn: greedy, and as varied as requests are."""
+_BATCHES_AT_ONCE = 12  # Generation is bound by latency, not by work: many rows take hardly longer than a few.
 
 
 class OwnRows:
-    """Rows that the teacher wrote after beginnings of several lengths, mixed half and half with rows of the data."""
+    """Rows that the teacher generated after beginnings of several lengths, mixed half and half with rows of data."""
 
     def __init__(self, teacher: Decoder, data: Rows, rounds: int, device: str) -> None:
         self._data = data
@@ -45,7 +45,7 @@ class OwnRows:
 
 
 def imitation_loss(teacher: Decoder) -> Loss:
-    """Forward Kullback-Leibler divergence from the teacher, over the whole vocabulary at every position."""
+    """Return the forward Kullback-Leibler divergence from the teacher, over the whole vocabulary at every position."""
 
     def loss(student: Decoder, rows: Tensor) -> Tensor:
         with half_precision(rows.device.type):
@@ -59,7 +59,8 @@ def imitation_loss(teacher: Decoder) -> Loss:
 
 @torch.no_grad()
 def agreement(teacher: Decoder, student: Decoder, prompts: Tensor, length: int, device: str) -> float:
-    """Share of positions of the teacher's greedy continuations at which the student's first choice is the same.
+    """Return the share of positions of the teacher's greedy continuations at which the student's first choice is the
+    same.
 
     A continuation ends with the first end-of-text token, 0, or end of turn, 1, which are judged like the others.
     """

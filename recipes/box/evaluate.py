@@ -1,4 +1,4 @@
-"""How good a model is: bits per byte of held-out text, and how often one model's first choice is another's."""
+"""Measures the quality of a model: bits per byte of held-out text, and agreement with another model."""
 
 import math
 from pathlib import Path
@@ -14,7 +14,7 @@ from recipes.box.model import half_precision, logits_of_rows
 from recipes.box.shapes import CONTEXT
 
 DOMAINS = ("simplewiki_val", "gutenberg_children_val", "tinystories_val")
-"""Held-out text of the kinds the models learn from."""
+"""Held-out texts of the kinds that the models are trained on."""
 ALL_TEXTS = (*DOMAINS, "wikitext2_test")
 STRIDE = CONTEXT // 2
 """Windows overlap by half: past the beginning every token is judged with at least this much context."""
@@ -26,7 +26,7 @@ _UNJUDGED = -100
 def bits_per_byte(
     model: Decoder, tokenizer: Tokenizer, path: Path, device: str, most_bytes: int | None = None
 ) -> float:
-    """Of the whole documents in a file, or of as much of it."""
+    """Return the bits per byte of the documents in a file, or of as many of them as requested."""
     text = path.read_bytes()[:most_bytes].decode(errors="ignore")
     documents = [part.strip() for part in text.split(END_OF_TEXT) if part.strip()]
     inputs, targets = _windows(documents, tokenizer)
@@ -41,7 +41,7 @@ def bits_per_byte(
 
 
 def _windows(documents: list[str], tokenizer: Tokenizer) -> tuple[Tensor, Tensor]:
-    """Rows of CONTEXT inputs and targets; every token of every document is a target exactly once."""
+    """Return rows of CONTEXT inputs and targets; every token of every document is a target exactly once."""
     start = tokenizer.token_to_id(END_OF_TEXT)
     inputs, targets = [], []
     for encoding in tokenizer.encode_batch_fast(documents):
@@ -64,7 +64,7 @@ def _windows(documents: list[str], tokenizer: Tokenizer) -> tuple[Tensor, Tensor
 def evaluate(
     model: Decoder, tokenizer: Tokenizer, data: Path, device: str, most_bytes: int | None = None
 ) -> dict[str, float]:
-    """Bits per byte of each held-out text that lies there."""
+    """Return the bits per byte of each held-out text in the directory."""
     paths = {name: data / f"{name}.txt" for name in ALL_TEXTS}
     return {
         name: round(bits_per_byte(model, tokenizer, path, device, most_bytes), 4)
@@ -74,7 +74,7 @@ def evaluate(
 
 
 def held_out_prompts(tokenizer: Tokenizer, data: Path, num_prompts: int = 96, length: int = 64) -> Tensor:
-    """Beginnings of held-out texts, as many from each domain, [3 * num_prompts, length]."""
+    """Return beginnings of held-out texts, equally many from each domain, [3 * num_prompts, length]."""
     start = tokenizer.token_to_id(END_OF_TEXT)
     prompts = []
     for domain in DOMAINS:

@@ -1,4 +1,4 @@
-"""Writes a trained model in the layout everybody reads: config.json, bfloat16 safetensors, tokenizer, defaults."""
+"""Saves a trained model in Hugging Face layout: config.json, bfloat16 safetensors, tokenizer, defaults."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ _GENERATION = {
     "bos_token_id": 0,
     "eos_token_id": [0, 1],
     "pad_token_id": 0,
-    # Small models wander: a little below 1 they stay with what they know.
+    # Small models digress: a little below 1, they stay with what they know.
     "do_sample": True,
     "temperature": 0.6,
     "top_p": 0.95,
@@ -24,7 +24,7 @@ _GENERATION = {
 
 
 def export(name: str, model: Decoder, tokenizer: Path, directory: Path) -> None:
-    """The directory is all that is needed to run the model."""
+    """Write everything that is needed to run the model to the directory."""
     directory.mkdir(parents=True, exist_ok=True)
     config = SHAPES[name]
     parameters = dict(model.named_parameters())

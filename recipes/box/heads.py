@@ -15,21 +15,21 @@ _DRAFT_VOCABULARY = {"eagle": "draft_vocab_size", "medusa": "truncated_vocab_siz
 
 @dataclass(frozen=True)
 class Head:
-    """One of them, trained and measured."""
+    """A trained and measured draft head."""
 
     num_parameters: int
-    """That were trained."""
+    """Number of trained parameters."""
     num_bytes: int
-    """Of its weights on disk."""
+    """Bytes of its weights on disk."""
     num_draftable: int
     num_texts: int
-    """It was trained on."""
+    """Number of texts that it was trained on."""
     depths: Sequence[Mapping[str, float]]
     """Agreement and acceptance of each draft token that follows accepted ones."""
 
 
 def read_heads(box: Path) -> dict[str, Head]:
-    """By method, as training left them in the model's directory."""
+    """Return the heads in the model's directory, by method."""
     return {method: _read_head(box / _TARGET / method, method) for method in _DRAFT_VOCABULARY}
 
 

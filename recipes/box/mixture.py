@@ -1,4 +1,4 @@
-"""Which documents the models learn from, how often each source is seen, and what the last phase leaves out."""
+"""The mixture of documents to train on: how often each source is seen, and what the last phase leaves out."""
 
 import random
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ class Source:
     name: str
     documents: list[str]
     weight: float
-    """How often it is seen for each time the encyclopedia is, in the main phase."""
+    """How often it is seen in the main phase, relative to the encyclopedia."""
     final_weight: float
-    """The same in the last phase."""
+    """The same for the last phase."""
 
 
 def mixed_sources(raw: Path, seed: int = 0) -> list[Source]:
-    """Everything but the books."""
+    """Return all sources but the books."""
     wiki = corpus.text_documents(raw / "simplewiki.txt")
     stories = corpus.tiny_stories(raw / "tinystories_sample_b.txt", raw / "tinystories_sample_a.txt", seed)
     storybook = corpus.storybook(raw / "african_storybook_en.txt")
@@ -31,7 +31,7 @@ def mixed_sources(raw: Path, seed: int = 0) -> list[Source]:
     some = random.Random(seed).sample(wiki, 30_000)
     hello = tasks.greetings()
     topics = tasks.well_known(wiki, WELL_KNOWN_MENTIONS)
-    # Asked in several ways, so that the answer belongs to the topic and not to a phrase.
+    # Phrased in several ways, so that the answer belongs to the topic and not to a phrase.
     known = [one for way in range(WAYS_TO_ASK) for one in tasks.first_sentences(topics, seed + way)]
     company = [*hello * 20, *known]
 

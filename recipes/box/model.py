@@ -1,4 +1,4 @@
-"""The project's own decoder outside the engine: built to be trained, with a plain causal attention over equal rows."""
+"""The project's own decoder outside the engine, for training: a plain causal attention over rows of equal length."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from recipes.box.shapes import CONTEXT, SHAPES
 
 
 def new_model(name: str, device: str, seed: int = 0) -> Decoder:
-    """Fresh float32 weights: small normal numbers, smaller where they add to the residual stream."""
+    """Return new float32 weights: small normal numbers, smaller where they add to the residual stream."""
     config = SHAPES[name]
     arch = find_family(config).read(Fields(config))
     ops = choose_ops(KernelTarget(device=device, dtype="float32")).ops
@@ -55,7 +55,7 @@ class RowAttention:
 
 
 class RowCache:
-    """The same for rows that grow by one token a call, with their keys and values kept."""
+    """Causal attention for rows that grow by one token per call, with their keys and values stored."""
 
     def __init__(self, arch: Arch, num_rows: int, length: int, device: str, dtype: torch.dtype) -> None:
         spec = arch.layers[0].attention
@@ -76,7 +76,7 @@ class RowCache:
 
 
 def logits_of_rows(model: Decoder, rows: Tensor) -> Tensor:
-    """[rows, T] -> [rows, T, vocabulary], float32."""
+    """Compute [rows, T] -> [rows, T, vocabulary], float32."""
     num_rows, length = rows.shape
     positions = torch.arange(length, device=rows.device).repeat(num_rows)
     hidden = model(rows.flatten(), positions, RowAttention(model.arch, num_rows))
@@ -92,7 +92,7 @@ def half_precision(device: str) -> Iterator[None]:
 
 @torch.no_grad()
 def sample(model: Decoder, prompts: Tensor, length: int, temperature: float, device: str, seed: int) -> Tensor:
-    """Prompts [rows, P] continued by the model itself to [rows, length]; a temperature of 0 takes the likeliest."""
+    """Continue prompts [rows, P] by sampling to [rows, length]; a temperature of 0 takes the likeliest."""
     generator = torch.Generator(device=device).manual_seed(seed)
     num_rows, num_given = prompts.shape
     rows = torch.zeros(num_rows, length, dtype=torch.int64, device=device)
@@ -119,7 +119,7 @@ def load_parameters(model: nn.Module, path: Path) -> None:
 
 
 def save_parameters(model: nn.Module, path: Path) -> None:
-    """Float32, each parameter once: the head is the embedding table."""
+    """Save float32 parameters, each once: the head is the embedding table."""
     named: dict[str, Any] = {
         name: parameter.detach().cpu().contiguous() for name, parameter in model.named_parameters()
     }

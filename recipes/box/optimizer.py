@@ -10,7 +10,7 @@ _NEWTON_SCHULZ_STEPS = 5
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
-    """Each of a stack of matrices replaced by the nearest one whose singular values are about 1."""
+    """Return each matrix of a stack replaced by the nearest one whose singular values are about 1."""
     a, b, c = _NEWTON_SCHULZ
     x = matrices.to(torch.bfloat16 if matrices.is_cuda else torch.float32)
     tall = x.shape[-2] > x.shape[-1]
@@ -23,7 +23,7 @@ def orthogonalized(matrices: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose update is orthogonalized; matrices of one shape are done together."""
+    """Momentum with orthogonalized updates; matrices of one shape are updated together."""
 
     def __init__(
         self, parameters: list[nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.01
@@ -53,7 +53,7 @@ class Muon(torch.optim.Optimizer):
 
 
 class Optimizers:
-    """Both, stepped together under one multiplier of their learning rates."""
+    """Both optimizers, stepped together under one multiplier of their learning rates."""
 
     def __init__(self, model: nn.Module, matrix_lr: float, other_lr: float) -> None:
         matrices = [p for name, p in model.named_parameters() if p.dim() == 2 and "embedding" not in name]
@@ -79,15 +79,15 @@ class Optimizers:
 
 
 def rise(done: float, warm_up: float = 0.03) -> float:
-    """Multiplier of a main phase when this share of it is done: a short rise, then a plateau."""
+    """Return the multiplier of a main phase at a share of it: a short rise, then a plateau."""
     return max(done, 1e-4) / warm_up if done < warm_up else 1.0
 
 
 def fall(done: float) -> float:
-    """Multiplier of a last phase: a straight fall to a hundredth, after a moment for the momenta to form."""
+    """Return the multiplier of a last phase: a straight fall to a hundredth, after a moment for the momenta to form."""
     return min(rise(done, warm_up=0.01), max(0.01, 1 - done))
 
 
 def rise_and_fall(done: float, decay: float = 0.4) -> float:
-    """Both in one phase: the fall takes the last part of it."""
+    """Return the multiplier of both in one phase: the fall takes the last part of it."""
     return min(rise(done), max(0.01, (1 - done) / decay))

@@ -1,4 +1,4 @@
-"""Encoded documents on disk: one file of token ids for each source, documents apart by the end-of-text token."""
+"""Encoded documents on disk: one file of token ids for each source, with end-of-text tokens between documents."""
 
 import json
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from tokenizers import Tokenizer
 from recipes.box.chat import END_OF_TEXT
 from recipes.box.mixture import Source
 
-_AT_ONCE = 4096  # Documents: enough for every core, little enough to show progress.
+_AT_ONCE = 4096  # Documents at once: enough for every core, few enough to show progress.
 
 
 def pack(source: Source, tokenizer: Tokenizer, directory: Path) -> int:
-    """Encode a source; the number of its tokens."""
+    """Encode a source, and return the number of its tokens."""
     directory.mkdir(parents=True, exist_ok=True)
     end = tokenizer.token_to_id(END_OF_TEXT)
     count = 0
@@ -31,7 +31,7 @@ def pack(source: Source, tokenizer: Tokenizer, directory: Path) -> int:
 
 
 class Packed:
-    """All packed sources in one row of tokens, and how often each is to be drawn from."""
+    """All packed sources in one row of tokens, and how often to draw from each."""
 
     def __init__(self, directory: Path, final_weights: Mapping[str, float] | None = None) -> None:
         self.names = sorted(path.stem for path in directory.glob("*.bin"))
@@ -45,13 +45,13 @@ class Packed:
         self.lengths = torch.tensor([len(part) for part in parts])
         self.starts = self.lengths.cumsum(0) - self.lengths
         self.documents = _beginnings(self.tokens)
-        """Where each document begins, in order."""
+        """Start of each document, in order."""
         weights = [[one[key] for one in settings] for key in ("weight", "final_weight")]
         self.shares = [self.lengths * torch.tensor(one) for one in weights]
-        """In the main and in the last phase; not normalized."""
+        """Shares of sources in the main and in the last phase; not normalized."""
 
 
 def _beginnings(tokens: torch.Tensor) -> torch.Tensor:
-    """Positions after an end-of-text token, which is token 0, and the very first."""
+    """Return the positions after end-of-text tokens, which are token 0, and the very first."""
     after = torch.nonzero(tokens == 0).flatten() + 1
     return torch.cat((torch.zeros(1, dtype=after.dtype), after[:-1]))

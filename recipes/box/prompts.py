@@ -44,7 +44,7 @@ def draw_prompts(sources: list[mixture.Source], count: int, seed: int) -> list[s
     shares = [source.final_weight * sum(map(len, source.documents)) for source in sources]
     of_texts = [0.0 if talk else share for talk, share in zip(is_talk, shares, strict=True)]
     of_talk = [share if talk else 0.0 for talk, share in zip(is_talk, shares, strict=True)]
-    # What follows a text is ten times as long as an answer.
+    # A continuation of a text is ten times as long as an answer.
     kinds = ((of_texts, _beginning_of_text), *[(of_talk, _beginning_of_talk), (of_texts, _said)] * 2)
     prompts: list[str] = []
     while len(prompts) < count:
@@ -63,7 +63,7 @@ def _beginning_of_text(document: str, rng: random.Random) -> str:
 
 
 def _beginning_of_talk(document: str, rng: random.Random) -> str:
-    """Empty where nothing is short enough."""
+    """Return the beginning of a conversation; empty if none is short enough."""
     ends = [match.end() for match in re.finditer(re.escape(ASSISTANT), document)]
     return document[: rng.choice(ends)] if ends else ""
 

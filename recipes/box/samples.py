@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def write_samples(llm: LLM, name: str) -> list[Sample]:
-    """Each prompt, as the model saw it, at each temperature."""
+    """Return the answer to each prompt, as the model saw it, at each temperature."""
     conversations = [[{"role": "user", "content": message}] for message in MESSAGES]
     samples = []
     for temperature in TEMPERATURES:
@@ -66,7 +66,7 @@ def write_samples(llm: LLM, name: str) -> list[Sample]:
 
 
 def show_samples(samples: Iterable[Sample]) -> list[str]:
-    """As Markdown, a block for each prompt: what the text or the user said, what the model answered."""
+    """Return Markdown with a block for each prompt: the text or message, and the model's answers."""
     by_prompt: dict[str, list[Sample]] = {}
     for sample in samples:
         by_prompt.setdefault(sample["prompt"], []).append(sample)
@@ -74,7 +74,7 @@ def show_samples(samples: Iterable[Sample]) -> list[str]:
 
 
 def _block(prompt: str, answers: Iterable[Sample]) -> str:
-    """Between fences that the text cannot end."""
+    """Return a code block with fences that the text cannot end."""
     said = prompt.removeprefix(USER).removesuffix(END + ASSISTANT)
     parts = {"user" if prompt.startswith(USER) else "text": said}
     for answer in answers:
@@ -87,7 +87,7 @@ def _block(prompt: str, answers: Iterable[Sample]) -> str:
 
 
 def _labelled(label: str, text: str) -> str:
-    """The label on the left, the text in a column of its own."""
+    """Return lines with the label on the left, and the text in a column of its own."""
     lines = [line for paragraph in text.strip().split("\n") for line in _WRAP.wrap(paragraph) or [""]]
     return (label.ljust(_LABEL) + textwrap.indent("\n".join(lines), " " * _LABEL)[_LABEL:]).rstrip()
 

@@ -239,7 +239,7 @@ def _fits(llm: LLM, text: str, num_new: int) -> bool:
 
 
 def answer_texts(outputs: Iterable[RequestOutput]) -> list[str]:
-    """Answers as text. One that failed is no wrong answer: it ends the measurement."""
+    """Return answers as text. A failed request is not a wrong answer: it ends the measurement."""
     answers = [output.outputs[0] for output in outputs]
     for answer in answers:
         if answer.error is not None:

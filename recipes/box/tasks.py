@@ -1,4 +1,4 @@
-"""Tasks whose answers copy from the prompt, and what a small model should know: questions paired with their answers."""
+"""Tasks whose answers copy from the prompt, and basic knowledge for a small model: questions with their answers."""
 
 import random
 import re
@@ -83,7 +83,7 @@ _PASSAGE_FORMS = (
     "{question}\n\n{passage}",
     'Here is a text: "{passage}" {question}',
 )
-# What somebody did to something or went somewhere, and the same verb as a question with `did` has it.
+# Verbs of what a person did to something or went somewhere, each with its form in a question with `did`.
 _DONE_TO = dict(
     pair.split("/")
     for pair in (
@@ -118,7 +118,7 @@ _MONTHS = "January February March April May June July August September October N
 def conversations(
     exchanges: Iterable[Exchange], seed: int, company: Sequence[Exchange] = (), alone: float = 0.6
 ) -> list[str]:
-    """Each exchange as a conversation of its own, or with some company before and after it."""
+    """Return each exchange as a conversation, alone or with some others before and after it."""
     rng = random.Random(seed)
     written = []
     for exchange in exchanges:
@@ -143,9 +143,9 @@ def greetings() -> list[Exchange]:
 
 
 def quoting(path: Path, seed: int) -> Iterator[Exchange]:
-    """Questions answered with words of the passage: only answers that really stand in it.
+    """Yield questions answered with words of the passage, and only with words that are in it.
 
-    Each is asked of the whole passage and, so that short passages work too, of the sentences around the answer.
+    Each has the whole passage and, so that short passages work too, once more only the sentences around the answer.
     """
     rng = random.Random(seed)
     for one in json_lines(path):
@@ -163,7 +163,7 @@ def quoting_prompt(one: dict[str, Any]) -> str:
 
 
 def _around(text: str, first: int, last: int, rng: random.Random) -> str:
-    """The sentences that hold text[first:last], and up to two on either side."""
+    """Return the sentences that contain text[first:last], and up to two on either side."""
     cuts = [0, *(match.end() for match in _SENTENCE_END.finditer(text)), len(text)]
     begin = max(place for place, cut in enumerate(cuts) if cut <= first) - rng.randint(0, 2)
     end = min(place for place, cut in enumerate(cuts) if cut >= last) + rng.randint(0, 2)
@@ -171,7 +171,7 @@ def _around(text: str, first: int, last: int, rng: random.Random) -> str:
 
 
 def deeds(texts: Iterable[str], seed: int) -> Iterator[Exchange]:
-    """Who did it, and what was done: asked of a few sentences, answered with the doer or the sentence."""
+    """Yield questions about who did what in a few sentences, answered with the doer or the sentence."""
     rng = random.Random(seed)
     for text in texts:
         sentences = _SENTENCE_END.split(" ".join(text.split()))
@@ -199,7 +199,7 @@ def _asked(doer: str, verb: str, rest: str, sentence: str, rng: random.Random) -
 
 
 def first_sentences(articles: Iterable[str], seed: int) -> Iterator[Exchange]:
-    """What is X, from the first sentence of the article about X."""
+    """Return questions "What is X?", answered with the first sentence of the article about X."""
     rng = random.Random(seed)
     for article in articles:
         title, _, body = article.partition("\n")
@@ -214,7 +214,7 @@ def first_sentences(articles: Iterable[str], seed: int) -> Iterator[Exchange]:
 
 
 def _as_spoken(title: str, sentence: str) -> str:
-    """Titles begin with a capital; in a question a common noun does not, and has the article the sentence gives it."""
+    """Return a title as used in a question: a common noun without its capital, with its article from the sentence."""
     lower = title[0].lower() + title[1:]
     found = re.search(rf"\b(an?|the) {re.escape(lower)}\b", sentence, re.IGNORECASE)
     if found is not None and found[0].endswith(lower):
@@ -223,7 +223,9 @@ def _as_spoken(title: str, sentence: str) -> str:
 
 
 def well_known(articles: Sequence[str], least_mentions: int) -> list[str]:
-    """Articles whose title, of one or two words, stands in at least so many articles: what people ask about."""
+    """Return articles whose title, of one or two words, occurs in at least so many articles: likely subjects of
+    questions.
+    """
     titles = {article.partition("\n")[0].strip().lower() for article in articles}
     mentions: Counter[str] = Counter()
     for article in articles:
@@ -234,7 +236,7 @@ def well_known(articles: Sequence[str], least_mentions: int) -> list[str]:
 
 
 def about_passages(articles: Iterable[str], seed: int) -> Iterator[Exchange]:
-    """A question about a passage whose answer is one of its sentences, word for word."""
+    """Return questions about passages, answered with one of their sentences word for word."""
     rng = random.Random(seed)
     for article in articles:
         body = article.partition("\n")[2]
@@ -250,7 +252,7 @@ def about_passages(articles: Iterable[str], seed: int) -> Iterator[Exchange]:
 
 
 def renamings(stories: Iterable[str], seed: int) -> Iterator[Exchange]:
-    """A story told again with one name changed."""
+    """Return stories with one name to be changed, and the changed stories."""
     rng = random.Random(seed)
     for story in stories:
         text = story[: rng.choice((400, 1200))].rsplit(".", 1)[0] + "."

@@ -26,7 +26,7 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
-    """tokenizer.json and tokenizer_config.json, as every reader of the format expects them."""
+    """Write tokenizer.json and tokenizer_config.json in the format's usual layout."""
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"), pretty=False)
     settings = {

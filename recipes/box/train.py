@@ -21,7 +21,7 @@ _CHECKPOINT_SECONDS = 90.0
 _HELD_OUT_TIMES = 12
 
 Loss = Callable[[Decoder, Tensor], Tensor]
-"""Of a model on rows [rows, CONTEXT + 1] of tokens."""
+"""The loss of a model on rows [rows, CONTEXT + 1] of tokens."""
 Schedule = Callable[[float], float]
 """Multiplier of the learning rates when a share of the training is done."""
 HeldOut = Callable[[Decoder], dict[str, float]]
@@ -30,16 +30,16 @@ HeldOut = Callable[[Decoder], dict[str, float]]
 
 class Rows(Protocol):
     def next(self, *, final: bool) -> Tensor:
-        """[rows, CONTEXT + 1], from the main or the last phase's mixture."""
+        """Return [rows, CONTEXT + 1] from the mixture of the main or the last phase."""
 
     def seek(self, step: int) -> None:
-        """Go on as if this many batches had been drawn in some earlier run."""
+        """Continue as if this many batches had been drawn in some earlier run."""
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
     name: str
-    """Of what is written: NAME.safetensors, NAME.state.pt, NAME.log.jsonl."""
+    """Stem of the files that are written: NAME.safetensors, NAME.state.pt, NAME.log.jsonl."""
     work: Path
     seconds: float
     schedule: Schedule
@@ -51,7 +51,7 @@ class TrainingPlan:
 
 @dataclass
 class _Progress:
-    """What a checkpoint remembers beside the weights."""
+    """The contents of a checkpoint besides the weights."""
 
     num_steps: int
     step: int = 0
@@ -59,7 +59,7 @@ class _Progress:
 
 
 def train(plan: TrainingPlan, model: Decoder, rows: Rows, loss: Loss, held_out: HeldOut) -> None:
-    """Train the model in place. Started again after it was stopped, it goes on from its last checkpoint, as planned."""
+    """Train the model in place. If it was stopped, it resumes from its last checkpoint, as planned."""
     optimizers = Optimizers(model, plan.matrix_lr, plan.other_lr)
     progress = _resume(plan, model, optimizers)
     tokens_a_step = rows.next(final=plan.final).shape[0] * CONTEXT
@@ -109,9 +109,9 @@ class DataRows:
         self._generator.manual_seed(self._seed + step)
 
     def next(self, *, final: bool) -> Tensor:
-        """Windows anywhere, but three of four at the next document's beginning if that is near.
+        """Return windows at random positions, three of four moved to the next document's beginning if that is near.
 
-        Requests begin at a beginning; half of those windows have the end-of-text token before it, half have nothing.
+        Requests start at a beginning; half of those windows have the end-of-text token before it, half have nothing.
         """
         chosen = torch.multinomial(self._shares[final], self._num_rows, replacement=True, generator=self._generator)
         where, aligned = torch.rand(2, self._num_rows, device=self._tokens.device, generator=self._generator)
@@ -131,12 +131,15 @@ def next_token_loss(model: Decoder, rows: Tensor) -> Tensor:
 
 
 def compiled(loss: Loss, device: str) -> Loss:
-    """Compiled where that pays for itself."""
+    """Return a compiled function, where compilation pays for itself."""
     return torch.compile(loss) if device == "cuda" else loss
 
 
 def _measure(plan: TrainingPlan, model: Decoder, rows: Rows, loss: Loss) -> float:
-    """Seconds of one step after compilation. Learns nothing: the learning rate is 0, the momenta are thrown away."""
+    """Return the seconds of one step after compilation.
+
+    Nothing is learned: the learning rate is 0, the momenta are reset.
+    """
     optimizers = Optimizers(model, plan.matrix_lr, plan.other_lr)
     seconds = 0.0
     for count in (3, 20):
@@ -159,7 +162,7 @@ def _report(
     model: Decoder,
     held_out: HeldOut,
 ) -> None:
-    """A line in the log every hundred steps and at the end; now and then the held-out scores, printed too."""
+    """Log a line every hundred steps and at the end; now and then log and print the held-out scores."""
     step, is_last = progress.step, progress.step == progress.num_steps
     scored = is_last or step % max(1, progress.num_steps // _HELD_OUT_TIMES) == 0
     if not (scored or step % 100 == 0):
@@ -182,7 +185,7 @@ def _device_name(model: Decoder) -> str:
 
 
 def _save(plan: TrainingPlan, model: Decoder, optimizers: Optimizers, progress: _Progress) -> None:
-    """Weights first, then the state that refers to them; each whole or not at all."""
+    """Save the weights first, then the state that refers to them, each atomically."""
     weights, state = plan.work / f"{plan.name}.safetensors", plan.work / f"{plan.name}.state.pt"
     new_weights, new_state = weights.with_suffix(".new"), state.with_suffix(".new")
     save_parameters(model, new_weights)
