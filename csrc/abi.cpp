@@ -139,11 +139,12 @@ void add_steps(std::string& lines) {
 #undef FIELD
 
 void add_numbers(std::string& lines) {
-#define X(operation, arguments) add_line(lines, "operation", #operation, (std::size_t)Operation::operation, #arguments);
+#define X(operation, arguments) \
+    add_line(lines, "operation", #operation, static_cast<std::size_t>(Operation::operation), #arguments);
     ARCHERFISH_OPERATIONS(X)
 #undef X
 #define ENUMERATOR(enumeration, name) \
-    add_line(lines, "enumerator", #enumeration, #name, (std::size_t)enumeration::name);
+    add_line(lines, "enumerator", #enumeration, #name, static_cast<std::size_t>(enumeration::name));
 #define X(limit) ENUMERATOR(Limit, limit)
     ARCHERFISH_LIMITS(X)
 #undef X
@@ -162,7 +163,7 @@ void add_numbers(std::string& lines) {
     ENUMERATOR(Activation, gelu_tanh)
     ENUMERATOR(Activation, relu)
 #undef ENUMERATOR
-#define CONSTANT(name) add_line(lines, "constant", #name, (std::size_t)name);
+#define CONSTANT(name) add_line(lines, "constant", #name, static_cast<std::size_t>(name));
     CONSTANT(PANEL)
     CONSTANT(MAX_HEAD_DIM)
     CONSTANT(MAX_ATTENTION_SPLITS)

@@ -38,8 +38,8 @@ bool multiplies_correctly() {
     alignas(64) int8_t weights[16][64];
     alignas(64) int32_t sums[16][16];
     for (int i = 0; i < 16 * 64; ++i) {
-        rows[i / 64][i % 64] = (int8_t)(i * 37);
-        weights[i / 64][i % 64] = (int8_t)(i * 101);
+        rows[i / 64][i % 64] = static_cast<int8_t>(i * 37);
+        weights[i / 64][i % 64] = static_cast<int8_t>(i * 101);
     }
     TileShapes shapes;
     for (int tile = 0; tile < 3; ++tile) shapes.set(tile, 16, 64);
@@ -53,7 +53,8 @@ bool multiplies_correctly() {
     for (int m = 0; m < 16; ++m)
         for (int n = 0; n < 16; ++n) {
             int32_t expected = 0;
-            for (int k = 0; k < 64; ++k) expected += (int)rows[m][k] * (int)weights[k / 4][4 * n + k % 4];
+            for (int k = 0; k < 64; ++k)
+                expected += static_cast<int>(rows[m][k]) * static_cast<int>(weights[k / 4][4 * n + k % 4]);
             if (sums[m][n] != expected) return false;
         }
     return true;

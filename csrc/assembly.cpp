@@ -28,8 +28,8 @@ StepView assemble(const StepAssembly& from) {
             from.positions[num_rows] = chunk.start + (is_in_tree ? from.tree_depths[num_rows] : i);
             from.tokens[num_rows] = from.row_tokens[chunk.row * from.tokens_per_row + chunk.start + i];
         }
-        from.query_starts[c + 1] = (int32_t)num_rows;
-        from.ends[c] = (int32_t)(chunk.start + chunk.length);
+        from.query_starts[c + 1] = static_cast<int32_t>(num_rows);
+        from.ends[c] = static_cast<int32_t>(chunk.start + chunk.length);
         for (int64_t i = num_rows - chunk.num_logits; i < num_rows; ++i) from.logit_indices[num_logits++] = i;
     }
     StepView step = {};

@@ -45,7 +45,7 @@ inline int64_t units_per_query(const AttendArgs& o, const StepView& step) {
 }
 
 int64_t count_attend(const void* arguments, const StepView& step) {
-    const AttendArgs& o = *(const AttendArgs*)arguments;
+    const AttendArgs& o = *static_cast<const AttendArgs*>(arguments);
     int64_t rows = rows_per_unit(o), units = 0;
     for (int64_t c = 0; c < step.num_chunks; ++c)
         units += (step.query_starts[c + 1] - step.query_starts[c] + rows - 1) / rows;
@@ -172,7 +172,7 @@ void attend_one_split(const AttendArgs& o, const StepView& step, const QueryTile
 }
 
 void attend(const void* arguments, const StepView& step, int64_t unit, Scratch scratch) {
-    const AttendArgs& o = *(const AttendArgs*)arguments;
+    const AttendArgs& o = *static_cast<const AttendArgs*>(arguments);
     int64_t units = units_per_query(o, step), split = unit % units;
     QueryTile q = queries_of(o, step, unit / units);
     if (split && split >= q.num_splits()) return;  // Other queries of the step have more splits.

@@ -125,7 +125,7 @@ inline Workspace load_queries(const AttendArgs& o, const QueryTile& q, Scratch& 
     return work;
 }
 static_assert((MAX_QUERIES_PER_KV_HEAD * (3 * MAX_HEAD_DIM + TILE + 4) + TILE * (MAX_HEAD_DIM + 1)) *
-                          (int64_t)sizeof(float) +
+                          static_cast<int64_t>(sizeof(float)) +
                       9 * SCRATCH_ALIGNMENT <=
                   SCRATCH_BYTES,
               "a workspace does not fit in scratch memory");
@@ -274,9 +274,9 @@ struct StoredToken {
     StoredToken(const PagedCache& cache, const int32_t* table, int64_t head, int64_t position) {
         int64_t block = table[position / cache.block_size], offset = position % cache.block_size, size = cache.head_dim;
         int64_t first = block * cache.block_size * cache.num_heads * size;
-        keys =
-            (const T*)cache.keys + first + (head * cache.block_size + offset / LANES * LANES) * size + offset % LANES;
-        values = (const T*)cache.values + first + (offset * cache.num_heads + head) * size;
+        keys = reinterpret_cast<const T*>(cache.keys) + first +
+               (head * cache.block_size + offset / LANES * LANES) * size + offset % LANES;
+        values = reinterpret_cast<const T*>(cache.values) + first + (offset * cache.num_heads + head) * size;
         key_scales = scale_of(cache, cache.key_scales, block, head, offset);
         value_scales = scale_of(cache, cache.value_scales, block, head, offset);
     }
@@ -302,7 +302,7 @@ void gather_tree_keys(const AttendArgs& o, const QueryTile& q, const Workspace& 
                       int64_t position, KvTile<T>& tile) {
     const PagedCache& cache = o.cache;
     KeyTile<T>& key_tile = tile.key_tiles[tile.num_key_tiles - 1];
-    T* keys = (T*)(work.tree_keys + key_tile.first * cache.head_dim);
+    T* keys = reinterpret_cast<T*>(work.tree_keys + key_tile.first * cache.head_dim);
     float* key_scales = work.tree_key_scales + key_tile.first;
     std::memcpy(keys, key_tile.keys, LANES * cache.head_dim * sizeof(T));
     if (key_tile.scales) std::memcpy(key_scales, key_tile.scales, LANES * sizeof(float));

@@ -62,9 +62,10 @@ void write_row(const WriteKvArgs& o, const StepView& step, int64_t row) {
             k = rotated;
         }
         store_head(k, head_dim, stored, scale_of(cache, cache.key_scales, block, head, offset));
-        T* column = (T*)cache.keys + first + (head * block_size + offset / LANES * LANES) * head_dim + offset % LANES;
+        T* column = reinterpret_cast<T*>(cache.keys) + first + (head * block_size + offset / LANES * LANES) * head_dim +
+                    offset % LANES;
         for (int64_t d = 0; d < head_dim; ++d) column[d * LANES] = stored[d];
-        T* values = (T*)cache.values + first + (offset * cache.num_heads + head) * head_dim;
+        T* values = reinterpret_cast<T*>(cache.values) + first + (offset * cache.num_heads + head) * head_dim;
         float* scale = scale_of(cache, cache.value_scales, block, head, offset);
         store_head(row_part(o.values, row, head), head_dim, values, scale);
     }

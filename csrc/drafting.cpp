@@ -28,7 +28,7 @@ void advance(const Drafting& drafting, const DraftingPass& pass, int64_t* draft_
         draft_tokens[id] = token;
         if (drafting.num_draft_tokens[id] == num_drafted) continue;
         int64_t row = current.chunks[c].row, position = current.chunks[c].start + current.chunks[c].length;
-        current.row_tokens[row * current.tokens_per_row + position] = (int32_t)token;
+        current.row_tokens[row * current.tokens_per_row + position] = static_cast<int32_t>(token);
         if (drafting.next.input_states.data) copy_state(pass, c, drafting.next.input_states, num_chunks);
         next.chunks[num_chunks] = {row, position, 1, 1};
         drafting.chunk_ids[num_chunks] = id;

@@ -28,8 +28,8 @@ inline uint32_t mix(uint32_t x) {
     return x ^ x >> 16;
 }
 inline Ints mix(Ints x) {
-    x = (x ^ shift_right<16>(x)) * broadcast_ints((int32_t)MIX_1);
-    x = (x ^ shift_right<15>(x)) * broadcast_ints((int32_t)MIX_2);
+    x = (x ^ shift_right<16>(x)) * broadcast_ints(static_cast<int32_t>(MIX_1));
+    x = (x ^ shift_right<15>(x)) * broadcast_ints(static_cast<int32_t>(MIX_2));
     return x ^ shift_right<16>(x);
 }
 
@@ -37,15 +37,16 @@ struct NoiseKeys {
     uint32_t first, second;
 };
 inline NoiseKeys noise_keys(uint64_t seed, int64_t position) {
-    uint32_t low_position = (uint32_t)position;
-    uint32_t first = mix(mix((uint32_t)seed ^ GOLDEN) + low_position);
-    return {first, mix(mix((uint32_t)(seed >> 32) + first) ^ low_position)};
+    uint32_t low_position = static_cast<uint32_t>(position);
+    uint32_t first = mix(mix(static_cast<uint32_t>(seed) ^ GOLDEN) + low_position);
+    return {first, mix(mix(static_cast<uint32_t>(seed >> 32) + first) ^ low_position)};
 }
 
 // Noise of sixteen tokens, the first of which is `token`.
 inline Floats noise(NoiseKeys keys, int32_t token) {
-    Ints bits = mix(iota(token) * broadcast_ints((int32_t)GOLDEN) + broadcast_ints((int32_t)keys.first));
-    bits = mix(bits ^ broadcast_ints((int32_t)keys.second));
+    Ints bits = mix(iota(token) * broadcast_ints(static_cast<int32_t>(GOLDEN)) +
+                    broadcast_ints(static_cast<int32_t>(keys.first)));
+    bits = mix(bits ^ broadcast_ints(static_cast<int32_t>(keys.second)));
     // Uniform between 0 and 1, with the finest resolution near 0, which becomes the largest noise.
     Floats whole = to_floats(bits);
     whole = whole + select_less(whole, zeros(), broadcast(4294967296.0f), zeros());
@@ -78,7 +79,7 @@ inline Mass mass_above(const Scores& scores, float bound) {
         count += __builtin_popcount(mask_greater(value, broadcast(bound)));
         if (scores.shares) total = total + select_less(broadcast(bound), value, load(scores.shares + i), zeros());
     }
-    return {scores.shares ? reduce_sum(total) : (float)count, count};
+    return {scores.shares ? reduce_sum(total) : static_cast<float>(count), count};
 }
 
 // The smallest value in the smallest set of largest values whose mass reaches `required`. Looked for above `low` and up
@@ -128,8 +129,8 @@ float filter_threshold(const DrawRow& params, const float* values, float* shares
     float lowest = peak - NEGLIGIBLE;
     if (params.min_p > 0.0f) lowest = std::max(lowest, peak + std::log(params.min_p));
     if (params.top_k > 0 && params.top_k < count)
-        lowest =
-            std::max(lowest, nucleus_bound({values, nullptr, count}, peak - NEGLIGIBLE, peak, (float)params.top_k));
+        lowest = std::max(
+            lowest, nucleus_bound({values, nullptr, count}, peak - NEGLIGIBLE, peak, static_cast<float>(params.top_k)));
     if (params.top_p >= 1.0f) return lowest;
     Floats total = zeros();
     for (int64_t i = 0; i < count; i += LANES) {
@@ -177,8 +178,9 @@ int64_t gumbel_argmax(const DrawRow& params, const float* values, int64_t count,
     for (int64_t i = 0; i < count; i += LANES) {
         Floats value = load(values + i);
         if (!mask_greater_equal(value, broadcast(threshold))) continue;
-        Floats score = select_less(value, broadcast(threshold), broadcast(-INFINITY), value + noise(keys, (int32_t)i));
-        tokens = bits_of(select_less(best, score, floats_of(iota((int32_t)i)), floats_of(tokens)));
+        Floats score = select_less(value, broadcast(threshold), broadcast(-INFINITY),
+                                   value + noise(keys, static_cast<int32_t>(i)));
+        tokens = bits_of(select_less(best, score, floats_of(iota(static_cast<int32_t>(i))), floats_of(tokens)));
         best = max(score, best);
     }
     float scores[LANES];
@@ -194,12 +196,13 @@ int64_t gumbel_argmax(const DrawRow& params, const float* values, int64_t count,
     return ids[best_lane];
 }
 
-static_assert(2 * MAX_VOCAB_SIZE * (int64_t)sizeof(float) <= SCRATCH_BYTES, "the draw does not fit in scratch memory");
+static_assert(2 * MAX_VOCAB_SIZE * static_cast<int64_t>(sizeof(float)) <= SCRATCH_BYTES,
+              "the draw does not fit in scratch memory");
 
 int64_t count_draw(const void*, const StepView& step) { return step.num_rows; }
 
 void draw(const void* arguments, const StepView&, int64_t row, Scratch scratch) {
-    const DrawArgs& o = *(const DrawArgs*)arguments;
+    const DrawArgs& o = *static_cast<const DrawArgs*>(arguments);
     const DrawRow& params = o.rows[row];
     const float* logits = row_part(o.logits, row, 0);
     int64_t width = o.logits.width, count = (width + LANES - 1) / LANES * LANES;

@@ -15,10 +15,11 @@ inline float half_to_float(uint16_t bits) { return _mm_cvtss_f32(_mm_cvtph_ps(_m
 // Copies a row of a table that is not packed, whose panel_bytes are 0.
 inline void copy_row(const WeightMatrix& weight, int64_t output, float* out) {
     if (weight.format == Format::float32) {
-        std::memcpy(out, (const float*)weight.data + output * weight.num_inputs, weight.num_inputs * sizeof(float));
+        std::memcpy(out, reinterpret_cast<const float*>(weight.data) + output * weight.num_inputs,
+                    weight.num_inputs * sizeof(float));
     } else {
-        const uint16_t* row = (const uint16_t*)weight.data + output * weight.num_inputs;
-        for (int64_t k = 0; k < weight.num_inputs; ++k) out[k] = float_of((uint32_t)row[k] << 16);
+        const uint16_t* row = reinterpret_cast<const uint16_t*>(weight.data) + output * weight.num_inputs;
+        for (int64_t k = 0; k < weight.num_inputs; ++k) out[k] = float_of(static_cast<uint32_t>(row[k]) << 16);
     }
 }
 
@@ -28,17 +29,18 @@ void unpack_row(const WeightMatrix& weight, int64_t output, float* out) {
     int64_t lane = output % PANEL;
     switch (weight.format) {
         case Format::float32:
-            for (int64_t k = 0; k < weight.num_inputs; ++k) out[k] = ((const float*)panel)[k * PANEL + lane];
+            for (int64_t k = 0; k < weight.num_inputs; ++k)
+                out[k] = reinterpret_cast<const float*>(panel)[k * PANEL + lane];
             break;
         case Format::bfloat16:
             for (int64_t k = 0; k < weight.num_inputs; ++k) {
-                uint16_t value = ((const uint16_t*)panel)[(k / 2 * PANEL + lane) * 2 + k % 2];
-                out[k] = float_of((uint32_t)value << 16);
+                uint16_t value = reinterpret_cast<const uint16_t*>(panel)[(k / 2 * PANEL + lane) * 2 + k % 2];
+                out[k] = float_of(static_cast<uint32_t>(value) << 16);
             }
             break;
         case Format::int8:
             for (int64_t k = 0; k < weight.num_inputs; ++k)
-                out[k] = ((int)panel[(k / 4 * PANEL + lane) * 4 + k % 4] - 128) * weight.scales[output];
+                out[k] = (static_cast<int>(panel[(k / 4 * PANEL + lane) * 4 + k % 4]) - 128) * weight.scales[output];
             break;
         default: {
             bool zeros = weight.format == Format::int4_zeros;
@@ -49,7 +51,7 @@ void unpack_row(const WeightMatrix& weight, int64_t output, float* out) {
                 uint8_t both = group[head + (j / 8 * PANEL + lane) * 4 + j % 4];
                 int value = j % 8 < 4 ? both & 15 : both >> 4;
                 int zero = zeros ? group[2 * PANEL + lane] : 8;
-                out[k] = (value - zero) * half_to_float(((const uint16_t*)group)[lane]);
+                out[k] = (value - zero) * half_to_float(reinterpret_cast<const uint16_t*>(group)[lane]);
             }
         }
     }

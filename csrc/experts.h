@@ -76,14 +76,15 @@ void route(const RouteArgs& o, const StepView&, int64_t row, Scratch scratch) {
         for (int32_t slot = 0; slot < routes.top_k; ++slot) weights[slot] /= sum_of_weights;
 }
 
-static_assert(MAX_EXPERTS * (int64_t)sizeof(float) <= SCRATCH_BYTES, "experts do not fit in scratch memory");
+static_assert(MAX_EXPERTS * static_cast<int64_t>(sizeof(float)) <= SCRATCH_BYTES,
+              "experts do not fit in scratch memory");
 
 // -- sorting by expert ------------------------------------------------------------------------------------------------
 
 int64_t count_group(const void*, const StepView& step) { return step.num_rows ? 1 : 0; }
 
 void group(const void* arguments, const StepView& step, int64_t, Scratch scratch) {
-    const GroupArgs& o = *(const GroupArgs*)arguments;
+    const GroupArgs& o = *static_cast<const GroupArgs*>(arguments);
     const ExpertRoutes& routes = o.routes;
     int64_t num_sorted = step.num_rows * routes.top_k, num_blocks = 0;
     // Number of rows of each expert, then the next sorted index of each.
@@ -127,12 +128,12 @@ inline WeightMatrix weight_of(const ExpertWeights& weights, int64_t expert) {
 }
 
 int64_t count_expert_linear(const void* arguments, const StepView& step) {
-    const ExpertLinearArgs& o = *(const ExpertLinearArgs*)arguments;
+    const ExpertLinearArgs& o = *static_cast<const ExpertLinearArgs*>(arguments);
     return step.num_rows ? *o.groups.num_blocks * num_panels(o.weights.first) : 0;
 }
 
 void expert_linear(const void* arguments, const StepView&, int64_t unit, Scratch scratch) {
-    const ExpertLinearArgs& o = *(const ExpertLinearArgs*)arguments;
+    const ExpertLinearArgs& o = *static_cast<const ExpertLinearArgs*>(arguments);
     int64_t panels = num_panels(o.weights.first);
     const ExpertBlock& block = o.groups.blocks[unit / panels];
     LinearArgs linear = {o.out, o.input, weight_of(o.weights, block.expert)};

@@ -60,12 +60,14 @@ inline Floats scale_by_power_of_two(Floats a, Ints n) {
     return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a.v), _mm512_slli_epi32(n.v, 23)))};
 }
 inline Floats load_bf16(const uint16_t* p) {
-    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
+    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
 }
-inline Floats load_f16(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+inline Floats load_f16(const uint16_t* p) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
 inline Floats load_int8(const int8_t* p) {
-    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
 inline void store_bf16(uint16_t* p, Floats x) {
     // Rounds to the nearest, ties to even. NaN stays NaN.
@@ -74,13 +76,17 @@ inline void store_bf16(uint16_t* p, Floats x) {
     __m512i rounded_bits = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
     __mmask16 nan = _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q);
     rounded_bits = _mm512_mask_or_epi32(rounded_bits, nan, bits, _mm512_set1_epi32(0x400000));
-    _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded_bits, 16)));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded_bits, 16)));
 }
-inline void store_int8(int8_t* p, Ints x) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(x.v)); }
+inline void store_int8(int8_t* p, Ints x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(x.v));
+}
 
 inline Ints broadcast_ints(int32_t x) { return {_mm512_set1_epi32(x)}; }
 inline Ints load_ints(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
-inline Ints load_u8(const uint8_t* p) { return {_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
+inline Ints load_u8(const uint8_t* p) {
+    return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
 inline Ints operator+(Ints a, Ints b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline Ints operator*(Ints a, Ints b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
 inline Ints operator^(Ints a, Ints b) { return {_mm512_xor_si512(a.v, b.v)}; }
@@ -105,7 +111,7 @@ inline Bytes load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
 inline void store_bytes(uint8_t* p, Bytes x) { _mm512_storeu_si512(p, x.v); }
 inline Bytes low_nibbles(Bytes x) { return {_mm512_and_si512(x.v, _mm512_set1_epi8(0x0F))}; }
 inline Bytes high_nibbles(Bytes x) { return {_mm512_and_si512(_mm512_srli_epi16(x.v, 4), _mm512_set1_epi8(0x0F))}; }
-inline Bytes subtract(Bytes x, uint8_t y) { return {_mm512_sub_epi8(x.v, _mm512_set1_epi8((char)y))}; }
+inline Bytes subtract(Bytes x, uint8_t y) { return {_mm512_sub_epi8(x.v, _mm512_set1_epi8(static_cast<char>(y)))}; }
 // Adds dot products of four to sixteen sums: of unsigned bytes of x with the four signed bytes of `four`.
 inline Ints dot_int8(Ints sum, Bytes x, int32_t four) {
 #ifdef __AVX512VNNI__
@@ -124,10 +130,11 @@ inline Ints dot_int8(Ints sum, Bytes x, int32_t four) {
 // Adds dot products of two to sixteen sums: of pairs of bfloat16 of x with the two of `pair`.
 inline Floats dot_bf16(Floats sum, Bytes x, uint32_t pair) {
 #ifdef __AVX512BF16__
-    return {_mm512_dpbf16_ps(sum.v, (__m512bh)x.v, (__m512bh)_mm512_set1_epi32((int)pair))};
+    return {_mm512_dpbf16_ps(sum.v, reinterpret_cast<__m512bh>(x.v),
+                             reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(pair))))};
 #else
     __m512 low = _mm512_castsi512_ps(_mm512_slli_epi32(x.v, 16));
-    __m512 high = _mm512_castsi512_ps(_mm512_and_si512(x.v, _mm512_set1_epi32((int)0xFFFF0000u)));
+    __m512 high = _mm512_castsi512_ps(_mm512_and_si512(x.v, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));
     sum.v = _mm512_fmadd_ps(low, _mm512_set1_ps(float_of(pair << 16)), sum.v);
     return {_mm512_fmadd_ps(high, _mm512_set1_ps(float_of(pair & 0xFFFF0000u)), sum.v)};
 #endif
@@ -192,15 +199,16 @@ inline Floats scale_by_power_of_two(Floats x, Ints n) {
     return {half_scale_by_power_of_two(x.a, n.a), half_scale_by_power_of_two(x.b, n.b)};
 }
 inline __m256 load_half_bf16(const uint16_t* p) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
+    return _mm256_castsi256_ps(
+        _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16));
 }
 inline Floats load_bf16(const uint16_t* p) { return {load_half_bf16(p), load_half_bf16(p + 8)}; }
 inline Floats load_f16(const uint16_t* p) {
-    return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
-            _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
+    return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+            _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
 }
 inline __m256 load_half_int8(const int8_t* p) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
 inline Floats load_int8(const int8_t* p) { return {load_half_int8(p), load_half_int8(p + 8)}; }
 inline __m256i half_to_bf16(__m256 x) {
@@ -213,18 +221,18 @@ inline __m256i half_to_bf16(__m256 x) {
 }
 inline void store_bf16(uint16_t* p, Floats x) {
     __m256i packed = _mm256_packus_epi32(half_to_bf16(x.a), half_to_bf16(x.b));
-    _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(packed, 0xD8));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xD8));
 }
 inline void store_int8(int8_t* p, Ints x) {
     __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xD8);
     __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-    _mm_storeu_si128((__m128i*)p, bytes);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }
 
 inline Ints broadcast_ints(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 inline Ints load_u8(const uint8_t* p) {
-    return {_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)),
-            _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)))};
+    return {_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))),
+            _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8)))};
 }
 inline Ints operator+(Ints x, Ints y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 inline Ints operator*(Ints x, Ints y) { return {_mm256_mullo_epi32(x.a, y.a), _mm256_mullo_epi32(x.b, y.b)}; }
@@ -241,24 +249,25 @@ inline Ints iota(int32_t first) {
     return {eight, _mm256_add_epi32(eight, _mm256_set1_epi32(8))};
 }
 inline void store_ints(int32_t* p, Ints x) {
-    _mm256_storeu_si256((__m256i*)p, x.a);
-    _mm256_storeu_si256((__m256i*)(p + 8), x.b);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x.a);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), x.b);
 }
 inline uint32_t mask_greater(Floats x, Floats y) {
-    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GT_OQ)) |
-           (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GT_OQ)) << 8;
+    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GT_OQ))) |
+           static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GT_OQ))) << 8;
 }
 inline uint32_t mask_greater_equal(Floats x, Floats y) {
-    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ)) |
-           (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ)) << 8;
+    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ))) |
+           static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ))) << 8;
 }
 inline uint32_t mask_nan(Floats x) {
-    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.a, x.a, _CMP_UNORD_Q)) |
-           (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.b, x.b, _CMP_UNORD_Q)) << 8;
+    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x.a, x.a, _CMP_UNORD_Q))) |
+           static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x.b, x.b, _CMP_UNORD_Q))) << 8;
 }
 
 inline Bytes load_bytes(const uint8_t* p) {
-    return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
+    return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};
 }
 inline Bytes low_nibbles(Bytes x) {
     __m256i mask = _mm256_set1_epi8(0x0F);
@@ -281,13 +290,13 @@ inline Ints dot_int8(Ints sum, Bytes x, int32_t four) {
 }
 inline __m256 low_bf16(__m256i pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }
 inline __m256 high_bf16(__m256i pairs) {
-    return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xFFFF0000u)));
+    return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xFFFF0000u))));
 }
 inline __m256 half_dot_bf16(__m256 sum, __m256i x, __m256i y) {
     return _mm256_fmadd_ps(high_bf16(x), high_bf16(y), _mm256_fmadd_ps(low_bf16(x), low_bf16(y), sum));
 }
 inline Floats dot_bf16(Floats sum, Bytes x, uint32_t pair) {
-    __m256i y = _mm256_set1_epi32((int)pair);
+    __m256i y = _mm256_set1_epi32(static_cast<int>(pair));
     return {half_dot_bf16(sum.a, x.a, y), half_dot_bf16(sum.b, x.b, y)};
 }
 inline float reduce_sum(Floats x) {
@@ -305,8 +314,8 @@ inline float reduce_max(Floats x) {
 }
 inline int32_t reduce_sum(Ints x) {
     int32_t lanes[LANES], total = 0;
-    _mm256_storeu_si256((__m256i*)lanes, x.a);
-    _mm256_storeu_si256((__m256i*)(lanes + 8), x.b);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(lanes), x.a);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(lanes + 8), x.b);
     for (int i = 0; i < LANES; ++i) total += lanes[i];
     return total;
 }

@@ -102,12 +102,12 @@ void* archerfish_open(const char* kernels, int num_threads) {
     }
 }
 
-void archerfish_close(void* runner) { delete (Runner*)runner; }
+void archerfish_close(void* runner) { delete static_cast<Runner*>(runner); }
 
 // The functions below report in `error` what exceeds the capacity of the instructions. Nothing was computed then.
 
 void archerfish_run(void* runner, const Instructions* instructions, const StepView* step, BoundsError* error) {
-    auto& [team, table] = *(Runner*)runner;
+    auto& [team, table] = *static_cast<Runner*>(runner);
     *error = {};
     if (can_run(*step, instructions->capacity, *error)) team.run(*table, *instructions, *step);
 }
@@ -115,13 +115,13 @@ void archerfish_run(void* runner, const Instructions* instructions, const StepVi
 // Runs the step that is assembled from the chunks. Returns its number of rows.
 int64_t archerfish_run_chunks(void* runner, const Instructions* instructions, const StepAssembly* chunks,
                               BoundsError* error) {
-    auto& [team, table] = *(Runner*)runner;
+    auto& [team, table] = *static_cast<Runner*>(runner);
     *error = {};
     return run_chunks(team, *table, *instructions, *chunks, *error);
 }
 
 void archerfish_draft(void* runner, const Drafting* drafting, BoundsError* error) {
-    auto& [team, table] = *(Runner*)runner;
+    auto& [team, table] = *static_cast<Runner*>(runner);
     *error = {};
     draft(team, *table, *drafting, *error);
 }

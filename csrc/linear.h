@@ -48,11 +48,11 @@ inline void clear(Sums<ROWS>& sums) {
 template <int ROWS>
 inline void gemm_float32(Sums<ROWS>& sums, const WeightMatrix& weight, const uint8_t* panel, const PackedRows& in,
                          int64_t row, int first) {
-    const float* w = (const float*)panel;
-    const float* x = (const float*)(in.data + row * in.stride);
+    const float* w = reinterpret_cast<const float*>(panel);
+    const float* x = reinterpret_cast<const float*>(in.data + row * in.stride);
     int64_t stride = in.stride / sizeof(float);
     for (int64_t k = 0; k < weight.padded_inputs; ++k, w += PANEL) {
-        _mm_prefetch((const char*)w + PREFETCH_BYTES, _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(w) + PREFETCH_BYTES, _MM_HINT_T0);
         for (int p = 0; p < NUM_VECTORS<ROWS>; ++p) {
             Floats part = load(w + (first + p) * LANES);
             for (int r = 0; r < ROWS; ++r) sums[r][p] = fma(part, broadcast(x[r * stride + k]), sums[r][p]);
@@ -63,11 +63,12 @@ inline void gemm_float32(Sums<ROWS>& sums, const WeightMatrix& weight, const uin
 template <int ROWS>
 inline void gemm_bfloat16(Sums<ROWS>& sums, const WeightMatrix& weight, const uint8_t* panel, const PackedRows& in,
                           int64_t row, int first) {
-    const uint32_t* x = (const uint32_t*)(in.data + row * in.stride);
+    const uint32_t* x = reinterpret_cast<const uint32_t*>(in.data + row * in.stride);
     int64_t pairs = weight.padded_inputs / 2, stride = in.stride / sizeof(uint32_t);
     for (int64_t k = 0; k < pairs; ++k, panel += PANEL_ROW_BYTES) {
         for (int p = 0; p < NUM_VECTORS<ROWS>; ++p) {
-            _mm_prefetch((const char*)panel + BFLOAT16_PREFETCH_BYTES + (first + p) * 64, _MM_HINT_T0);
+            _mm_prefetch(reinterpret_cast<const char*>(panel) + BFLOAT16_PREFETCH_BYTES + (first + p) * 64,
+                         _MM_HINT_T0);
             Bytes part = load_bytes(panel + (first + p) * 64);
             for (int r = 0; r < ROWS; ++r) sums[r][p] = dot_bf16(sums[r][p], part, x[r * stride + k]);
         }
@@ -77,7 +78,7 @@ inline void gemm_bfloat16(Sums<ROWS>& sums, const WeightMatrix& weight, const ui
 template <int ROWS>
 inline void gemm_int8(Sums<ROWS>& sums, const WeightMatrix&, const uint8_t* panel, const PackedRows& in, int64_t row,
                       int first) {
-    const int32_t* x = (const int32_t*)(in.data + row * in.stride);
+    const int32_t* x = reinterpret_cast<const int32_t*>(in.data + row * in.stride);
     int64_t stride = in.stride / sizeof(int32_t), num_groups = in.width / in.group, fours_per_group = in.group / 4;
     const float* scales = in.scales + row * num_groups;
     const int32_t* totals = in.sums + row * num_groups;
@@ -90,7 +91,7 @@ inline void gemm_int8(Sums<ROWS>& sums, const WeightMatrix&, const uint8_t* pane
         for (int64_t k = 0; k < fours_per_group; ++k, panel += PANEL_ROW_BYTES) {
             for (int p = 0; p < NUM_VECTORS<ROWS>; ++p) {
                 Bytes part = load_bytes(panel + (first + p) * 64);
-                _mm_prefetch((const char*)panel + PREFETCH_BYTES + (first + p) * 64, _MM_HINT_T0);
+                _mm_prefetch(reinterpret_cast<const char*>(panel) + PREFETCH_BYTES + (first + p) * 64, _MM_HINT_T0);
                 for (int r = 0; r < ROWS; ++r) counts[r][p] = dot_int8(counts[r][p], part, group[r * stride + k]);
             }
         }
@@ -103,7 +104,7 @@ inline void gemm_int8(Sums<ROWS>& sums, const WeightMatrix&, const uint8_t* pane
 template <int ROWS, bool ZEROS>
 inline void gemm_int4(Sums<ROWS>& sums, const WeightMatrix&, const uint8_t* panel, const PackedRows& in, int64_t row,
                       int first) {
-    const int32_t* x = (const int32_t*)(in.data + row * in.stride);
+    const int32_t* x = reinterpret_cast<const int32_t*>(in.data + row * in.stride);
     int64_t stride = in.stride / sizeof(int32_t), num_groups = in.width / in.group, eights_per_group = in.group / 8;
     const float* scales = in.scales + row * num_groups;
     const int32_t* totals = in.sums + row * num_groups;
@@ -111,8 +112,9 @@ inline void gemm_int4(Sums<ROWS>& sums, const WeightMatrix&, const uint8_t* pane
     constexpr int64_t HEAD = (ZEROS ? 3 : 2) * PANEL;
     int64_t group_bytes = HEAD + in.group / 2 * PANEL, ahead = (PREFETCH_BYTES / group_bytes + 1) * group_bytes;
     for (int64_t g = 0; g < num_groups; ++g) {
-        const uint16_t* weight_scales = (const uint16_t*)panel;
-        for (int64_t i = 0; i < HEAD; i += 64) _mm_prefetch((const char*)panel + ahead + i, _MM_HINT_T0);
+        const uint16_t* weight_scales = reinterpret_cast<const uint16_t*>(panel);
+        for (int64_t i = 0; i < HEAD; i += 64)
+            _mm_prefetch(reinterpret_cast<const char*>(panel) + ahead + i, _MM_HINT_T0);
         panel += 2 * PANEL;
         Ints counts[ROWS][NUM_VECTORS<ROWS>];
         for (int r = 0; r < ROWS; ++r) {
@@ -126,7 +128,7 @@ inline void gemm_int4(Sums<ROWS>& sums, const WeightMatrix&, const uint8_t* pane
         for (int64_t k = 0; k < eights_per_group; ++k, panel += PANEL_ROW_BYTES) {
             for (int p = 0; p < NUM_VECTORS<ROWS>; ++p) {
                 int64_t offset = (first + p) * 64;
-                _mm_prefetch((const char*)panel + ahead + offset, _MM_HINT_T0);
+                _mm_prefetch(reinterpret_cast<const char*>(panel) + ahead + offset, _MM_HINT_T0);
                 Bytes both = load_bytes(panel + offset);
                 Bytes low = low_nibbles(both), high = high_nibbles(both);
                 for (int r = 0; r < ROWS; ++r) {
@@ -207,16 +209,16 @@ inline void prefetch_start(const WeightMatrix& weight, int64_t panel) {
     if (panel >= num_panels(weight)) return;
     const uint8_t* start = weight.data + panel * weight.panel_bytes;
     int64_t ahead = weight.format == Format::bfloat16 ? BFLOAT16_PREFETCH_BYTES : PREFETCH_BYTES;
-    for (int64_t i = 0; i < ahead; i += 64) _mm_prefetch((const char*)start + i, _MM_HINT_T1);
+    for (int64_t i = 0; i < ahead; i += 64) _mm_prefetch(reinterpret_cast<const char*>(start) + i, _MM_HINT_T1);
 }
 
 int64_t count_linear(const void* arguments, const StepView& step) {
-    const LinearArgs& o = *(const LinearArgs*)arguments;
+    const LinearArgs& o = *static_cast<const LinearArgs*>(arguments);
     return (step.num_rows + ROWS_PER_BLOCK - 1) / ROWS_PER_BLOCK * num_panels(o.weight);
 }
 
 void linear(const void* arguments, const StepView& step, int64_t unit, Scratch scratch) {
-    const LinearArgs& o = *(const LinearArgs*)arguments;
+    const LinearArgs& o = *static_cast<const LinearArgs*>(arguments);
     int64_t panels = num_panels(o.weight);
     // Neighbouring units have neighbouring panels, so threads read the matrix once for each block of rows.
     int64_t block = unit / panels, panel = unit % panels;

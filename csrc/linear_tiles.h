@@ -74,7 +74,7 @@ inline void accumulate_steps(const uint8_t* rows, int64_t row_bytes, const uint8
         // With few rows the matrix is read from memory, and hardware prefetching ends at the end of a page.
         if constexpr (ROW_TILES == 1)
             for (int64_t i = 0; i < depth_bytes / 4 * PANEL_ROW_BYTES; i += 64)
-                _mm_prefetch((const char*)weights + PANEL_ROW_BYTES * TILE_ROWS + i, _MM_HINT_T0);
+                _mm_prefetch(reinterpret_cast<const char*>(weights) + PANEL_ROW_BYTES * TILE_ROWS + i, _MM_HINT_T0);
     }
 }
 
@@ -139,7 +139,7 @@ inline GroupHead group_head(const WeightMatrix& weight, const uint8_t* panel, in
     if (FORMAT == Format::int8) return {};
     int64_t head = (FORMAT == Format::int4_zeros ? 3 : 2) * PANEL;
     const uint8_t* start = panel + group * (head + weight.group / 2 * PANEL);
-    return {(const uint16_t*)start + lane, start + 2 * PANEL + lane};
+    return {reinterpret_cast<const uint16_t*>(start) + lane, start + 2 * PANEL + lane};
 }
 
 // Scales the integer sums of one group of inputs and adds them up in the order of gemm_int8 and gemm_int4.

@@ -25,7 +25,7 @@ inline int64_t num_panels(const WeightMatrix& weight) { return (weight.num_outpu
 
 // Stores sixteen outputs of a row from their sums, or fewer at the end of the row.
 inline void store_output(const LinearArgs& o, int64_t row, int64_t first, Floats sum) {
-    int lanes = (int)std::min<int64_t>(LANES, o.weight.num_outputs - first);
+    int lanes = static_cast<int>(std::min<int64_t>(LANES, o.weight.num_outputs - first));
     if (lanes <= 0) return;
     Floats factor = o.weight.format == Format::int8 ? load_lanes(o.weight.scales + first, lanes) : broadcast(1.0f);
     Floats bias = o.weight.bias ? load_lanes(o.weight.bias + first, lanes) : zeros();

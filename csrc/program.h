@@ -439,10 +439,10 @@ struct KernelTable {
     uint64_t filled;  // One bit for each operation that has a kernel.
 
     constexpr void set(Operation operation, Kernel kernel) {
-        kernels[(int)operation] = kernel;
-        filled |= 1ull << (int)operation;
+        kernels[static_cast<int>(operation)] = kernel;
+        filled |= 1ull << static_cast<int>(operation);
     }
-    constexpr const Kernel& operator[](Operation operation) const { return kernels[(int)operation]; }
+    constexpr const Kernel& operator[](Operation operation) const { return kernels[static_cast<int>(operation)]; }
     constexpr bool is_complete() const { return filled == (1ull << NUM_OPERATIONS) - 1; }
 };
 

@@ -24,10 +24,10 @@ inline int64_t num_rows_of(const ActivateArgs& o, const StepView& step) { return
 template <typename Arguments, void (*run_row)(const Arguments&, const StepView&, int64_t, Scratch)>
 struct ByRow {
     static int64_t count(const void* arguments, const StepView& step) {
-        return (num_rows_of(*(const Arguments*)arguments, step) + ROWS_PER_UNIT - 1) / ROWS_PER_UNIT;
+        return (num_rows_of(*static_cast<const Arguments*>(arguments), step) + ROWS_PER_UNIT - 1) / ROWS_PER_UNIT;
     }
     static void run(const void* arguments, const StepView& step, int64_t unit, Scratch scratch) {
-        const Arguments& o = *(const Arguments*)arguments;
+        const Arguments& o = *static_cast<const Arguments*>(arguments);
         int64_t last = std::min(num_rows_of(o, step), (unit + 1) * ROWS_PER_UNIT);
         for (int64_t row = unit * ROWS_PER_UNIT; row < last; ++row) run_row(o, step, row, scratch);
     }
@@ -44,7 +44,7 @@ template <typename Function>
 inline void for_each_vector(int64_t width, Function f) {
     int64_t i = 0;
     for (; i + LANES <= width; i += LANES) f(i, LANES);
-    if (i < width) f(i, (int)(width - i));
+    if (i < width) f(i, static_cast<int>(width - i));
 }
 inline Floats load_lanes(const float* p, int lanes) { return lanes == LANES ? load(p) : load_partial(p, lanes); }
 inline void store_lanes(float* p, Floats x, int lanes) { lanes == LANES ? store(p, x) : store_partial(p, x, lanes); }
@@ -72,7 +72,7 @@ inline void pack_group(const float* x, int64_t count, int64_t group, int8_t* q, 
     *scale = inverse == 0.0f ? 0.0f : peak / 127.0f;
     Ints sums = broadcast_ints(0);
     for_each_vector(group, [&](int64_t i, int lanes) {
-        int valid = (int)std::max<int64_t>(0, std::min<int64_t>(lanes, count - i));
+        int valid = static_cast<int>(std::max<int64_t>(0, std::min<int64_t>(lanes, count - i)));
         Ints v = to_ints(round_even((valid == LANES ? load(x + i) : load_partial(x + i, valid)) * broadcast(inverse)));
         sums = sums + v;
         store_int8(q + i, v);
@@ -83,13 +83,13 @@ inline void pack_group(const float* x, int64_t count, int64_t group, int8_t* q, 
 inline void pack_row(const float* x, int64_t width, const PackedRows& packed, int64_t row) {
     switch (packed.format) {
         case Format::float32: {
-            float* out = (float*)(packed.data + row * packed.stride);
+            float* out = reinterpret_cast<float*>(packed.data + row * packed.stride);
             std::memcpy(out, x, width * sizeof(float));
             std::memset(out + width, 0, (packed.width - width) * sizeof(float));
             break;
         }
         case Format::bfloat16: {
-            uint16_t* out = (uint16_t*)(packed.data + row * packed.stride);
+            uint16_t* out = reinterpret_cast<uint16_t*>(packed.data + row * packed.stride);
             for_each_vector(width, [&](int64_t i, int lanes) {
                 uint16_t some[LANES];
                 store_bf16(some, load_lanes(x + i, lanes));
@@ -103,8 +103,9 @@ inline void pack_row(const float* x, int64_t width, const PackedRows& packed, in
             for (int64_t g = 0; g < num_groups; ++g) {
                 int64_t first = g * packed.group, index = row * num_groups + g;
                 int64_t count = std::max<int64_t>(0, std::min<int64_t>(packed.group, width - first));
-                pack_group(x + first, count, packed.group, (int8_t*)packed.data + row * packed.stride + first,
-                           packed.scales + index, packed.sums + index);
+                pack_group(x + first, count, packed.group,
+                           reinterpret_cast<int8_t*>(packed.data) + row * packed.stride + first, packed.scales + index,
+                           packed.sums + index);
             }
         }
     }
@@ -170,7 +171,8 @@ inline float sum_of_squares(const float* x, int64_t width, float mean) {
     return reduce_sum(total);
 }
 
-static_assert(MAX_ROW_WIDTH * (int64_t)sizeof(float) <= SCRATCH_BYTES, "a row does not fit in scratch memory");
+static_assert(MAX_ROW_WIDTH * static_cast<int64_t>(sizeof(float)) <= SCRATCH_BYTES,
+              "a row does not fit in scratch memory");
 
 // Memory to compute a row in: scratch memory where it is only read packed.
 inline float* output_part(const StridedRows& out, int64_t row, int64_t part, Scratch& scratch) {
@@ -193,8 +195,8 @@ void rms_norm(const NormArgs& o, const StepView&, int64_t row, Scratch scratch) 
     for (int64_t part = 0; part < o.input.num_parts; ++part) {
         const float* in = add_residual(o, row, row_part(o.input, row, part));
         out = output_part(o.out, row, part, scratch);
-        Floats inverse_rms =
-            broadcast(1.0f / std::sqrt(sum_of_squares(in, o.input.width, 0.0f) / (float)o.input.width + o.eps));
+        Floats inverse_rms = broadcast(
+            1.0f / std::sqrt(sum_of_squares(in, o.input.width, 0.0f) / static_cast<float>(o.input.width) + o.eps));
         for_each_vector(o.input.width, [&](int64_t i, int lanes) {
             Floats gain = load_lanes(o.weight + i, lanes) + broadcast(o.weight_offset);
             store_lanes(out + i, load_lanes(in + i, lanes) * inverse_rms * gain, lanes);
@@ -208,9 +210,9 @@ void layer_norm(const NormArgs& o, const StepView&, int64_t row, Scratch scratch
     float* out = output_part(o.out, row, 0, scratch);
     Floats total = zeros();
     for_each_vector(o.input.width, [&](int64_t i, int lanes) { total = total + load_lanes(in + i, lanes); });
-    float mean = reduce_sum(total) / (float)o.input.width;
-    Floats inverse_deviation =
-        broadcast(1.0f / std::sqrt(sum_of_squares(in, o.input.width, mean) / (float)o.input.width + o.eps));
+    float mean = reduce_sum(total) / static_cast<float>(o.input.width);
+    Floats inverse_deviation = broadcast(
+        1.0f / std::sqrt(sum_of_squares(in, o.input.width, mean) / static_cast<float>(o.input.width) + o.eps));
     for_each_vector(o.input.width, [&](int64_t i, int lanes) {
         Floats normed = (load_lanes(in + i, lanes) - broadcast(mean)) * inverse_deviation;
         store_lanes(out + i, fma(normed, load_lanes(o.weight + i, lanes), load_lanes(o.bias + i, lanes)), lanes);

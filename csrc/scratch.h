@@ -20,7 +20,7 @@ class Scratch {
     template <typename T>
     T* take(int64_t count) {
         int64_t num_bytes =
-            (count * (int64_t)sizeof(T) + SCRATCH_ALIGNMENT - 1) / SCRATCH_ALIGNMENT * SCRATCH_ALIGNMENT;
+            (count * static_cast<int64_t>(sizeof(T)) + SCRATCH_ALIGNMENT - 1) / SCRATCH_ALIGNMENT * SCRATCH_ALIGNMENT;
         if (__builtin_expect(num_bytes > end_ - next_, 0)) scratch_exhausted(num_bytes, end_ - next_);
         T* taken = reinterpret_cast<T*>(next_);
         next_ += num_bytes;

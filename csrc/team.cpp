@@ -23,7 +23,7 @@ constexpr uint64_t INSTRUCTION_MASK = ~0ull >> UNIT_BITS;
 int64_t now() {
     timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1'000'000'000 + t.tv_nsec;
+    return static_cast<int64_t>(t.tv_sec) * 1'000'000'000 + t.tv_nsec;
 }
 
 }  // namespace
@@ -33,7 +33,8 @@ void Signal::increment() {
     // A thread that goes to sleep counts itself before it reads the value, and this one does the opposite: one of the
     // two notices the other.
     if (num_sleeping_.load(std::memory_order_seq_cst))
-        syscall(SYS_futex, (const uint32_t*)&value_, FUTEX_WAKE_PRIVATE, 1 << 30, nullptr, nullptr, 0);
+        syscall(SYS_futex, reinterpret_cast<const uint32_t*>(&value_), FUTEX_WAKE_PRIVATE, 1 << 30, nullptr, nullptr,
+                0);
 }
 
 void Signal::wait_while(uint64_t seen) {
@@ -53,14 +54,15 @@ void Signal::wait_while(uint64_t seen) {
         num_sleeping_.fetch_add(1, std::memory_order_seq_cst);
         // The futex compares the low 32 bits, which come first on x86.
         if (value_.load(std::memory_order_seq_cst) == seen)
-            syscall(SYS_futex, (const uint32_t*)&value_, FUTEX_WAIT_PRIVATE, (uint32_t)seen, nullptr, nullptr, 0);
+            syscall(SYS_futex, reinterpret_cast<const uint32_t*>(&value_), FUTEX_WAIT_PRIVATE,
+                    static_cast<uint32_t>(seen), nullptr, nullptr, 0);
         num_sleeping_.fetch_sub(1, std::memory_order_relaxed);
     }
 }
 
 Team::Team(int num_threads) {
     for (int i = 0; i < num_threads; ++i) {
-        scratch_.emplace_back((uint8_t*)std::aligned_alloc(SCRATCH_ALIGNMENT, SCRATCH_BYTES), &std::free);
+        scratch_.emplace_back(static_cast<uint8_t*>(std::aligned_alloc(SCRATCH_ALIGNMENT, SCRATCH_BYTES)), &std::free);
         if (!scratch_.back()) throw std::bad_alloc();
     }
     try {
@@ -113,7 +115,7 @@ void Team::open_next(int thread) {
 // Takes and runs one unit. Returns false if none was left.
 bool Team::run_unit(int thread) {
     uint64_t ticket = ticket_.load(std::memory_order_acquire);
-    int64_t unit = (int64_t)(ticket & ((1ull << UNIT_BITS) - 1));
+    int64_t unit = static_cast<int64_t>(ticket & ((1ull << UNIT_BITS) - 1));
     int64_t units = work_.num_units.load(std::memory_order_acquire);
     if (unit >= units) return false;
     // Read before the ticket is taken: if other threads have opened another instruction meanwhile, taking it fails.
@@ -141,7 +143,7 @@ void Team::run(const KernelTable& kernels, const Instructions& instructions, con
     work_.next = instructions.first;
     work_.end = instructions.first + instructions.count;
     work_.all_rows = work_.selected = step;
-    work_.all_rows.num_threads = work_.selected.num_threads = (int64_t)scratch_.size();
+    work_.all_rows.num_threads = work_.selected.num_threads = static_cast<int64_t>(scratch_.size());
     work_.selected.num_rows = step.num_logits;
     finished_.store(false, std::memory_order_relaxed);
     open_next(0);

@@ -18,8 +18,8 @@ struct alignas(64) TileShapes {
     uint8_t rows[16] = {};
 
     void set(int tile, int64_t num_rows, int64_t num_bytes) {
-        rows[tile] = (uint8_t)num_rows;
-        row_bytes[tile] = (uint16_t)num_bytes;
+        rows[tile] = static_cast<uint8_t>(num_rows);
+        row_bytes[tile] = static_cast<uint16_t>(num_bytes);
     }
 };
 
@@ -68,26 +68,27 @@ template <int T>
 inline void tile_load(const void* from, int64_t stride) {
     tile_zero<T>();
     for (int r = 0; r < tile_shapes.rows[T]; ++r)
-        std::memcpy(tiles[T].bytes[r], (const uint8_t*)from + r * stride, tile_shapes.row_bytes[T]);
+        std::memcpy(tiles[T].bytes[r], static_cast<const uint8_t*>(from) + r * stride, tile_shapes.row_bytes[T]);
 }
 template <int T>
 inline void tile_store(void* to, int64_t stride) {
     for (int r = 0; r < tile_shapes.rows[T]; ++r)
-        std::memcpy((uint8_t*)to + r * stride, tiles[T].bytes[r], tile_shapes.row_bytes[T]);
+        std::memcpy(static_cast<uint8_t*>(to) + r * stride, tiles[T].bytes[r], tile_shapes.row_bytes[T]);
 }
 template <int C, int A, int B>
 inline void tile_dot_int8() {
     for (int m = 0; m < tile_shapes.rows[C]; ++m)
         for (int n = 0; n < tile_shapes.row_bytes[C] / 4; ++n) {
-            int32_t& sum = ((int32_t*)tiles[C].bytes[m])[n];
+            int32_t& sum = reinterpret_cast<int32_t*>(tiles[C].bytes[m])[n];
             for (int k = 0; k < tile_shapes.row_bytes[A]; ++k)
-                sum += (int)(int8_t)tiles[A].bytes[m][k] * (int)(int8_t)tiles[B].bytes[k / 4][4 * n + k % 4];
+                sum += static_cast<int>(static_cast<int8_t>(tiles[A].bytes[m][k])) *
+                       static_cast<int>(static_cast<int8_t>(tiles[B].bytes[k / 4][4 * n + k % 4]));
         }
 }
 template <int C, int A, int B>
 inline void tile_dot_bf16() {
     auto number = [](const uint8_t* bytes, int index) {
-        uint32_t bits = (uint32_t)((const uint16_t*)bytes)[index] << 16;
+        uint32_t bits = static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(bytes)[index]) << 16;
         float value;
         std::memcpy(&value, &bits, 4);
         return value;
@@ -97,7 +98,7 @@ inline void tile_dot_bf16() {
             float sums[2] = {};
             for (int k = 0; k < tile_shapes.row_bytes[A] / 2; ++k)
                 sums[k % 2] += number(tiles[A].bytes[m], k) * number(tiles[B].bytes[k / 2], 2 * n + k % 2);
-            ((float*)tiles[C].bytes[m])[n] += sums[0] + sums[1];
+            reinterpret_cast<float*>(tiles[C].bytes[m])[n] += sums[0] + sums[1];
         }
 }
 

@@ -54,7 +54,7 @@ def _help(_: ChatHistory, text: str) -> str:
     rows += [
         (EXIT, "quit, as Ctrl-D does"),
         ("Ctrl-C", "stop an answer or clear the line; twice: quit"),
-        ("\\", "at the end of a line: the message continues on the next"),
+        ("\\", "ends a line: the message continues on the next"),
         ('"""', "before and after a message of several lines"),
     ]
     width = max(len(usage) for usage, _ in rows)

@@ -36,7 +36,7 @@ struct Stage {
 };
 
 int64_t count_stage(const void* arguments, const StepView&) {
-    return (int64_t)static_cast<const Stage*>(arguments)->out->size();
+    return static_cast<int64_t>(static_cast<const Stage*>(arguments)->out->size());
 }
 
 void run_stage(const void* arguments, const StepView& step, int64_t unit, Scratch scratch) {
@@ -55,9 +55,9 @@ void run_pipelines(Team& team, const KernelTable& kernels) {
     for (size_t i = 0; i < sizes.size(); ++i) {
         numbers[i + 1].resize(sizes[i]);
         stages[i] = {&numbers[i], &numbers[i + 1]};
-        instructions.push_back({Operation::add, (int32_t)(i % 2), &stages[i]});
+        instructions.push_back({Operation::add, static_cast<int32_t>(i % 2), &stages[i]});
     }
-    Instructions program = {instructions.data(), (int64_t)instructions.size(), {}};
+    Instructions program = {instructions.data(), static_cast<int64_t>(instructions.size()), {}};
     std::vector<int64_t> expected;
     for (int i = 0; i < NUM_STEPS; ++i) {
         std::fill(numbers[0].begin(), numbers[0].end(), i % 2);
@@ -78,14 +78,14 @@ void run_attention(Team& team, std::vector<float>& result) {
     constexpr int64_t dim = 16, block_size = 16, length = 1500, num_blocks = (length + block_size - 1) / block_size;
     std::vector<float> keys(num_blocks * block_size * dim), values(keys.size()), query(2 * dim), out(2 * dim);
     for (size_t i = 0; i < keys.size(); ++i) {
-        keys[i] = (float)(i * 7919 % 101) / 101.0f;
-        values[i] = (float)(i * 104729 % 97) / 97.0f;
+        keys[i] = static_cast<float>(i * 7919 % 101) / 101.0f;
+        values[i] = static_cast<float>(i * 104729 % 97) / 97.0f;
     }
-    for (size_t i = 0; i < query.size(); ++i) query[i] = (float)i / 32.0f;
+    for (size_t i = 0; i < query.size(); ++i) query[i] = static_cast<float>(i) / 32.0f;
     std::vector<float> accumulators(MAX_ATTENTION_SPLITS * dim), max_scores(MAX_ATTENTION_SPLITS);
     std::vector<float> exp_sums(MAX_ATTENTION_SPLITS);
     std::vector<int32_t> num_done(MAX_ATTENTION_SPLITS), block_table(num_blocks);
-    for (int64_t block = 0; block < num_blocks; ++block) block_table[block] = (int32_t)block;
+    for (int64_t block = 0; block < num_blocks; ++block) block_table[block] = static_cast<int32_t>(block);
     AttendArgs arguments = {};
     arguments.out = {out.data(), 2 * dim, dim, 2, dim};
     arguments.queries = {query.data(), 2 * dim, dim, 2, dim};

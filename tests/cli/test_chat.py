@@ -273,7 +273,7 @@ def test_what_is_no_conversation_is_not_loaded_and_not_overwritten(
     for command in ("/load", "/save"):
         with pytest.raises(RequestError) as refusal:
             run_command(conversation, f"{command} {file}")
-        assert (says if command == "/load" else "name another file") in str(refusal.value)
+        assert (says if command == "/load" else "choose another file") in str(refusal.value)
     assert file.read_text() == content
 
 

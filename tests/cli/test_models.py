@@ -107,7 +107,7 @@ def test_words_show_the_same(box: Path, cache: Path, files: dict[str, bytes]) ->
 def test_nothing_is_not_an_error(cache: Path) -> None:
     nothing: dict[str, Any] = {"models": [], "hub_cache": str(cache), "hub_cache_problem": None}
     assert listed() == nothing
-    assert archerfish("models").stdout == f"There are no models in the box, and none in the hub cache, {cache}.\n"
+    assert archerfish("models").stdout == f"There are no bundled models, and none in the hub cache, {cache}.\n"
     cache.rmdir()
     assert listed() == nothing
 

@@ -150,7 +150,7 @@ def test_answers_wait_for_room_and_lines_wait_for_answers(store: JobStore) -> No
     within(work)
 
 
-def test_stopping_on_a_full_disk_ends_and_raises(
+def test_stopping_on_a_full_disk_ends_and_logs(
     store: JobStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> None:
@@ -175,7 +175,7 @@ def test_stopping_on_a_full_disk_ends_and_raises(
 
     batch = new_batch(store, lines(3))
     within(work)
-    assert any("1 answers of batch" in entry.getMessage() for entry in caplog.records)
+    assert any("1 results of batch" in entry.getMessage() for entry in caplog.records)
     monkeypatch.undo()
     run_all(store, echo)
     assert again(store, batch).counts == RequestCounts(3, 3, 0)

@@ -15,7 +15,7 @@ from tests.compress.drafters.walkers import options
         ({"method": "medusa", "hidden_size": 64}, "--hidden-size is for --method draft_model, not medusa"),
         ({"vocabulary": 100}, "--vocabulary is for --method medusa or eagle, not draft_model"),
         ({"start": "minnow", "layers": 2}, "--start has a shape of its own"),
-        ({"steps": 5, "minutes": 1.0}, "--steps and --minutes both"),
+        ({"steps": 5, "minutes": 1.0}, "--steps and --minutes exclude each other"),
         ({"samples": 3}, "--samples 3 must be at least 16"),
         ({"divergence": 1.5}, "--divergence 1.5 must be from 0 to 1"),
         ({"minutes": 0.0}, "--minutes 0.0 must be more than 0"),
