@@ -289,4 +289,4 @@ def test_an_input_that_changes_meanwhile_is_noticed(files: Files, monkeypatch: p
     load = PartialOutput.load
     monkeypatch.setattr(PartialOutput, "load", changing)
     result = files.run()
-    assert result.exit_code == 2 and "was changed while" in result.stderr
+    assert result.exit_code == 2 and "changed while" in result.stderr

@@ -216,7 +216,7 @@ def test_an_answer_has_the_requested_format(
 @pytest.mark.parametrize(
     ("flags", "content", "says"),
     [
-        (("--regex", "a", "--choice", "b"), None, "--regex and --choice are given"),
+        (("--regex", "a", "--choice", "b"), None, "--regex and --choice exclude each other"),
         (("--json-schema",), '{"type": "strin"}', "Invalid type: strin"),
         (("--json-schema",), "{", "--json-schema: "),
         (("--json-schema",), b"\xff", "is not UTF-8"),

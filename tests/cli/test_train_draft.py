@@ -12,7 +12,7 @@ SHAPE = ("--method", "draft_model", "--layers", "1")
 def test_a_draft_model_is_trained_in_two_goes(tmp_path: Path) -> None:
     output = ("--output", str(tmp_path / "out"))
     first = archerfish("train-draft", *MODEL, *SMALL, *SHAPE, *output, "--max-steps", "2")
-    assert first.exit_code == 0 and "the same command goes on" in first.stdout
+    assert first.exit_code == 0 and "run the same command to resume" in first.stdout
     second = archerfish("train-draft", *MODEL, *SMALL, *SHAPE, *output)
     assert second.exit_code == 0 and "a step that verifies 2 generates" in second.stdout
     assert {"README.md", "config.json", "model.safetensors"} <= {path.name for path in (tmp_path / "out").iterdir()}
