@@ -142,4 +142,4 @@ def test_kernels_need_nothing_but_a_shape(tmp_path: Path) -> None:
     formats = {timing["format"] for timing in found["timings"]}
     assert formats == ({None, "int4 g64"} if found["integer_flops"] else {None})
     refused = archerfish("bench", "kernels", *sizes, "--format", "int5")
-    assert refused.exit_code == 2 and "there are none, int8, w8a8, int4 g32" in refused.stderr
+    assert refused.exit_code == 2 and "choose from none, int8, w8a8, int4 g32" in refused.stderr
