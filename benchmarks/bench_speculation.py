@@ -107,82 +107,72 @@ class Setting(NamedTuple):
 OFF = Setting("off")
 
 
-def _without_batch_progress(controller: SpeculationController) -> None:
-    """Value every token alike, whatever other sequences have left to write."""
-    sequences: Any = controller.sequences
-    sequences.token_values = lambda lengths, expected, step, *, others_wait: dict.fromkeys(lengths, 1.0)
-
-
 def _without_budget(controller: SpeculationController) -> None:
     """Allow any time to be spent in vain."""
-    budget: Any = controller.budget
-    budget.steps_to_wait = lambda: 0
+    spent = property(lambda self: 1.0, lambda self, steps: None)
+    controller.__class__ = type("Unlimited", (SpeculationController,), {"budget": spent})
 
 
 def _without_backoff(controller: SpeculationController) -> None:
-    """Look for hints and propose in every step."""
+    """Propose for every sequence in every step."""
+
+    class Eager(SpeculationMethod):
+        __slots__ = ()
+
+        def record_unverified(self, row: int, step: int) -> None: ...
+
     for method in controller.methods:
-        backoff: Any = method.backoff
-        backoff.may_propose = lambda row: True
-        backoff.pause = lambda *, is_brief=False: None
-        backoff.update_idle = lambda rows: None
-
-
-def _without_hints(controller: SpeculationController) -> None:
-    """Propose for rows without recent success, whether there is a hint or not."""
-    for method in controller.methods:
-        backoff: Any = method.backoff
-        backoff.needs_hint = lambda row: False
-
-
-def _without_expected_drafts(controller: SpeculationController) -> None:
-    """Spread the cost of computing a prompt over the rest of the answer alone."""
-    for method in controller.methods:
-        expected_drafts: Any = method.expected_drafts
-        expected_drafts.expected = lambda row: float("inf")
+        object.__setattr__(method, "__class__", Eager)
 
 
 def _without_acceptance(controller: SpeculationController) -> None:
-    """Assume the same acceptance rate of every row and method."""
+    """Assume the same acceptance rate of every row."""
+
+    class Unlearning(SpeculationMethod):
+        __slots__ = ()
+
+        def acceptance_rate(self, row: int) -> float:
+            return self.initial_acceptance_rate
+
     for method in controller.methods:
-        acceptance: Any = method.acceptance
-        acceptance.record = lambda row, num_draft_tokens, num_accepted: None
+        object.__setattr__(method, "__class__", Unlearning)
 
 
-def _without_slowdown(controller: SpeculationController) -> None:
-    """Take all latencies at face value."""
-    slowdown: Any = controller.cost_model.slowdown
-    slowdown.record = lambda ratio: None
+def _without_token_values(controller: SpeculationController) -> None:
+    """Value every token alike, whatever other sequences have left to write."""
+    sequences: Any = controller._sequences
+    sequences.token_values = lambda plan, expected: dict.fromkeys(range(len(plan.chunks)), 1.0)
 
 
 def _without_token_price(controller: SpeculationController) -> None:
     """Value a drafter's tokens as if no other method made them cheaper."""
-    budget: Any = controller.budget
-
-    class Budget(type(budget)):  # type: ignore[misc]
-        token_price = 1.0
-
-    budget.__class__ = Budget
-
-
-def _without_exploration(controller: SpeculationController) -> None:
-    """Never verify more draft tokens than seem to pay."""
     cost_model: Any = controller.cost_model
-    cost_model._exploration_length = lambda offer: 0
+    cost_model.record_steps = lambda num_steps, worth, taken: None
+
+
+def _without_margin(controller: SpeculationController) -> None:
+    """Verify draft tokens that are estimated to save just what they cost."""
+    cost_model: Any = controller.cost_model
+    cost_model.margin = 1.0
+
+
+def _without_forgetting(controller: SpeculationController) -> None:
+    """Never measure again what was found too expensive."""
+    cost_model: Any = controller.cost_model
+    cost_model._record_choice = lambda count, step: None
 
 
 PARTS: dict[str, Callable[[SpeculationController], None]] = {
-    "batch-progress": _without_batch_progress,
+    "nothing": lambda controller: None,
     "budget": _without_budget,
     "backoff": _without_backoff,
-    "hints": _without_hints,
-    "expected-drafts": _without_expected_drafts,
     "acceptance": _without_acceptance,
-    "slowdown": _without_slowdown,
+    "token-values": _without_token_values,
     "token-price": _without_token_price,
-    "exploration": _without_exploration,
+    "margin": _without_margin,
+    "forgetting": _without_forgetting,
 }
-"""Parts of the controller, and what replaces them by neutral stand-ins."""
+"""Parts of the controller, and what replaces them by neutral stand-ins. What is measured without nothing is noise."""
 
 
 class Measurement(NamedTuple):
@@ -282,14 +272,9 @@ class Bench:
 class WrongProposer:
     """Proposes as many tokens as it may, none of which is accepted."""
 
-    max_acceptance = None
-
     def start(self, row: int, tokens: Sequence[int], num_prompt_tokens: int, tenant: str) -> None: ...
 
     def extend(self, row: int, tokens: Sequence[int]) -> None: ...
-
-    def has_hint(self, row: int) -> bool:
-        return True
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         return [Draft.chain([3] * request.max_tokens) for request in requests]

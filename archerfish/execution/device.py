@@ -49,6 +49,8 @@ class DeviceExecutor:
         speculation = self.speculation
         self.state.apply(plan)
         if speculation is not None:
+            if plan.max_draft_tokens:
+                self._wait_for_rows()
             speculation.begin(plan)
         if not plan.chunks:
             return FinishedStep(StepResult([]))

@@ -1,6 +1,7 @@
 """Steps whose tokens the host samples: plain ones, and speculative ones that verify drafts."""
 
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -67,8 +68,8 @@ class SpeculativeStep:
         self.controller = controller
         self._plain = plain
         self._state = state
-        self._saved_seconds = 0.0
-        """Seconds that drafts of the step before saved."""
+        self._drafts: list[Draft] | None = None
+        """Drafts of the step that has begun."""
 
     def with_controller(self, controller: SpeculationController) -> "SpeculativeStep":
         """Return the same step with another controller."""
@@ -94,31 +95,23 @@ class SpeculativeStep:
         self.controller.profile()
 
     def begin(self, plan: Plan) -> None:
-        """Begin a step whose plan was applied."""
-        self._saved_seconds = self.controller.begin_step(plan)
+        """Begin a step whose plan was applied: choose its drafts."""
+        self._drafts = self.controller.propose(plan, self._takes_tree)
 
     def run(self, plan: Plan) -> StepResult:
         """Run a step that has begun."""
-        controller = self.controller
-        if not controller.is_speculative:
+        if self._drafts is None:
             result = self._plain.run(plan, StepBatch.of(plan.chunks))
+            self.end(plan, result)
         else:
-            drafts = controller.propose(plan, self._takes_tree)
-            if drafts is None:
-                batch = StepBatch.of(plan.chunks)
-                result = self._plain.run(plan, batch)
-            else:
-                batch = StepBatch.of(plan.chunks, np.array([len(draft) for draft in drafts])).with_trees(drafts)
-                result = self._verify(plan, batch, drafts)
-            controller.record_step(batch.num_tokens, sum(map(len, result.tokens)))
-            result.drafting_seconds = controller.seconds
-        result.saved_seconds = self._saved_seconds
-        self.end(plan, result)
+            result = self._verify(plan, self._drafts)
+        result.drafting_seconds = self.controller.proposing_seconds
+        result.saved_seconds = self.controller.saved_seconds
         return result
 
-    def end(self, plan: Plan, result: StepResult) -> None:
+    def end(self, plan: Plan, result: StepResult, verified: Sequence[VerifiedTokens] | None = None) -> None:
         """End a step, and add to its result how many draft tokens chunks of the next one may have."""
-        self.controller.end_step(plan, result.tokens)
+        self.controller.record(plan, result.tokens, verified)
         result.max_draft_tokens = self.controller.max_draft_tokens
 
     def _takes_tree(self, chunk: Chunk) -> bool:
@@ -126,9 +119,10 @@ class SpeculativeStep:
         return chunk.length == 1 and not self._state.sampler.reads_history(chunk.row)
 
     @torch.inference_mode()
-    def _verify(self, plan: Plan, batch: StepBatch, drafts: list[Draft]) -> StepResult:
+    def _verify(self, plan: Plan, drafts: list[Draft]) -> StepResult:
         """Run the step with drafts after some of its chunks, and accept what verification accepts."""
         state = self._state
+        batch = StepBatch.of(plan.chunks, np.array([len(draft) for draft in drafts])).with_trees(drafts)
         hidden, logits = self._plain.forward(batch)
         prompts = state.prompt_outputs.collect(plan, batch, hidden)
         result = StepResult([[] for _ in plan.chunks], {}, prompts.logprobs, prompts.embeddings, prompts.states)
@@ -146,8 +140,7 @@ class SpeculativeStep:
                 result.num_draft_tokens[index] = len(drafts[index])
         self._move(moves)
         nothing = VerifiedTokens([], [], [])
-        by_chunk = [verified.get(index, nothing) for index in range(len(plan.chunks))]
-        self.controller.record(plan, [tokens.sampled for tokens in by_chunk], [len(tokens.path) for tokens in by_chunk])
+        self.end(plan, result, [verified.get(index, nothing) for index in range(len(plan.chunks))])
         return result
 
     def _write(self, result: StepResult, index: int, chunk: Chunk, verified: VerifiedTokens) -> None:

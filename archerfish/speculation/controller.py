@@ -1,27 +1,61 @@
-"""The speculation controller: decides for each step whether drafts are proposed, and learns what became of them.
+"""The speculation controller: chooses each step's drafts, and learns what became of them.
 
-A step goes: `begin_step`, then `propose` and `record` if it may have drafts, then `end_step`, which publishes how many
-draft tokens each chunk of the next step may have.
+It is called twice for each step: `propose` returns the drafts to verify, `record` learns what was sampled and publishes
+how many draft tokens each chunk of the next step may have. What drafts cost in vain is debited to a budget of steps, so
+that speculation never slows an engine down by much, whatever it is given.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
+from math import ceil
+from typing import NamedTuple
 
 from archerfish.execution.step.rows import Rows
-from archerfish.scheduling.plan import Plan
-from archerfish.speculation.cost_model import SpeculationCostModel
-from archerfish.speculation.draft import Draft
-from archerfish.speculation.draft_selector import DraftSelector, SelectedDrafts, TakesTree
-from archerfish.speculation.exploration_budget import ExplorationBudget
+from archerfish.scheduling.plan import Chunk, Plan
+from archerfish.speculation.constants import CONSTANTS
+from archerfish.speculation.cost_model import DraftOffer, PlannedStep, SpeculationCostModel
+from archerfish.speculation.draft import NO_DRAFT, Draft
 from archerfish.speculation.method import SpeculationMethod
-from archerfish.speculation.speculated_rows import SpeculatedRows
-from archerfish.speculation.step_timer import Clock, StepTimer
+from archerfish.speculation.proposer import DraftRequest
+from archerfish.speculation.sequences import SpeculatedSequences
+from archerfish.speculation.verification.verifier import VerifiedTokens
 
-_MAX_IDLE_STEPS = 32
-"""Steps without a look for hints, at most."""
-_HINTED_TOKENS = 1.0
-"""Draft tokens that are expected to be accepted where there is a hint."""
-_NOTHING_SELECTED = SelectedDrafts([], [])
+Clock = Callable[[], float]
+TakesTree = Callable[[Chunk], bool]
+"""Whether the draft after a chunk may be a tree."""
+
+
+class _Offer(NamedTuple):
+    """A draft that a method has or could make for a chunk."""
+
+    method: SpeculationMethod
+    chunk_index: int
+    """The chunk's index in its plan."""
+    request: DraftRequest
+    offer: DraftOffer
+    draft: Draft
+    """NO_DRAFT where a drafter has yet to propose it."""
+
+
+@dataclass(slots=True)
+class _TimedStep:
+    """A step in progress. It lasts until the next one begins."""
+
+    started: float
+    planned: PlannedStep
+    is_representative: bool
+    """Its latency says something of others of its kind."""
+    is_speculative: bool = False
+    num_tokens: int = 0
+    """Tokens of the step, draft tokens included."""
+    num_written: int = 0
+    num_saved: float = 0.0
+    """Steps that its drafts saved."""
+    drafting_seconds: float = 0.0
+    """Seconds of drafter passes."""
+    excluded_seconds: float = 0.0
+    """Seconds that say nothing of other steps."""
 
 
 class SpeculationController:
@@ -41,42 +75,31 @@ class SpeculationController:
         `num_speculative_tokens` fixes the draft length; without it, the cost model chooses the one that pays.
         """
         self.methods = methods
-        """Methods, in the order in which they propose."""
         self.cost_model = SpeculationCostModel() if cost_model is None else cost_model
-        self.budget = ExplorationBudget()
-        self.max_draft_tokens = 0
-        """Draft tokens that each chunk of the next step may have."""
-        self.is_idle = False
-        """Whether nothing needs to be done in the step that has begun."""
-        self.seconds = 0.0
-        """Seconds that the last `propose` took."""
-        self._num_speculative_tokens = num_speculative_tokens
+        self.proposing_seconds = 0.0
+        """Seconds that the last `propose` took to find drafts."""
+        self.saved_seconds = 0.0
+        """Estimated seconds that drafts of the step before the last `propose` saved; negative if they cost."""
+        self.budget = CONSTANTS.initial_budget
+        """Steps that speculation may cost in vain. Nothing is tried while it is overdrawn."""
         self._rows = rows
         self._clock = clock
-        self._timer = StepTimer(self.cost_model, self.budget, clock)
-        self.sequences = SpeculatedRows(methods, default_method, rows, clock, self._timer.exclude)
-        self._selector = DraftSelector(methods, self.sequences, self.cost_model, num_speculative_tokens)
+        self._num_speculative_tokens = num_speculative_tokens
         self._drafters = [method.drafter for method in methods if method.drafter is not None]
-        self._in_use = self.sequences.default_methods
-        """Methods that sequences of the last plan may use."""
-        self._candidates: Sequence[SpeculationMethod] = ()
-        """The subset that the cost model expects to be profitable in the next step."""
-        self._selected = _NOTHING_SELECTED
-        self._has_gained = False
-        """Whether draft tokens were accepted in the last step."""
-        self._step = 0
-        """The number of the next step."""
+        self._sequences = SpeculatedSequences(methods, default_method)
+        self._offers: list[_Offer] = []
+        """Offers that are verified in this step, with their drafts."""
+        self._step = self._num_credited = 0
+        """The number of the next step, and of the last one that was credited to the budget."""
         self._idle_until = 0
-        """The step before which no method looks for hints."""
-        self._overdrawn_until = 0
-        """The step before which the budget does not allow a look, not even for new sequences."""
-        self._num_credited = 0
-        """Steps that were credited to the budget."""
-        self._others_wait = False
-        """Whether requests waited for a free row when the last step was planned."""
-        self._drafting_seconds = 0.0
-        """Seconds of drafter passes in the last `propose`."""
-        self._publish({}, num_chunks=1)
+        """The step before which no sequence is due."""
+        self._timed: _TimedStep | None = None
+        self._num_plain = self._num_speculative = 0
+        """Steps for which no drafts were considered since others were, and the others since one of those was timed."""
+        self._reads_prompt = False
+        """Whether the last step computed part of a prompt."""
+        self.max_draft_tokens = self._most_draft_tokens(self._sequences.default_methods)
+        """Draft tokens that each chunk of the next step may have."""
 
     def fresh_copy(
         self,
@@ -99,184 +122,245 @@ class SpeculationController:
         """Time drafter passes before the first plan."""
         for drafter in self._drafters:
             drafter.profile()
-        self._publish({}, num_chunks=1)
 
-    # -- a step -------------------------------------------------------------------------------------------------------
-
-    def begin_step(self, plan: Plan) -> float:
-        """Begin a step, and return the estimated seconds that drafts of the last one saved; negative if they cost."""
-        for drafter in self._drafters:
-            drafter.begin_step(plan)
-        self._others_wait = plan.others_wait
-        self.is_idle = not (plan.starts or plan.max_draft_tokens or self._timer.is_running) and (
-            self._step < self._idle_until or not self._timer.times_plain(plan.num_tokens)
-        )
-        if self.is_idle:
-            self._timer.skip()
-            return 0.0
-        if plan.starts:
-            self._idle_until = self._overdrawn_until
-        saved = self._timer.begin_step(plan)
-        for start in plan.starts:
-            self.sequences.start(start)
-        self._in_use = self.sequences.methods_in_use(chunk.row for chunk in plan.chunks)
-        return saved
-
-    @property
-    def is_speculative(self) -> bool:
-        """Whether the step that has begun may have drafts."""
-        return not self.is_idle and self._timer.is_speculative
+    # -- propose ------------------------------------------------------------------------------------------------------
 
     def propose(self, plan: Plan, takes_tree: TakesTree) -> list[Draft] | None:
-        """Return the draft of each chunk and write it to the row; None if there are no drafts."""
-        started, drafted = self._clock(), self.cost_model.drafter_passes.total
-        methods = self._candidates_of(plan) if self._num_speculative_tokens is None else self._in_use
-        self._selected = self._selector.select(methods, plan, self._step, takes_tree)
-        drafts = self._selected.drafts
-        for chunk, draft in zip(plan.chunks, drafts, strict=True):
-            if len(draft):
-                self._rows.write(chunk.row, chunk.start + chunk.length, draft.tokens)
-        self.seconds = self._clock() - started
-        self._drafting_seconds = self.cost_model.drafter_passes.total - drafted
-        if any(map(len, drafts)):
-            return drafts
-        self._has_gained = False
-        self._update_idle(plan)
-        return None
-
-    def _candidates_of(self, plan: Plan) -> Sequence[SpeculationMethod]:
-        """Return the candidates, without those that cannot pay now that other sequences have started."""
-        if not plan.starts:
-            return self._candidates
-        lengths = {
-            chunk.row: chunk.start + chunk.length for chunk in plan.chunks if chunk.samples and chunk.length == 1
-        }
-        return [
-            method for method in self._candidates if self._could_pay(method, len(plan.chunks), lengths, list(lengths))
-        ]
-
-    def record(self, plan: Plan, sampled: Sequence[Sequence[int]], num_accepted: Sequence[int]) -> None:
-        """Record what was sampled after each chunk and each node of its draft, and how many nodes were accepted."""
-        self._has_gained = any(num_accepted)
-        for index, (chunk, draft, method) in enumerate(zip(plan.chunks, *self._selected, strict=True)):
-            if method is not None:
-                method.proposer.observe(chunk.row, draft, sampled[index])
-                method.acceptance.record(chunk.row, max(draft.depths), num_accepted[index])
-                if self._num_speculative_tokens is None:
-                    method.backoff.record(chunk.row, succeeded=num_accepted[index] > 0)
-                    method.expected_drafts.record(chunk.row)
-        num_sampled = sum(chunk.samples for chunk in plan.chunks)
-        if self._others_wait or num_sampled == 1:
-            self.budget.credit(sum(num_accepted) / num_sampled)
-        self._update_idle(plan)
-
-    def record_step(self, num_tokens: int, num_written: int) -> None:
-        """Record the step's tokens, draft tokens included, and those that it wrote."""
-        is_charged = self._num_speculative_tokens is None
-        self._timer.record_drafts(num_tokens, num_written, self._drafting_seconds, is_charged=is_charged)
-
-    def end_step(self, plan: Plan, tokens: Sequence[Sequence[int]]) -> None:
-        """End a step that sampled these tokens for its chunks, and publish `max_draft_tokens` of the next one."""
-        self._step += 1
-        if self._num_speculative_tokens is None and self._step < self._idle_until:
-            self.max_draft_tokens = 0
-            return
-        lengths = {
-            chunk.row: chunk.start + chunk.length + len(drawn)
-            for chunk, drawn in zip(plan.chunks, tokens, strict=True)
-            if drawn
-        }
-        self._publish(lengths, len(plan.chunks))
-
-    # -- the next step ------------------------------------------------------------------------------------------------
-
-    def _publish(self, lengths: Mapping[int, int], num_chunks: int) -> None:
-        """Set the draft tokens that chunks of the next step may have, given its sequences' lengths by row."""
-        if self._num_speculative_tokens is not None:
-            counts = [
-                min(self._num_speculative_tokens * method.width, method.max_draft_tokens) for method in self._in_use
-            ]
-            self.max_draft_tokens = max(counts, default=0)
-            return
-        if self._timer.wants_plain:
-            self.max_draft_tokens = 0
-            return
-        if self._has_gained and num_chunks == 1:
-            # How many tokens pay is seen when there is a draft: no need to look before whether any could.
-            for method in self._candidates:
-                method.backoff.begin_step(self._step)
-        else:
-            running = {row: length for row, length in lengths.items() if self.sequences.num_left(row, length) > 0}
-            self._look(running, num_chunks)
-        self.max_draft_tokens = max((method.max_draft_tokens for method in self._candidates), default=0)
-
-    def _look(self, lengths: Mapping[int, int], num_chunks: int) -> None:
-        """Choose the methods that propose in the next step."""
-        self._candidates, self._has_gained = (), False
+        """Begin a step. Return the draft of each chunk, which is written to its row; None if there are no drafts."""
+        for drafter in self._drafters:
+            drafter.begin_step(plan)
+        last, self._timed, self._offers = self._timed, None, []
+        self.saved_seconds = self.proposing_seconds = 0.0
+        is_plain = not (plan.max_draft_tokens or plan.starts)
+        is_timed = not is_plain or not self._num_plain % CONSTANTS.timing_interval
+        if not plan.chunks or (last is None and not is_timed):
+            return None  # Even reading the clock would take time.
         started = self._clock()
-        hinted = []
-        for method in self._in_use:
-            method.backoff.begin_step(self._step)
-            if not method.backoff.is_idle and (rows := self._hinted(method, lengths)) is not None:
-                hinted.append((method, rows))
-        if hinted or self._step >= self._num_credited + _MAX_IDLE_STEPS:
-            self._credit(lengths)
-            if wait := self.budget.steps_to_wait():
-                self._idle_until = self._overdrawn_until = self._step + min(wait, _MAX_IDLE_STEPS)
-                return
-            self._candidates = [method for method, rows in hinted if self._may_pay(method, num_chunks, lengths, rows)]
-        if not self._candidates:
-            self._idle_until = min((method.backoff.idle_until for method in self._in_use), default=0)
-        self._timer.record_lookup(self._clock() - started, num_chunks, in_vain=not self._candidates)
-
-    def _hinted(self, method: SpeculationMethod, lengths: Mapping[int, int]) -> list[int] | None:
-        """Return the rows that a method may draft for; None if there are none. Those without a hint back off."""
-        if method.drafter is not None:
-            return list(lengths)
-        rows = []
-        for row, length in lengths.items():
-            if not method.backoff.may_propose(row) or not self.sequences.may_use(method, row):
-                continue
-            if method.backoff.needs_hint(row):
-                self.sequences.feed(method, row, length)
-                if not method.proposer.has_hint(row):
-                    method.backoff.record_no_hint(row, len(lengths))
-                    continue
-            rows.append(row)
-        if not rows:
-            method.backoff.update_idle(lengths)
+        if last is not None and not plan.starts:  # Before a start the engine may have been idle.
+            self.saved_seconds = self._learn_latency(last, started - last.started)
+        if not is_timed:
             return None
-        return rows
+        for start in plan.starts:
+            self._idle_until = 0
+            self._sequences.start(start)
+        planned = PlannedStep(plan.num_tokens, sum(chunk.samples for chunk in plan.chunks))
+        follows_prompt, self._reads_prompt = self._reads_prompt, planned.num_tokens > len(plan.chunks)
+        is_representative = not (follows_prompt or self._reads_prompt)
+        self._timed = _TimedStep(started, planned, is_representative, num_tokens=planned.num_tokens)
+        if not plan.max_draft_tokens:
+            return None
+        drafts = self._propose(plan, self._timed, takes_tree)
+        self.proposing_seconds = self._clock() - started
+        return drafts
 
-    def _may_pay(
-        self, method: SpeculationMethod, num_chunks: int, lengths: Mapping[int, int], hinted: Sequence[int]
-    ) -> bool:
-        """Whether drafts for the rows with a hint could pay, or should be tried. If not, the method pauses."""
-        if self._could_pay(method, num_chunks, lengths, hinted) or self.cost_model.record_refusal(num_chunks):
+    def _propose(self, plan: Plan, timed: _TimedStep, takes_tree: TakesTree) -> list[Draft] | None:
+        drafted = self.cost_model.drafter_passes.total
+        best: dict[int, _Offer] = {}
+        for method in self._sequences.methods_in_use(chunk.row for chunk in plan.chunks):
+            indices = [index for index, chunk in enumerate(plan.chunks) if self._may_propose(method, chunk)]
+            timed.is_speculative |= bool(indices)
+            for offer in self._offered(method, plan, indices, takes_tree):
+                other = best.get(offer.chunk_index)
+                if other is None:
+                    best[offer.chunk_index] = offer
+                    continue
+                better, worse = sorted((other, offer), key=lambda each: self.cost_model.gain(each.offer), reverse=True)
+                best[offer.chunk_index] = better
+                worse.method.record_unverified(worse.request.row, self._step)
+        offers = list(best.values())
+        lengths = self._lengths(plan, timed.planned, offers)
+        self._offers = self._cut(plan, offers, lengths, takes_tree)
+        timed.drafting_seconds = self.cost_model.drafter_passes.total - drafted
+        drafts = [NO_DRAFT] * len(plan.chunks)
+        for index, draft in ((offer.chunk_index, offer.draft) for offer in self._offers):
+            chunk, drafts[index] = plan.chunks[index], draft
+            self._rows.write(chunk.row, chunk.start + chunk.length, draft.tokens)
+            timed.num_tokens += len(draft)
+        return drafts if self._offers else None
+
+    def _may_propose(self, method: SpeculationMethod, chunk: Chunk) -> bool:
+        if not chunk.max_draft_tokens or not self._sequences.may_use(method, chunk.row):
+            return False
+        if self._num_speculative_tokens is not None:
             return True
-        method.acceptance.decay(method.acceptance.rows)
-        method.backoff.pause(is_brief=len(hinted) < len(lengths))
-        return False
+        # Only drafters draft in the step that computes a prompt: copies pay by what was generated.
+        return (method.drafter is not None or chunk.length == 1) and self._is_due(method, chunk.row)
 
-    def _could_pay(
-        self, method: SpeculationMethod, num_chunks: int, lengths: Mapping[int, int], hinted: Sequence[int]
-    ) -> bool:
-        expected = dict.fromkeys(hinted, _HINTED_TOKENS)
-        values = self.sequences.token_values(lengths, expected, self._step, others_wait=self._others_wait)
-        hinted_values = [values[row] for row in hinted] or [1.0]  # A drafter drafts what follows prompts, too.
-        is_drafted = method.drafter is not None
-        return self.cost_model.may_pay(num_chunks, hinted_values, method.max_acceptance, is_drafted=is_drafted)
+    def _is_due(self, method: SpeculationMethod, row: int) -> bool:
+        """Whether a method may propose for a row: while the budget is overdrawn, only where its last draft gained."""
+        state = method.rows[row]
+        return state.until <= self._step and (state.has_gained or self.budget >= 0)
 
-    def _credit(self, lengths: Mapping[int, int]) -> None:
-        """Credit to the budget the steps since the last time, and what drafts saved of them."""
-        self.budget.pass_steps(self._step - self._num_credited)
-        self._num_credited = self._step
-        saved = self.sequences.take_saved_steps(lengths, self._step)
-        if not self._others_wait and len(lengths) > 1:  # Otherwise every token counts, and was counted.
-            self.budget.credit(saved)
-        self.cost_model.token_price = self.budget.token_price
+    def _offered(
+        self, method: SpeculationMethod, plan: Plan, indices: Sequence[int], takes_tree: TakesTree
+    ) -> list[_Offer]:
+        """Return what a method offers for chunks of these indices. Rows for which it has nothing back off."""
+        requests = [self._request(method, plan.chunks[index]) for index in indices]
+        offers: list[_Offer] = []
+        if method.drafter is not None:
+            for index, request in zip(indices, requests, strict=True):
+                offers.append(_Offer(method, index, request, self._future_offer(method, request), NO_DRAFT))
+            return offers
+        drafts = method.proposer.propose(requests) if requests else []
+        for index, request, proposed in zip(indices, requests, drafts, strict=True):
+            draft = proposed if proposed.is_chain or takes_tree(plan.chunks[index]) else proposed.main_chain()
+            if len(draft):
+                offers.append(_Offer(method, index, request, _offer_of(method, request.row, draft), draft))
+            else:
+                method.record_unverified(request.row, self._step)
+        return offers
 
-    def _update_idle(self, plan: Plan) -> None:
-        rows = [chunk.row for chunk in plan.chunks if chunk.max_draft_tokens]
-        for method in self._in_use:
-            method.backoff.update_idle(rows)
+    def _request(self, method: SpeculationMethod, chunk: Chunk) -> DraftRequest:
+        """Return a request for a chunk, and give the proposer those tokens of the row that it does not have yet."""
+        row, length = chunk.row, chunk.start + chunk.length
+        state, started = method.rows[row], self._clock()
+        if not state.num_given:
+            start = self._sequences.starts[row]
+            method.proposer.start(row, start.tokens, start.num_prompt_tokens, start.tenant)
+            state.num_given = len(start.tokens)
+            if self._timed is not None:
+                self._timed.excluded_seconds += self._clock() - started
+        if state.num_given < length:
+            method.proposer.extend(row, self._rows.tokens[row, state.num_given : length].tolist())
+            state.num_given = length
+        max_tokens = min(chunk.max_draft_tokens, method.max_draft_tokens)
+        if self._num_speculative_tokens is not None:
+            max_tokens = min(max_tokens, self._num_speculative_tokens * method.width)
+        return DraftRequest(row, max_tokens, length)
+
+    def _future_offer(self, method: SpeculationMethod, request: DraftRequest) -> DraftOffer:
+        """Return the offer of a draft that a drafter could propose."""
+        drafter, (row, max_tokens, length) = method.drafter, request
+        assert drafter is not None
+        rate = method.acceptance_rate(row)
+        max_depth = min(max_tokens // method.width, drafter.max_depth(length))
+        probabilities = tuple(rate**depth for depth in range(1, max_depth + 1))
+        # Computing a whole prompt is paid back over the answer, in steps that generate more than a token each.
+        num_steps = max(1.0, self._sequences.num_left(row, length) / (1 + _expected_length(rate, 2)))
+        num_uncomputed = 1 + (drafter.num_uncomputed(row, length) - 1) / num_steps
+        is_trial = self._sequences.has_chosen(method, row) and method.counts.num_verified < CONSTANTS.num_trial_tokens
+        return DraftOffer(probabilities, num_uncomputed, method.width, is_trial=is_trial)
+
+    def _lengths(self, plan: Plan, planned: PlannedStep, offers: Sequence[_Offer]) -> list[int]:
+        """Return how many depths of each offer are verified. Rows for which none pays back off."""
+        if self._num_speculative_tokens is not None or not offers:
+            return [len(offer.offer.probabilities) for offer in offers]
+        expected = {offer.chunk_index: sum(offer.offer.probabilities) for offer in offers}
+        values = self._sequences.token_values(plan, expected)
+        valued = [offer.offer._replace(value=values[offer.chunk_index]) for offer in offers]
+        lengths = self.cost_model.choose_lengths(planned, valued)
+        for offer, length in zip(offers, lengths, strict=True):
+            if not length:
+                offer.method.record_unverified(offer.request.row, self._step)
+        return lengths
+
+    def _cut(self, plan: Plan, offers: Sequence[_Offer], lengths: Sequence[int], takes_tree: TakesTree) -> list[_Offer]:
+        """Return the offers that are taken, with their drafts cut, or proposed, to the chosen lengths."""
+        taken: list[_Offer] = []
+        drafted: dict[str, list[_Offer]] = {}
+        for offer, length in zip(offers, lengths, strict=True):
+            if length and offer.method.drafter is not None:
+                request = offer.request._replace(max_tokens=length)
+                drafted.setdefault(offer.method.name, []).append(offer._replace(request=request))
+            elif length:
+                draft = offer.draft if offer.method.all_or_nothing else offer.draft.truncated(length)
+                taken.append(offer._replace(draft=draft))
+        for group in drafted.values():
+            drafts = group[0].method.proposer.propose([offer.request for offer in group])
+            for offer, draft in zip(group, drafts, strict=True):
+                is_possible = draft.is_chain or takes_tree(plan.chunks[offer.chunk_index])
+                taken.append(offer._replace(draft=draft if is_possible else draft.main_chain()))
+        return [offer for offer in taken if len(offer.draft)]
+
+    # -- record -------------------------------------------------------------------------------------------------------
+
+    def record(
+        self, plan: Plan, tokens: Sequence[Sequence[int]], verified: Sequence[VerifiedTokens] | None = None
+    ) -> None:
+        """End a step that wrote these tokens for its chunks, and publish `max_draft_tokens` of the next one.
+
+        `verified` has what became of each chunk and its draft, if there were drafts.
+        """
+        self._step += 1
+        if self._timed is not None and self._timed.is_speculative:
+            self._timed.num_written = sum(map(len, tokens))
+            self._num_plain, self._num_speculative = 0, self._num_speculative + 1
+        else:
+            self._num_plain += 1
+            if self._step < self._idle_until:
+                return
+        rows = [chunk.row for chunk, drawn in zip(plan.chunks, tokens, strict=True) if drawn]
+        if verified is not None:
+            for offer in self._offers:
+                row, result = offer.request.row, verified[offer.chunk_index]
+                offer.method.proposer.observe(row, offer.draft, result.sampled)
+                offer.method.record_verified(row, max(offer.draft.depths), len(result.path))
+                self._sequences.record_accepted(row, len(result.path))
+        if self._timed is not None:
+            self._timed.num_saved = self._sequences.take_saved_steps(rows, others_wait=plan.others_wait)
+        self.max_draft_tokens = self._published(rows)
+
+    def _published(self, rows: Sequence[int]) -> int:
+        """Return how many draft tokens chunks of the next step may have, if it has these rows."""
+        methods = self._sequences.methods_in_use(rows)
+        if self._num_speculative_tokens is not None:
+            return self._most_draft_tokens(methods)
+        num_steps, self._num_credited = self._step - self._num_credited, self._step
+        self._change_budget(CONSTANTS.share_in_vain * num_steps)
+        self.cost_model.record_steps(num_steps, num_steps, num_steps)
+        if self._num_speculative >= CONSTANTS.plain_interval:
+            return 0
+        if not rows or (due := [method for method in methods if any(self._is_due(method, row) for row in rows)]):
+            return self._most_draft_tokens(due if rows else methods)
+        self._idle_until = min(method.rows[row].until for method in methods for row in rows)
+        if self.budget < 0:
+            self._idle_until = self._step + ceil(-self.budget / CONSTANTS.share_in_vain)
+        return 0
+
+    def _change_budget(self, steps: float) -> None:
+        self.budget = max(-CONSTANTS.max_debt, min(CONSTANTS.max_budget, self.budget + steps))
+
+    def _most_draft_tokens(self, methods: Iterable[SpeculationMethod]) -> int:
+        fixed = self._num_speculative_tokens
+        return max(
+            (
+                method.max_draft_tokens if fixed is None else min(fixed * method.width, method.max_draft_tokens)
+                for method in methods
+            ),
+            default=0,
+        )
+
+    def _learn_latency(self, last: _TimedStep, seconds: float) -> float:
+        """Learn from the last step, and return the estimated seconds that its drafts saved."""
+        cost_model, planned = self.cost_model, last.planned
+        if not last.is_speculative:
+            # A plain step after one with drafts finds the machine's caches full of other things.
+            if last.is_representative and self._num_plain > 1:
+                cost_model.plain.record(planned.num_tokens, seconds)
+            if not last.is_representative or self._num_plain > 1:
+                self._num_speculative = 0
+            return 0.0
+        if last.is_representative:
+            latency = cost_model.drafter_steps if last.drafting_seconds else cost_model.speculative
+            latency.record(last.num_tokens, seconds - last.drafting_seconds - last.excluded_seconds)
+        if not planned.num_sampled or not cost_model:
+            return 0.0
+        num_gained = last.num_saved
+        num_lost = cost_model.extra_steps(planned, last.num_tokens, last.drafting_seconds)
+        self._change_budget(num_gained - num_lost)
+        cost_model.record_steps(0, num_gained, num_lost)
+        plain_seconds = cost_model.step_seconds(planned.num_sampled)
+        return last.num_written * plain_seconds / planned.num_sampled - seconds
+
+
+def _offer_of(method: SpeculationMethod, row: int, draft: Draft) -> DraftOffer:
+    """Return the offer of a draft that exists."""
+    rate = method.acceptance_rate(row)
+    if method.all_or_nothing:
+        return DraftOffer((_expected_length(rate, max(draft.depths)),), width=len(draft))
+    return DraftOffer(draft.probabilities or tuple(rate**depth for depth in draft.depths))
+
+
+def _expected_length(acceptance_rate: float, count: int) -> float:
+    """Return the expected number of accepted tokens of a chain."""
+    return float(sum(acceptance_rate**depth for depth in range(1, count + 1)))

@@ -20,21 +20,11 @@ class DraftRequest(NamedTuple):
 class Proposer(Protocol):
     """Suggests how sequences may go on. Drafts decide how many tokens a step generates, never which."""
 
-    @property
-    def max_acceptance(self) -> float | None:
-        """The best acceptance rate to hope for per draft token; None where only experience tells."""
-
     def start(self, row: int, tokens: Sequence[int], num_prompt_tokens: int, tenant: str) -> None:
         """Begin a sequence on the row, for the first time or after a preemption, with these tokens."""
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         """Append tokens that were written to the row's sequence."""
-
-    def has_hint(self, row: int) -> bool:
-        """Whether a draft could succeed for a row without recent success. Much cheaper than a draft.
-
-        It may be true in vain, but is never false in vain.
-        """
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Return drafts that follow each row's last token; a draft may be empty.

@@ -1,7 +1,7 @@
 """A latency model of steps by their number of tokens, learned from the steps that were run.
 
-Other processes use the machine, too: for some seconds everything may take half as long again. Rarely run steps would
-then be compared with those of another time, so what is learned are latencies at the usual speed of the machine.
+Other processes use the machine, too: for some seconds everything may take half as long again. So latencies are those of
+the last few dozen steps of a size, and no single one counts for much.
 """
 
 import bisect
@@ -10,14 +10,10 @@ from typing import NamedTuple
 
 _ASSUMED_SLOPE = 0.2
 """Share of a one-token step that another token is assumed to add, until measured: more than on most machines."""
-_MIN_WEIGHT = 0.004
+_MIN_WEIGHT = 0.03
 """Weight of a new measurement against what is known of its size, once that is a mean of many."""
-_SLOWDOWN_WEIGHT = 0.1
-"""Weight of a new measurement against the slowdown before it, which changes sooner than latencies do."""
 _MAX_RATIO = 2.0
 """A latency so much longer than what is known counts as no more than that: mostly another process had the machine."""
-_WELL_KNOWN = 16
-"""Measurements of a size, after which another one says something of the machine's slowdown."""
 _NUM_BEST = 3
 """Measurements of a size of which the best counts: the latency of a cold start does not return."""
 _NUM_COLD = 4
@@ -39,24 +35,10 @@ class _Curve(NamedTuple):
     seconds: list[float]
 
 
-class MachineSlowdown:
-    """How much longer than usual everything takes at the moment."""
-
-    def __init__(self) -> None:
-        self.factor = 1.0
-
-    def record(self, ratio: float) -> None:
-        """Record that something took so many times as long as what is known of it."""
-        self.factor += _SLOWDOWN_WEIGHT * (min(ratio, _MAX_RATIO) - self.factor)
-
-
 class StepLatencyModel:
     """Seconds by number of tokens: measured where there were steps, interpolated between them and beyond."""
 
-    def __init__(self, slowdown: MachineSlowdown | None = None, *, sets_slowdown: bool = False) -> None:
-        """Measurements determine the machine's slowdown if `sets_slowdown`; otherwise they are divided by it."""
-        self._slowdown = MachineSlowdown() if slowdown is None else slowdown
-        self._sets_slowdown = sets_slowdown
+    def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
         self._num_recorded: dict[int, int] = {}
         self._expected: dict[int, float] = {}
@@ -91,10 +73,6 @@ class StepLatencyModel:
         seconds *= size / num_tokens if num_tokens > _MAX_EXACT_SIZE else 1.0
         count = self._num_recorded[size] = self._num_recorded.get(size, 0) + 1
         before = self._seconds.get(size, seconds)
-        if not self._sets_slowdown:
-            seconds /= self._slowdown.factor
-        elif self.is_well_known(num_tokens) and before:
-            self._slowdown.record(seconds / before)
         if count <= _NUM_BEST:
             self._seconds[size] = min(before, seconds)
         else:
@@ -102,9 +80,6 @@ class StepLatencyModel:
         in_curve = self._curve_seconds.get(size, 0.0)
         if count <= _NUM_BEST or abs(self._seconds[size] - in_curve) > _TOLERANCE * in_curve:
             self._curve = None
-
-    def is_well_known(self, num_tokens: int) -> bool:
-        return self._num_recorded.get(_size(num_tokens), 0) > _WELL_KNOWN
 
     def forget_beyond(self, num_tokens: int) -> None:
         """Forget what is known of larger steps: it may have been an accident, and is to be measured again."""

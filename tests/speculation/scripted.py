@@ -11,8 +11,6 @@ from archerfish.speculation.proposer import DraftRequest
 class ScriptedProposer:
     """Proposes the same draft for every row, up to the length that is requested."""
 
-    max_acceptance = None
-
     def __init__(self, draft: Draft = NO_DRAFT) -> None:
         self.draft = draft
         self.given: dict[int, list[int]] = {}
@@ -23,9 +21,6 @@ class ScriptedProposer:
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         self.given[row] += tokens
-
-    def has_hint(self, row: int) -> bool:
-        return True
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         return [self.draft.truncated(request.max_tokens) for request in requests]

@@ -1,88 +1,222 @@
-"""When steps are timed, when methods look for hints, and how many draft tokens are published."""
+"""Sequences whose steps take a simulated time: the controller drafts where that pays, and only there."""
+
+import random
+from collections.abc import Callable, Sequence
+from math import inf
 
 import pytest
 
 from archerfish.execution.step.rows import Rows
-from archerfish.request import SamplingParams
-from archerfish.scheduling.plan import Chunk, Plan, SequenceStart
+from archerfish.scheduling.plan import Chunk, Plan
+from archerfish.speculation.constants import CONSTANTS
 from archerfish.speculation.controller import SpeculationController
+from archerfish.speculation.draft import ROOT, Draft
 from archerfish.speculation.method import SpeculationMethod
-from archerfish.speculation.proposers.lookahead import LookaheadProposer
+from archerfish.speculation.proposer import DraftRequest
+from archerfish.speculation.verification.verifier import VerifiedTokens
+from tests.speculation.scripted import ScriptedProposer, sequence_start
 
-PROMPT = (3, 4, 5)
-NUM_SPECULATIVE = 64
-"""Consecutive steps with drafts, after which plain ones are timed."""
+LOOKUP = 0.05
+"""Time that a proposal takes for each row; a plain step takes 1."""
 
 
-class Bench:
-    """A controller with one row, whose steps take as long as they are said to."""
+def cheap(num_tokens: int) -> float:
+    return 1.0 + 0.05 * (num_tokens - 1)
 
-    def __init__(self, method: str) -> None:
-        rows = Rows(1, 512, 1, 512)
+
+def dear(num_tokens: int) -> float:
+    return float(num_tokens)
+
+
+class Engine:
+    """A controller whose steps take as long as they are said to, and whose rows accept drafts with some probability."""
+
+    def __init__(
+        self,
+        latency: Callable[[int], float] = cheap,
+        num_rows: int = 1,
+        num_speculative_tokens: int | None = None,
+        max_tokens: int | None = None,
+    ) -> None:
+        self.latency = latency
+        self.acceptance = [1.0] * num_rows
         self.now = 0.0
-        methods = [SpeculationMethod("lookahead", LookaheadProposer(), max_draft_tokens=4)]
-        self.controller = SpeculationController(methods, method, rows, lambda: self.now)
-        self._length = len(PROMPT)
-        start = SequenceStart(
-            row=0,
-            tokens=PROMPT,
-            num_prompt_tokens=len(PROMPT),
-            blocks=((0,),),
-            params=SamplingParams(max_tokens=None),
-            seed=1,
-            stop_token_ids=(),
-        )
-        prompt = Plan(0, [start], [], [Chunk(0, 0, 3, samples=True)])
-        self.controller.begin_step(prompt)
-        self.controller.end_step(prompt, [[1]])
+        self.num_drafts = self.num_lookups = 0
+        self.proposer = ScriptedProposer(Draft(tuple(range(8)), tuple(range(ROOT, 7))))
+        propose = self.proposer.propose
 
-    def step(self, seconds: float, *, reads_prompt: bool = False, has_budget: bool = True) -> int:
-        """Run a step, and return how many draft tokens its chunk may have."""
-        count = self.controller.max_draft_tokens if has_budget and not reads_prompt else 0
-        chunks = [Chunk(0, self._length, 1, samples=True, max_draft_tokens=count)]
+        def timed(requests: Sequence[DraftRequest]) -> list[Draft]:
+            self.now += LOOKUP * len(requests)
+            self.num_lookups += len(requests)
+            return propose(requests)
+
+        self.proposer.propose = timed  # type: ignore[method-assign]
+        rows = Rows(num_rows, 1 << 16, 1, 1 << 16)
+        methods = [SpeculationMethod("suffix", self.proposer, max_draft_tokens=8)]
+        self.controller = SpeculationController(methods, "auto", rows, lambda: self.now, num_speculative_tokens)
+        self._rng = random.Random(0)
+        self._rows = rows
+        self._max_tokens = max_tokens
+        self.lengths = [3] * num_rows
+        self.start(range(num_rows))
+
+    def start(self, rows: Sequence[int]) -> None:
+        """Compute the prompts of new sequences."""
+        starts = [sequence_start(row, [5, 6, 7], self._max_tokens) for row in rows]
+        for start in starts:
+            self._rows.start(start)
+            self.lengths[start.row] = 3
+        self._run(starts, [Chunk(row, 0, 3, samples=True) for row in rows])
+
+    def step(self, reads_prompt: bool = False) -> None:
+        count = self.controller.max_draft_tokens
+        chunks = [
+            Chunk(row, length - 1, 1, samples=True, max_draft_tokens=count) for row, length in enumerate(self.lengths)
+        ]
         if reads_prompt:
-            chunks.insert(0, Chunk(0, 0, 3, samples=False))
-        plan = Plan(0, [], [], chunks, count)
-        self.controller.begin_step(plan)
-        self.now += seconds
-        self.controller.end_step(plan, [[], [1]] if reads_prompt else [[1]])
-        self._length += 1
-        return count
+            chunks.append(Chunk(len(self.lengths), 0, 4, samples=False))
+        self._run([], chunks, count)
+
+    def _run(self, starts: list, chunks: list[Chunk], count: int = 0) -> None:  # type: ignore[type-arg]
+        plan = Plan(0, starts, [], chunks, count)
+        drafts = self.controller.propose(plan, lambda chunk: True)
+        self.now += self.latency(plan.num_tokens + sum(map(len, drafts or [])))
+        verified = [self._verify(chunk, len(drafts[index]) if drafts else 0) for index, chunk in enumerate(chunks)]
+        for chunk, result in zip(chunks, verified, strict=True):
+            if chunk.samples:
+                self.lengths[chunk.row] += len(result.tokens)
+        self.num_drafts += sum(map(bool, drafts or []))
+        self.controller.record(plan, [result.tokens for result in verified], verified if drafts else None)
+
+    def _verify(self, chunk: Chunk, num_draft_tokens: int) -> VerifiedTokens:
+        if not chunk.samples:
+            return VerifiedTokens([], [], [])
+        accepted = 0
+        while accepted < num_draft_tokens and self._rng.random() < self.acceptance[chunk.row]:
+            accepted += 1
+        return VerifiedTokens(list(range(accepted)), [1] * (accepted + 1), [1] * (num_draft_tokens + 1))
+
+    def run(self, num_steps: int) -> float:
+        """Return how many times faster these steps wrote than plain ones."""
+        before, num_before = self.now, sum(self.lengths)
+        for _ in range(num_steps):
+            self.step()
+        num_written = (sum(self.lengths) - num_before) / len(self.lengths)
+        return num_written * self.latency(len(self.lengths)) / (self.now - before)
 
 
-def test_plain_steps_are_timed_that_follow_plain_ones() -> None:
-    bench = Bench("off")
-    bench.step(5.0)
-    for _ in range(40):
-        assert bench.step(1.0) == 0
-    assert bench.controller.cost_model.plain.seconds(1) == 1.0
-    bench.step(7.0, reads_prompt=True)
-    bench.step(5.0)
-    for _ in range(400):
-        bench.step(1.0)
-    assert bench.controller.cost_model.plain.seconds(1) == pytest.approx(1.0, rel=0.01)
+def test_drafts_that_are_accepted_are_verified_in_almost_every_step() -> None:
+    engine = Engine()
+    engine.run(64)
+    assert engine.run(500) > 5.0
 
 
-def test_plain_steps_are_timed_now_and_then() -> None:
-    bench = Bench("lookahead")
-    room = [bench.step(2.0) for _ in range(NUM_SPECULATIVE)]
-    assert all(room) and not bench.controller.cost_model.plain
-    assert [bench.step(1.0) for _ in range(3)] == [0, 0, room[0]]
-    assert bench.controller.cost_model.plain.seconds(1) == 1.0 < bench.controller.cost_model.speculative.seconds(1)
+@pytest.mark.parametrize("num_rows", [1, 4])
+def test_drafts_that_never_pay_cost_hardly_anything(num_rows: int) -> None:
+    engine = Engine(num_rows=num_rows)
+    engine.acceptance = [0.0] * num_rows
+    engine.run(400)
+    assert engine.run(4000) > 0.99
+    assert 0 < engine.num_lookups < 1000 * num_rows, "it is tried now and then"
 
 
-def test_a_step_without_budget_for_drafts_is_idle() -> None:
-    bench = Bench("lookahead")
-    assert [bench.step(1.0, has_budget=has_budget) for has_budget in (True, False, False, True)] == [4, 0, 0, 4]
-    bench.step(1.0, has_budget=False)
-    assert not bench.controller.is_idle, "the latency of the last one is yet to be recorded"
-    bench.step(1.0, has_budget=False)
-    assert bench.controller.is_idle
+def test_drafts_that_cost_as_much_as_they_save_are_not_verified() -> None:
+    engine = Engine(dear)
+    engine.acceptance = [0.8]
+    engine.run(400)
+    assert engine.run(4000) > 0.985
+    assert engine.num_drafts < 200
 
 
-def test_where_prompts_never_end_no_plain_step_is_awaited() -> None:
-    bench = Bench("lookahead")
-    for _ in range(NUM_SPECULATIVE):
-        bench.step(2.0)
-    assert bench.step(9.0, reads_prompt=True) == 0
-    assert bench.step(2.0) > 0
+def test_a_row_that_begins_to_copy_is_drafted_for_soon() -> None:
+    engine = Engine()
+    engine.acceptance = [0.0]
+    engine.run(3000)
+    engine.acceptance = [1.0]
+    most = int(CONSTANTS.max_debt / CONSTANTS.share_in_vain)
+    engine.run(most)
+    assert engine.run(200) > 4.0
+
+
+def test_what_was_lost_at_once_is_forgiven_in_time() -> None:
+    """Steps that take long by accident must not stop speculation for ever."""
+    engine = Engine(lambda num_tokens: 40.0 * cheap(num_tokens) if num_tokens > 1 else 1.0)
+    engine.run(2000)
+    engine.latency = cheap
+    engine.run(8000)
+    assert engine.run(200) > 4.0
+
+
+def test_a_machine_that_slows_down_for_a_while_changes_nothing() -> None:
+    engine = Engine()
+    engine.run(300)
+    engine.latency = lambda num_tokens: 2.5 * cheap(num_tokens)
+    assert engine.run(500) > 4.0
+    engine.latency = cheap
+    assert engine.run(500) > 4.0
+
+
+def test_where_one_of_a_batch_cannot_be_sped_up_others_are_not_drafted_for() -> None:
+    engine = Engine(num_rows=2, max_tokens=30_000)
+    engine.acceptance = [1.0, 0.0]
+    engine.run(600)
+    before, lookups = engine.num_drafts, engine.num_lookups
+    engine.run(1500)
+    assert engine.num_drafts - before < 150 and engine.num_lookups - lookups < 400
+    engine.acceptance = [1.0, 1.0]
+    engine.run(800)
+    assert engine.run(200) > 3.0
+
+
+def test_a_fixed_length_is_verified_in_every_step() -> None:
+    engine = Engine(dear, num_speculative_tokens=3)
+    engine.acceptance = [0.0]
+    engine.run(200)
+    assert engine.num_drafts >= 200 and engine.controller.max_draft_tokens == 3
+
+
+def test_a_new_sequence_may_draft_at_once_if_there_is_budget() -> None:
+    engine = Engine()
+    engine.proposer.draft = Draft((), ())
+    engine.run(200)
+    assert engine.controller.budget > 0 and engine.controller.max_draft_tokens == 0, "the row backs off"
+    engine.start([0])
+    assert engine.controller.max_draft_tokens > 0
+
+
+def test_plain_steps_are_measured_between_those_with_drafts() -> None:
+    engine = Engine()
+    engine.run(4 * CONSTANTS.plain_interval)
+    assert engine.controller.cost_model.plain.seconds(1) == 1.0 < engine.controller.cost_model.speculative.seconds(2)
+
+
+def test_where_prompts_never_end_drafts_wait_for_no_plain_step() -> None:
+    engine = Engine()
+    for _ in range(10 * CONSTANTS.plain_interval):
+        engine.step(reads_prompt=True)
+    assert engine.num_drafts > 9 * CONSTANTS.plain_interval
+
+
+def test_steps_that_take_no_drafts_cost_no_clock() -> None:
+    engine, reads = Engine(), 0
+
+    def clock() -> float:
+        nonlocal reads
+        reads += 1
+        return engine.now
+
+    engine.proposer.draft = Draft((), ())
+    engine.run(2000)
+    engine.controller._clock = clock
+    engine.run(800)
+    assert reads < 800
+
+
+def test_the_budget_stays_within_its_bounds() -> None:
+    engine, lowest, highest = Engine(), inf, -inf
+    for acceptance in (1.0, 0.0, 0.5) * 2:
+        engine.acceptance = [acceptance]
+        for _ in range(1000):
+            engine.step()
+            lowest, highest = min(lowest, engine.controller.budget), max(highest, engine.controller.budget)
+    assert -CONSTANTS.max_debt <= lowest < 0 < highest <= CONSTANTS.max_budget

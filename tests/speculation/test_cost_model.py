@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from archerfish.speculation.constants import CONSTANTS
 from archerfish.speculation.cost_model import DraftOffer, PlannedStep, SpeculationCostModel
 from tests.lanes import examples
 
-MARGIN, NETWORK_MARGIN = 1.1, 1.2
+MARGIN = CONSTANTS.margin
 
 
 def model_of(seconds: list[float], drafting: float | None = None) -> SpeculationCostModel:
@@ -44,7 +45,7 @@ def token_seconds(
     added = model.speculative.seconds(step.num_tokens + sum(chosen)) - model.speculative.seconds(step.num_tokens)
     added += drafting * max(chosen)
     plain = model.speculative.seconds(step.num_sampled)
-    return (plain + (NETWORK_MARGIN if drafting else MARGIN) * added) / (step.num_sampled + expected)
+    return (plain + MARGIN * added) / (step.num_sampled + expected)
 
 
 @examples(80)
@@ -92,17 +93,16 @@ def test_a_drafter_that_takes_longer_than_it_saves_is_not_used() -> None:
 def test_what_a_drafter_costs_its_steps_counts_once() -> None:
     model = model_of([1.0 + 0.1 * count for count in range(16)], drafting=0.05)
     drafted, copied = offers_of([0.5], [4], num_uncomputed=1.0), offers_of([0.5], [4])
-    assert model.choose_lengths(PlannedStep(1, 1), drafted)[0] > 0 and model.may_pay(1, [1.0], 0.5, is_drafted=True)
+    assert model.choose_lengths(PlannedStep(1, 1), drafted)[0] > 0
     gain, speed_up = model.gain(drafted[0]), model.speedup(0.8, 4, is_drafted=True)
     for num_tokens in range(1, 9):
         model.drafter_steps.record(num_tokens, model.speculative.seconds(num_tokens) + 1.0)
-    assert model.gain(drafted[0]) == pytest.approx(gain - NETWORK_MARGIN)
+    assert model.gain(drafted[0]) == pytest.approx(gain - MARGIN)
     assert model.speedup(0.8, 4, is_drafted=True) < speed_up
     assert (
         model.choose_lengths(PlannedStep(1, 1), drafted) == [0]
         and model.choose_lengths(PlannedStep(1, 1), copied)[0] > 0
     )
-    assert not model.may_pay(1, [1.0], 0.5, is_drafted=True)
 
 
 def test_what_is_checked_as_a_whole_costs_all_its_tokens() -> None:
@@ -116,21 +116,18 @@ def test_what_asking_takes_is_part_of_the_price() -> None:
     offers = offers_of([0.6], [1])
     assert model.choose_lengths(PlannedStep(1, 1), offers) == [1]
     model.plain.record(1, 0.5)
-    assert model.token_seconds(1) == 0.5
+    assert model.step_seconds(1) == 0.5
     assert model.choose_lengths(PlannedStep(1, 1), offers) == [0], "a step that asks nobody is shorter"
-    assert not model.may_pay(1, [1.0], 0.5)
 
 
 def test_where_tokens_cost_as_much_as_steps_nothing_is_checked() -> None:
     model = model_of([0.1 * num_tokens for num_tokens in range(1, 17)])
     assert model.choose_lengths(PlannedStep(1, 1), offers_of([0.9], [8])) == [0]
-    assert not model.may_pay(1, [1.0], 0.9)
 
 
 def test_where_tokens_cost_nothing_all_are() -> None:
     model = model_of([1.0] * 16)
     assert model.choose_lengths(PlannedStep(1, 1), offers_of([0.5], [8])) == [8]
-    assert model.may_pay(1, [1.0], 0.5)
 
 
 def test_the_classical_estimate() -> None:
@@ -161,32 +158,14 @@ def test_other_methods_are_tried_where_only_a_drafter_was_used() -> None:
     model = SpeculationCostModel()
     model.drafter_passes.record(1, 0.1)
     model.drafter_steps.record(2, 1.0)
-    assert model.token_seconds(1) == pytest.approx(1.0, rel=0.3)
-    assert model.may_pay(1, [1.0], 0.5) and model.may_pay(1, [1.0], 0.5, is_drafted=True)
+    assert model.step_seconds(1) == pytest.approx(1.0, rel=0.3)
     assert model.choose_lengths(PlannedStep(1, 1), offers_of([0.5], [4], num_uncomputed=1.0)) == [1]
-
-
-def test_what_never_paid_is_tried_again_now_and_then() -> None:
-    model = model_of([1.0 + 1.5 * count for count in range(20)])
-    answers = [model.may_pay(1, [1.0], 1.0) or model.record_refusal(1) for _ in range(512)]
-    assert [place for place, answer in enumerate(answers) if answer] == [63, 127, 191, 255, 319, 383, 447, 511]
-    model.speculative.record(2, 2.5)
-    assert not model.may_pay(1, [1.0], 0.5), "what was measured is forgotten in the end, and may be measured again"
-    for _ in range(300):
-        model.speculative.record(2, 1.1)
-    assert model.may_pay(1, [1.0], 0.5)
-
-
-def test_drafts_for_several_sequences_may_pay_where_those_for_one_do_not() -> None:
-    model = model_of([1.0, 1.1, 1.2, 1.3, *[2.0] * 60])
-    assert model.may_pay(4, [1.0] * 4, 0.6) and not model.may_pay(4, [1.0], 0.6)
 
 
 def test_draft_tokens_count_for_what_tokens_are_worth() -> None:
     model = model_of([1.0 + 0.08 * count for count in range(64)])
     full, little = ([offer._replace(value=worth) for offer in offers_of([0.9], [8])] for worth in (1.0, 0.1))
     assert model.choose_lengths(PlannedStep(8, 8), full)[0] > model.choose_lengths(PlannedStep(8, 8), little)[0] == 0
-    assert model.may_pay(8, [1.0], 0.9) and not model.may_pay(8, [0.1], 0.9)
     [many, few] = model.choose_lengths(PlannedStep(2, 2), [*full, *little])
     assert many > few, "those that are worth more come first"
 
@@ -195,14 +174,14 @@ def test_tokens_of_a_drafter_save_no_more_than_tokens_cost_lately() -> None:
     model = model_of([1.0 + 0.1 * count for count in range(16)], drafting=0.05)
     [drafted], [copied] = offers_of([0.7], [4], num_uncomputed=1.0), offers_of([0.7], [4])
     gain = model.gain(drafted)
-    assert model.choose_lengths(PlannedStep(1, 1), [drafted])[0] > 0 and model.may_pay(1, [1.0], 0.7, is_drafted=True)
-    model.token_price = 0.1
+    assert model.choose_lengths(PlannedStep(1, 1), [drafted])[0] > 0
+    model.record_steps(0, 1000.0, 100.0)
+    assert model.token_price == pytest.approx(0.1, abs=0.01)
     assert model.gain(drafted) < gain and model.gain(copied) == sum(copied.probabilities)
     assert (
         model.choose_lengths(PlannedStep(1, 1), [drafted]) == [0]
         and model.choose_lengths(PlannedStep(1, 1), [copied])[0] > 0
     )
-    assert model.may_pay(1, [1.0], 0.7) and not model.may_pay(1, [1.0], 0.7, is_drafted=True)
 
 
 def test_extra_steps_are_counted_in_plain_steps() -> None:
@@ -213,27 +192,28 @@ def test_extra_steps_are_counted_in_plain_steps() -> None:
     assert model.extra_steps(PlannedStep(1, 1), 3, 0.25) == pytest.approx((2.0 - 0.5 + 0.25) / 0.5)
 
 
-def test_many_may_pay_where_one_does_not() -> None:
-    model = model_of([1.0, *[2.0] * 19])
-    assert model.may_pay(1, [1.0], 0.9) and not model.may_pay(1, [1.0], 0.4)
-    for num_tokens in range(1, 5):
-        model.drafter_passes.record(num_tokens, 1.0)
-    assert not model.may_pay(1, [1.0], 0.9, is_drafted=True)
+def test_latencies_that_never_pay_are_forgotten_in_the_end() -> None:
+    """They may have been accidents."""
+    model = model_of([1.0, *[9.0] * 8])
+    offer, step = DraftOffer((0.9,) * 4), PlannedStep(1, 1)
+    chosen = [model.choose_lengths(step, [offer])[0] for _ in range(CONSTANTS.forget_interval + 1)]
+    assert not any(chosen[:-1]) and chosen[-1] > 0
 
 
-def test_now_and_then_more_are_checked_than_seem_to_pay() -> None:
-    """What longer steps take is learned only if some are made."""
+def test_a_drafter_of_which_little_is_known_is_tried_whether_it_pays_or_not() -> None:
+    model = model_of([1.0 + count for count in range(16)], drafting=1.0)
+    [offer], step = offers_of([0.5], [8], num_uncomputed=1.0), PlannedStep(1, 1)
+    assert model.choose_lengths(step, [offer]) == [0]
+    assert model.choose_lengths(step, [offer._replace(is_trial=True)]) == [CONSTANTS.trial_length]
+    assert model.choose_lengths(step, [DraftOffer((0.5, 0.2), 1.0, is_trial=True)]) == [2]
+
+
+def test_tokens_cost_less_lately_where_drafts_paid() -> None:
     model = SpeculationCostModel()
-    for num_tokens, seconds in ((1, 1.0), (2, 1.1), (3, 1.2), (4, 9.0), (8, 9.0)):
-        for _ in range(4):
-            model.speculative.record(num_tokens, seconds)
-    offer = DraftOffer((0.9, 0.8, 0.7, 0.6, 0.5, 0.4))
-    counts = [model.choose_lengths(PlannedStep(1, 1), [offer])[0] for _ in range(64)]
-    assert {2, 5} == set(counts) and counts.count(5) == 4
-    assert all(model.choose_lengths(PlannedStep(2, 2), [offer, offer]) != [5, 5] for _ in range(64)), (
-        "where several are, sizes vary"
-    )
-    promised = offer._replace(num_uncomputed=1.0)
-    assert {model.choose_lengths(PlannedStep(1, 1), [promised])[0] for _ in range(64)} == {2}, (
-        "what must be made first costs more"
-    )
+    assert model.token_price == 1.0
+    for _ in range(200):
+        model.record_steps(1, 1.0, 1.0)
+        model.record_steps(0, 3.0, 0.5)
+    assert model.token_price == pytest.approx(1.5 / 4.0, rel=0.1)
+    model.record_steps(2000, 2000.0, 2000.0)
+    assert model.token_price == pytest.approx(1.0, rel=0.01)

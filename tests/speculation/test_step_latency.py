@@ -1,13 +1,12 @@
 """What steps take is learned, never falls with more tokens, and is told for sizes that were never seen."""
 
-import random
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archerfish.speculation.step_latency import MachineSlowdown, StepLatencyModel
+from archerfish.speculation.step_latency import StepLatencyModel
 
 
 def test_what_was_measured_is_returned_and_interpolated() -> None:
@@ -66,37 +65,6 @@ def test_new_measurements_move_it_the_less_the_more_there_were() -> None:
     assert times.seconds(2) == pytest.approx(2.0, rel=0.01)
     times.record(2, 3.0)
     assert times.seconds(2) == pytest.approx(2.0, rel=0.02)
-
-
-def test_latencies_are_those_at_the_usual_speed_of_the_machine() -> None:
-    pace = MachineSlowdown()
-    often, network = StepLatencyModel(pace, sets_slowdown=True), StepLatencyModel(pace)
-    for _ in range(200):
-        often.record(1, 1.0)
-        network.record(1, 0.25)
-    for _ in range(20):
-        often.record(1, 1.5)
-    assert often.seconds(1) * pace.factor == pytest.approx(1.5, rel=0.1), "for a while everything takes longer"
-    for _ in range(20):
-        network.record(1, 0.375)
-    assert network.seconds(1) / often.seconds(1) == pytest.approx(0.25, rel=0.05)
-    for _ in range(2000):
-        often.record(1, 3.0)
-        network.record(1, 3.0)
-    assert pace.factor == pytest.approx(1.0, rel=0.05), "what lasts is usual"
-    assert network.seconds(1) / often.seconds(1) == pytest.approx(1.0, rel=0.05), "what changes alone is learned, too"
-
-
-def test_the_slowdown_is_one_in_the_long_run() -> None:
-    """Otherwise what is seldom measured would be told in units that have changed since."""
-    pace, rng = MachineSlowdown(), random.Random(1)
-    often, network = StepLatencyModel(pace, sets_slowdown=True), StepLatencyModel(pace)
-    for _ in range(4000):
-        busy = rng.choice((1.0, 1.0, 1.0, 1.8))
-        often.record(1, busy)
-        network.record(1, 2 * busy)
-    assert often.seconds(1) == pytest.approx(1.2, rel=0.05)
-    assert network.seconds(1) == pytest.approx(2.4, rel=0.08)
 
 
 def test_what_is_expected_stands_until_there_is_a_step_and_then_says_what_others_differ_by() -> None:

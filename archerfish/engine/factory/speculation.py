@@ -8,7 +8,7 @@ from archerfish.config.resolve import ResolvedConfig
 from archerfish.console import logger
 from archerfish.execution.step.rows import Rows
 from archerfish.sampling.sampler import Sampler
-from archerfish.speculation.acceptance_rate import AcceptanceRate
+from archerfish.speculation.constants import CONSTANTS
 from archerfish.speculation.controller import SpeculationController
 from archerfish.speculation.cost_model import SpeculationCostModel
 from archerfish.speculation.draft import MAX_NODES
@@ -26,8 +26,6 @@ _MAX_COPIED_TOKENS = 32
 """Maximum draft length of copies per sequence and step: longer ones take several steps."""
 _MAX_AUTOREGRESSIVE_TOKENS = 8
 """Maximum draft length of drafters: a later token would hardly ever be accepted."""
-_DRAFTER_ACCEPTANCE_RATE = 0.75
-"""Acceptance rate assumed of a drafter, which was trained for its model, until it is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +93,8 @@ def build_controller(
         )
         depth = min(drafter.max_depth, max(_MAX_AUTOREGRESSIVE_TOKENS, speculation.num_speculative_tokens or 0))
         max_draft_tokens = min(MAX_NODES, depth * speculation.branches)
-        acceptance = AcceptanceRate(_DRAFTER_ACCEPTANCE_RATE)
-        methods.append(SpeculationMethod(drafter.method, proposer, max_draft_tokens, acceptance=acceptance))
+        rate = CONSTANTS.drafter_acceptance_rate
+        methods.append(SpeculationMethod(drafter.method, proposer, max_draft_tokens, initial_acceptance_rate=rate))
     return SpeculationController(
         methods, speculation.method, rows, time.perf_counter, speculation.num_speculative_tokens, cost_model
     )

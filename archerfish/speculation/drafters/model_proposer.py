@@ -59,8 +59,6 @@ class _DraftInProgress:
 class ModelProposer:
     """Proposes what a drafter generates."""
 
-    max_acceptance = None
-
     def __init__(
         self,
         drafter: RunnableDrafter,
@@ -118,9 +116,6 @@ class ModelProposer:
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         """Do nothing: the rows have the tokens."""
-
-    def has_hint(self, row: int) -> bool:
-        return True
 
     def max_depth(self, length: int) -> int:
         """Return the draft length that fits after a sequence of `length` tokens."""

@@ -185,8 +185,6 @@ class _Row:
 class LookaheadProposer:
     """A window and a pool for every row. A draft has n-grams of the pool first, then the window's tokens."""
 
-    max_acceptance = None
-
     def __init__(self, *, window: int = 7, ngram: int = 5, num_ngrams: int = 7, seed: int = 0) -> None:
         """
         window: positions ahead for which tokens are sampled.
@@ -206,9 +204,6 @@ class LookaheadProposer:
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         for last in tokens[-1:]:
             self._rows[row].set_last(last)
-
-    def has_hint(self, row: int) -> bool:
-        return True
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         return [self._rows[request.row].draft(min(request.max_tokens, MAX_NODES)) for request in requests]

@@ -25,8 +25,6 @@ ROW_LEARNING_RATE, LENGTH_LEARNING_RATE = 0.25, 0.1
 """How far an unexpected failure moves the logarithm of a row's doubt, and of the doubt in matches of its length."""
 MAX_KNOWN_LENGTH = 64
 """Tokens of a match beyond which longer ones end as seldom."""
-LONG_MATCH = 8
-"""Tokens of a match by which the acceptance to hope for is estimated."""
 MAX_FOLLOWERS = 64
 """A string that more tokens have followed predicts nothing, and ranking them takes time."""
 MAX_SHARED_TOKENS = 65_536
@@ -172,8 +170,8 @@ class _Row:
         *earlier, last = pairwise((None, *tokens))
         self._pairs = set(earlier)
         """Pairs of tokens that followed each other."""
-        self.repeats = self._has_repeated = last in self._pairs
-        """Whether the last two tokens followed each other before; and whether any did."""
+        self._has_repeated = last in self._pairs
+        """Whether any two tokens followed each other twice."""
         self._pairs.add(last)
         self._shared = shared
         self._ends = ends
@@ -184,24 +182,13 @@ class _Row:
         """The last draft and the length of its match, until something is learned of it."""
 
     def extend(self, tokens: Sequence[int]) -> None:
-        last, pairs = self._last, self._pairs
-        for token in tokens:
-            pair = last, token
-            self.repeats = pair in pairs
-            if self.repeats:
-                self._has_repeated = True
-            else:
-                pairs.add(pair)
-            last = token
-        self._last = last
+        for pair in pairwise((self._last, *tokens)) if not self._has_repeated else ():
+            self._has_repeated |= pair in self._pairs
+            self._pairs.add(pair)
+        self._last = (self._last, *tokens)[-1]
         self._unread += tokens
         if self._shared is not None:
             self._shared.write(tokens)
-
-    @property
-    def occurs_in_shared(self) -> bool:
-        """Whether the last two tokens occur in the tenant's texts."""
-        return self._shared is not None and any(match.length > 1 for match in self._shared.matches())
 
     def match(self) -> Match:
         """Return the longest match, the sequence's own before others of the same length."""
@@ -360,11 +347,6 @@ class SuffixProposer:
         self._ends = CopyEndModel()
         self._tenants: OrderedDict[str, TenantTexts] | None = OrderedDict() if shared else None
 
-    @property
-    def max_acceptance(self) -> float:
-        """The rate of a long match: most are short and end soon, so experience with them says nothing of a long one."""
-        return 1 / (1 + self._ends.odds[LONG_MATCH])
-
     def start(self, row: int, tokens: Sequence[int], num_prompt_tokens: int, tenant: str) -> None:
         shared = None
         if self._tenants is not None:
@@ -383,11 +365,6 @@ class SuffixProposer:
         sequence = self._rows[row]
         sequence.learn_unverified(tokens)
         sequence.extend(tokens)
-
-    def has_hint(self, row: int) -> bool:
-        """Whether the last two tokens followed each other before. One alone is enough only after recent success."""
-        sequence = self._rows[row]
-        return sequence.repeats or sequence.occurs_in_shared
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         return [self._draft(self._rows[request.row], min(request.max_tokens, MAX_NODES)) for request in requests]

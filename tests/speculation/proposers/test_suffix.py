@@ -87,21 +87,6 @@ def test_until_a_pair_of_tokens_comes_again_nothing_is_looked_for() -> None:
     assert propose(proposer).tokens[0] == 6, "from then on one token is enough"
 
 
-def test_a_hint_is_a_pair_of_tokens_that_came_before() -> None:
-    proposer = SuffixProposer(shared=True)
-    proposer.start(0, [5, 6, 7, 5], 4, "tenant")
-    assert not proposer.has_hint(0)
-    found = []
-    for token in (6, 9, 6, 7, 3):
-        proposer.extend(0, [token])
-        found.append(proposer.has_hint(0))
-    assert found == [True, False, False, True, False], "5 6 and 6 7"
-    proposer.start(1, [1, 2], 2, "tenant")
-    assert not proposer.has_hint(1)
-    proposer.extend(1, [6, 7])
-    assert proposer.has_hint(1), "another sequence wrote it"
-
-
 def test_a_short_match_makes_a_short_draft_and_a_long_one_a_long() -> None:
     lengths = [len(propose(started([*PROSE, 7, *PROSE[:length]]))) for length in (1, 2, 4)]
     # A draft stands with a chance of one in four at least: three times its match, where doubt is one.
@@ -211,15 +196,6 @@ def test_at_which_length_copies_end_is_learned_of_all() -> None:
     for _ in range(200):
         ends.learn(1, 0, True, 1.0)
     assert ends.odds[1] > 1 and ends.odds[8] < 0.02
-
-
-def test_copies_are_worth_looking_for_the_less_the_worse_long_ones_went() -> None:
-    text = [*PROSE, *PROSE[:8]]
-    well, badly = started(text), started(text)
-    for _ in range(20):
-        observe_draft(well, propose(well), right=True)
-        observe_draft(badly, propose(badly), right=False)
-    assert badly.max_acceptance < started(text).max_acceptance < well.max_acceptance < 1
 
 
 def test_branches_are_how_a_text_went_on_with_common_prefixes_merged() -> None:

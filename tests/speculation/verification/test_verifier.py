@@ -89,8 +89,6 @@ class ModelTarget(Target):
 class Proposer:
     """Drafts by whatever is given: (row, what is written, how many at most) -> a draft."""
 
-    max_acceptance = None
-
     def __init__(self) -> None:
         self.draft_for: Callable[[int, Tokens, int], Draft]
         self.seen: list[tuple[Draft, list[int]]] = []
@@ -101,9 +99,6 @@ class Proposer:
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         self._rows[row] += tokens
-
-    def has_hint(self, row: int) -> bool:
-        return True
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         return [
