@@ -339,15 +339,15 @@ def measure(bench: Bench, names: Sequence[str], report: Report) -> None:
     report.table("auto, so many at once: speedup", BATCHES, rows)
 
 
-def ablate(bench: Bench, names: Sequence[str], parts: Sequence[str], report: Report) -> None:
+def ablate(bench: Bench, names: Sequence[str], batches: Sequence[int], parts: Sequence[str], report: Report) -> None:
     """Measure auto without single parts of the controller."""
     settings = [Setting("auto"), *(Setting("auto", without=part) for part in parts)]
     for name in names:
-        columns = [[measurement.speedup for measurement in bench.run(name, batch, settings)] for batch in BATCHES]
+        columns = [[measurement.speedup for measurement in bench.run(name, batch, settings)] for batch in batches]
         rows = {
             setting.name: list(values) for setting, values in zip(settings, zip(*columns, strict=True), strict=True)
         }
-        report.table(f"{name}, so many at once: speedup", BATCHES, rows)
+        report.table(f"{name}, so many at once: speedup", batches, rows)
 
 
 def estimate(bench: Bench, report: Report) -> None:
@@ -382,6 +382,7 @@ def main() -> None:
     parser.add_argument("--questions", help="questions of Spec-Bench (question.jsonl), instead of some in their style")
     parser.add_argument("--only", nargs="*", default=[], help="workloads")
     parser.add_argument("--repeats", type=int, default=NUM_REPEATS, help="runs of which the median counts")
+    parser.add_argument("--batches", nargs="*", type=int, default=BATCHES, help="requests at once, for --without")
     parser.add_argument(
         "--without",
         nargs="*",
@@ -396,7 +397,7 @@ def main() -> None:
     with LLM(speculative_config={"method": "auto"}, enable_prefix_caching=False, max_num_seqs=64) as llm:
         bench = Bench(llm, works, args.repeats)
         if args.without:
-            ablate(bench, names, list(PARTS) if "each" in args.without else args.without, report)
+            ablate(bench, names, args.batches, list(PARTS) if "each" in args.without else args.without, report)
         else:
             estimate(bench, report)
             measure(bench, names, report)

@@ -312,7 +312,7 @@ class SpeculationController:
             return 0
         if not rows or (due := [method for method in methods if any(self._is_due(method, row) for row in rows)]):
             return self._most_draft_tokens(due if rows else methods)
-        self._idle_until = min(method.rows[row].until for method in methods for row in rows)
+        self._idle_until = min((method.rows[row].until for method in methods for row in rows), default=0)
         if self.budget < 0:
             self._idle_until = self._step + ceil(-self.budget / CONSTANTS.share_in_vain)
         return 0

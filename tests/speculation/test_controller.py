@@ -60,9 +60,9 @@ class Engine:
         self.lengths = [3] * num_rows
         self.start(range(num_rows))
 
-    def start(self, rows: Sequence[int]) -> None:
+    def start(self, rows: Sequence[int], method: str | None = None) -> None:
         """Compute the prompts of new sequences."""
-        starts = [sequence_start(row, [5, 6, 7], self._max_tokens) for row in rows]
+        starts = [sequence_start(row, [5, 6, 7], self._max_tokens, method) for row in rows]
         for start in starts:
             self._rows.start(start)
             self.lengths[start.row] = 3
@@ -182,6 +182,16 @@ def test_a_new_sequence_may_draft_at_once_if_there_is_budget() -> None:
     assert engine.controller.budget > 0 and engine.controller.max_draft_tokens == 0, "the row backs off"
     engine.start([0])
     assert engine.controller.max_draft_tokens > 0
+
+
+def test_where_all_requests_are_without_speculation_nothing_is_drafted() -> None:
+    engine = Engine(num_rows=2)
+    engine.start([0, 1], "off")
+    engine.num_lookups = 0
+    assert engine.run(100) == pytest.approx(1.0) and engine.num_lookups == 0
+    engine.start([1])
+    engine.run(100)
+    assert engine.num_lookups > 0
 
 
 def test_plain_steps_are_measured_between_those_with_drafts() -> None:
