@@ -11,7 +11,7 @@ class SpeculationConstants:
     """Share of all steps that lookups and rejected drafts may cost."""
     initial_budget: float = 16.0
     """Steps that may be spent in vain at the start."""
-    max_budget: float = 64.0
+    max_budget: float = 16.0
     """Steps that can be saved up, by drafts that paid, to be spent in vain later."""
     max_debt: float = 2.0
     """Steps by which the budget can be overdrawn: it bounds how long nothing is tried."""

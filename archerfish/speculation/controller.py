@@ -76,6 +76,9 @@ class SpeculationController:
         """
         self.methods = methods
         self.cost_model = SpeculationCostModel() if cost_model is None else cost_model
+        """The cost model of steps that sample for one sequence."""
+        self._cost_models = {1: self.cost_model}
+        """Cost models by the number of sequences: the bits of the number."""
         self.proposing_seconds = 0.0
         """Seconds that the last `propose` took to find drafts."""
         self.saved_seconds = 0.0
@@ -153,7 +156,14 @@ class SpeculationController:
         self.proposing_seconds = self._clock() - started
         return drafts
 
+    def _cost_model_of(self, step: PlannedStep) -> SpeculationCostModel:
+        size = max(1, step.num_sampled).bit_length()
+        if size not in self._cost_models:
+            self._cost_models[size] = self.cost_model.for_other_batches()
+        return self._cost_models[size]
+
     def _propose(self, plan: Plan, timed: _TimedStep, takes_tree: TakesTree) -> list[Draft] | None:
+        cost_model = self._cost_model_of(timed.planned)
         drafted = self.cost_model.drafter_passes.total
         best: dict[int, _Offer] = {}
         for method in self._sequences.methods_in_use(chunk.row for chunk in plan.chunks):
@@ -161,12 +171,10 @@ class SpeculationController:
             timed.is_speculative |= bool(indices)
             for offer in self._offered(method, plan, indices, takes_tree):
                 other = best.get(offer.chunk_index)
-                if other is None:
+                if other is None or cost_model.gain(offer.offer) > cost_model.gain(other.offer):
                     best[offer.chunk_index] = offer
-                    continue
-                better, worse = sorted((other, offer), key=lambda each: self.cost_model.gain(each.offer), reverse=True)
-                best[offer.chunk_index] = better
-                worse.method.record_unverified(worse.request.row, self._step)
+                elif method.drafter is not None:
+                    method.record_unverified(offer.request.row, self._step)
         offers = list(best.values())
         lengths = self._lengths(plan, timed.planned, offers)
         self._offers = self._cut(plan, offers, lengths, takes_tree)
@@ -248,7 +256,7 @@ class SpeculationController:
         expected = {offer.chunk_index: sum(offer.offer.probabilities) for offer in offers}
         values = self._sequences.token_values(plan, expected)
         valued = [offer.offer._replace(value=values[offer.chunk_index]) for offer in offers]
-        lengths = self.cost_model.choose_lengths(planned, valued)
+        lengths = self._cost_model_of(planned).choose_lengths(planned, valued)
         for offer, length in zip(offers, lengths, strict=True):
             if not length:
                 offer.method.record_unverified(offer.request.row, self._step)
@@ -307,7 +315,8 @@ class SpeculationController:
             return self._most_draft_tokens(methods)
         num_steps, self._num_credited = self._step - self._num_credited, self._step
         self._change_budget(CONSTANTS.share_in_vain * num_steps)
-        self.cost_model.record_steps(num_steps, num_steps, num_steps)
+        for cost_model in self._cost_models.values():
+            cost_model.record_steps(num_steps, num_steps, num_steps)
         if self._num_speculative >= CONSTANTS.plain_interval:
             return 0
         if not rows or (due := [method for method in methods if any(self._is_due(method, row) for row in rows)]):
@@ -332,7 +341,7 @@ class SpeculationController:
 
     def _learn_latency(self, last: _TimedStep, seconds: float) -> float:
         """Learn from the last step, and return the estimated seconds that its drafts saved."""
-        cost_model, planned = self.cost_model, last.planned
+        cost_model, planned = self._cost_model_of(last.planned), last.planned
         if not last.is_speculative:
             # A plain step after one with drafts finds the machine's caches full of other things.
             if last.is_representative and self._num_plain > 1:

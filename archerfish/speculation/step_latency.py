@@ -57,6 +57,12 @@ class StepLatencyModel:
         """Whether anything is known."""
         return bool(self._seconds or self._expected)
 
+    def unmeasured(self) -> "StepLatencyModel":
+        """Return a model with the same assumptions, and nothing measured."""
+        other = StepLatencyModel()
+        other._expected = dict(self._expected)
+        return other
+
     def expect(self, num_tokens: int, seconds: float) -> None:
         """Assume a latency from a trial without the overhead of a step. Of several trials the fastest counts."""
         self._expected[num_tokens] = min(seconds, self._expected.get(num_tokens, seconds))

@@ -230,3 +230,13 @@ def test_the_budget_stays_within_its_bounds() -> None:
             engine.step()
             lowest, highest = min(lowest, engine.controller.budget), max(highest, engine.controller.budget)
     assert -CONSTANTS.max_debt <= lowest < 0 < highest <= CONSTANTS.max_budget
+
+
+def test_what_batches_take_says_nothing_of_a_single_sequence() -> None:
+    """Draft tokens of four sequences are much slower than as many of one."""
+    engine = Engine(lambda num_tokens: cheap(num_tokens) if num_tokens <= 9 else 9.0, num_rows=4)
+    engine.run(500)
+    engine.lengths = engine.lengths[:1]
+    engine.start([0])
+    engine.run(300)
+    assert engine.run(200) > 4.0
