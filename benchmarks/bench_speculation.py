@@ -109,8 +109,8 @@ OFF = Setting("off")
 
 def _without_budget(controller: SpeculationController) -> None:
     """Allow any time to be spent in vain."""
-    spent = property(lambda self: 1.0, lambda self, steps: None)
-    controller.__class__ = type("Unlimited", (SpeculationController,), {"budget": spent})
+    budgeted: Any = controller
+    budgeted._credit = lambda names, steps: None
 
 
 def _without_backoff(controller: SpeculationController) -> None:
@@ -153,7 +153,7 @@ def _without_token_price(controller: SpeculationController) -> None:
 def _without_margin(controller: SpeculationController) -> None:
     """Verify draft tokens that are estimated to save just what they cost."""
     cost_model: Any = controller.cost_model
-    cost_model.margin = 1.0
+    cost_model.margin = cost_model.drafter_margin = 1.0
 
 
 def _without_forgetting(controller: SpeculationController) -> None:

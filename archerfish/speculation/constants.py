@@ -27,6 +27,8 @@ class SpeculationConstants:
     """One of so many plain steps is timed."""
     margin: float = 1.1
     """Multiple of its cost that a draft token must save, because estimates are not exact."""
+    drafter_margin: float = 1.2
+    """The same for drafters: their weights and the model's evict each other from caches, which slows later steps."""
     forget_interval: int = 64
     """Refused drafts after which the latencies of longer steps are forgotten: they may have been accidents."""
     acceptance_rate: float = 0.5

@@ -7,7 +7,7 @@ that speculation never slows an engine down by much, whatever it is given.
 
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from typing import NamedTuple
 
@@ -46,7 +46,10 @@ class _TimedStep:
     planned: PlannedStep
     is_representative: bool
     """Its latency says something of others of its kind."""
-    is_speculative: bool = False
+    considered: list[str] = field(default_factory=list)
+    """Methods that were considered for drafts."""
+    drafted: list[str] = field(default_factory=list)
+    """Methods whose drafts are verified."""
     num_tokens: int = 0
     """Tokens of the step, draft tokens included."""
     num_written: int = 0
@@ -83,8 +86,8 @@ class SpeculationController:
         """Seconds that the last `propose` took to find drafts."""
         self.saved_seconds = 0.0
         """Estimated seconds that drafts of the step before the last `propose` saved; negative if they cost."""
-        self.budget = CONSTANTS.initial_budget
-        """Steps that speculation may cost in vain. Nothing is tried while it is overdrawn."""
+        self.budgets = {method.name: CONSTANTS.initial_budget for method in methods}
+        """Steps that each method may cost in vain. It tries nothing while its budget is overdrawn, and no other's."""
         self._rows = rows
         self._clock = clock
         self._num_speculative_tokens = num_speculative_tokens
@@ -168,7 +171,8 @@ class SpeculationController:
         best: dict[int, _Offer] = {}
         for method in self._sequences.methods_in_use(chunk.row for chunk in plan.chunks):
             indices = [index for index, chunk in enumerate(plan.chunks) if self._may_propose(method, chunk)]
-            timed.is_speculative |= bool(indices)
+            if indices:
+                timed.considered.append(method.name)
             for offer in self._offered(method, plan, indices, takes_tree):
                 other = best.get(offer.chunk_index)
                 if other is None or cost_model.gain(offer.offer) > cost_model.gain(other.offer):
@@ -178,6 +182,7 @@ class SpeculationController:
         offers = list(best.values())
         lengths = self._lengths(plan, timed.planned, offers)
         self._offers = self._cut(plan, offers, lengths, takes_tree)
+        timed.drafted = [*{offer.method.name for offer in self._offers}]
         timed.drafting_seconds = self.cost_model.drafter_passes.total - drafted
         drafts = [NO_DRAFT] * len(plan.chunks)
         for index, draft in ((offer.chunk_index, offer.draft) for offer in self._offers):
@@ -195,9 +200,9 @@ class SpeculationController:
         return (method.drafter is not None or chunk.length == 1) and self._is_due(method, chunk.row)
 
     def _is_due(self, method: SpeculationMethod, row: int) -> bool:
-        """Whether a method may propose for a row: while the budget is overdrawn, only where its last draft gained."""
+        """Whether a method may propose for a row: while its budget is overdrawn, only where its last draft gained."""
         state = method.rows[row]
-        return state.until <= self._step and (state.has_gained or self.budget >= 0)
+        return state.until <= self._step and (state.has_gained or self.budgets[method.name] >= 0)
 
     def _offered(
         self, method: SpeculationMethod, plan: Plan, indices: Sequence[int], takes_tree: TakesTree
@@ -290,7 +295,7 @@ class SpeculationController:
         `verified` has what became of each chunk and its draft, if there were drafts.
         """
         self._step += 1
-        if self._timed is not None and self._timed.is_speculative:
+        if self._timed is not None and self._timed.considered:
             self._timed.num_written = sum(map(len, tokens))
             self._num_plain, self._num_speculative = 0, self._num_speculative + 1
         else:
@@ -314,20 +319,29 @@ class SpeculationController:
         if self._num_speculative_tokens is not None:
             return self._most_draft_tokens(methods)
         num_steps, self._num_credited = self._step - self._num_credited, self._step
-        self._change_budget(CONSTANTS.share_in_vain * num_steps)
+        share = CONSTANTS.share_in_vain / max(1, len(methods))
+        self._credit([method.name for method in methods], num_steps * share * len(methods))
         for cost_model in self._cost_models.values():
             cost_model.record_steps(num_steps, num_steps, num_steps)
         if self._num_speculative >= CONSTANTS.plain_interval:
             return 0
         if not rows or (due := [method for method in methods if any(self._is_due(method, row) for row in rows)]):
             return self._most_draft_tokens(due if rows else methods)
-        self._idle_until = min((method.rows[row].until for method in methods for row in rows), default=0)
-        if self.budget < 0:
-            self._idle_until = self._step + ceil(-self.budget / CONSTANTS.share_in_vain)
+        self._idle_until = min(
+            (
+                max(method.rows[row].until, self._step + ceil(-self.budgets[method.name] / share))
+                for method in methods
+                for row in rows
+            ),
+            default=0,
+        )
         return 0
 
-    def _change_budget(self, steps: float) -> None:
-        self.budget = max(-CONSTANTS.max_debt, min(CONSTANTS.max_budget, self.budget + steps))
+    def _credit(self, names: Sequence[str], steps: float) -> None:
+        """Share steps among methods' budgets; they were lost if negative."""
+        for name in names:
+            balance = self.budgets[name] + steps / len(names)
+            self.budgets[name] = max(-CONSTANTS.max_debt, min(CONSTANTS.max_budget, balance))
 
     def _most_draft_tokens(self, methods: Iterable[SpeculationMethod]) -> int:
         fixed = self._num_speculative_tokens
@@ -342,7 +356,7 @@ class SpeculationController:
     def _learn_latency(self, last: _TimedStep, seconds: float) -> float:
         """Learn from the last step, and return the estimated seconds that its drafts saved."""
         cost_model, planned = self._cost_model_of(last.planned), last.planned
-        if not last.is_speculative:
+        if not last.considered:
             # A plain step after one with drafts finds the machine's caches full of other things.
             if last.is_representative and self._num_plain > 1:
                 cost_model.plain.record(planned.num_tokens, seconds)
@@ -356,7 +370,7 @@ class SpeculationController:
             return 0.0
         num_gained = last.num_saved
         num_lost = cost_model.extra_steps(planned, last.num_tokens, last.drafting_seconds)
-        self._change_budget(num_gained - num_lost)
+        self._credit(last.drafted or last.considered, num_gained - num_lost)
         cost_model.record_steps(0, num_gained, num_lost)
         plain_seconds = cost_model.step_seconds(planned.num_sampled)
         return last.num_written * plain_seconds / planned.num_sampled - seconds

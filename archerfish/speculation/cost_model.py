@@ -54,7 +54,7 @@ class SpeculationCostModel:
         Until there was one, they are assumed to be like other speculative steps."""
         self.drafter_passes = StepLatencyModel()
         """Passes of the drafter, where there is one."""
-        self.margin = CONSTANTS.margin
+        self.margin, self.drafter_margin = CONSTANTS.margin, CONSTANTS.drafter_margin
         self._worth = self._taken = 0.0
         """What the tokens of recent steps would have taken without speculation, and what they took, in plain steps."""
         self._num_refused = 0
@@ -122,7 +122,7 @@ class SpeculationCostModel:
         if not offer.num_uncomputed or not self.drafter_passes or not self.speculative:
             return sum(offer.probabilities)
         first, further = self.drafter_passes.seconds(offer.num_uncomputed), self.drafter_passes.seconds(1)
-        token, margin, price = self.step_seconds(1), self.margin, self.token_price
+        token, margin, price = self.step_seconds(1), self.drafter_margin, self.token_price
         slowdown = max(0.0, self.verifying(is_drafted=True).seconds(2) - self.speculative.seconds(2))
         gained = best = -margin * (first + slowdown) / token
         for depth, probability in enumerate(offer.probabilities):
@@ -147,15 +147,16 @@ class SpeculationCostModel:
         drafting, before = _DraftingCost(self.drafter_passes, offers), self.step_seconds(step.num_tokens)
         num_tokens, num_expected = step.num_tokens, float(step.num_sampled)
         plain = self.step_seconds(step.num_sampled)
-        cheapest, count, latency = plain / num_expected, 0, self.speculative
+        cheapest, count = plain / num_expected, 0
+        latency, margin = self.speculative, self.margin
         for number, (value, depth, index) in enumerate(ranked, 1):
             num_tokens += offers[index].width
             num_expected += value
             if offers[index].num_uncomputed:
                 drafting.add(index, -depth)
-                latency = self.verifying(is_drafted=True)
+                latency, margin = self.verifying(is_drafted=True), self.drafter_margin
             added = latency.seconds(num_tokens) - before + drafting.seconds
-            token = (plain + self.margin * added) / num_expected
+            token = (plain + margin * added) / num_expected
             if token < cheapest:
                 cheapest, count = token, number
         self._record_choice(count, step)

@@ -60,6 +60,10 @@ class Engine:
         self.lengths = [3] * num_rows
         self.start(range(num_rows))
 
+    @property
+    def budget(self) -> float:
+        return self.controller.budgets["suffix"]
+
     def start(self, rows: Sequence[int], method: str | None = None) -> None:
         """Compute the prompts of new sequences."""
         starts = [sequence_start(row, [5, 6, 7], self._max_tokens, method) for row in rows]
@@ -179,7 +183,7 @@ def test_a_new_sequence_may_draft_at_once_if_there_is_budget() -> None:
     engine = Engine()
     engine.proposer.draft = Draft((), ())
     engine.run(200)
-    assert engine.controller.budget > 0 and engine.controller.max_draft_tokens == 0, "the row backs off"
+    assert engine.budget > 0 and engine.controller.max_draft_tokens == 0, "the row backs off"
     engine.start([0])
     assert engine.controller.max_draft_tokens > 0
 
@@ -228,7 +232,7 @@ def test_the_budget_stays_within_its_bounds() -> None:
         engine.acceptance = [acceptance]
         for _ in range(1000):
             engine.step()
-            lowest, highest = min(lowest, engine.controller.budget), max(highest, engine.controller.budget)
+            lowest, highest = min(lowest, engine.budget), max(highest, engine.budget)
     assert -CONSTANTS.max_debt <= lowest < 0 < highest <= CONSTANTS.max_budget
 
 

@@ -10,7 +10,7 @@ from archerfish.speculation.constants import CONSTANTS
 from archerfish.speculation.cost_model import DraftOffer, PlannedStep, SpeculationCostModel
 from tests.lanes import examples
 
-MARGIN = CONSTANTS.margin
+MARGIN, DRAFTER_MARGIN = CONSTANTS.margin, CONSTANTS.drafter_margin
 
 
 def model_of(seconds: list[float], drafting: float | None = None) -> SpeculationCostModel:
@@ -45,7 +45,7 @@ def token_seconds(
     added = model.speculative.seconds(step.num_tokens + sum(chosen)) - model.speculative.seconds(step.num_tokens)
     added += drafting * max(chosen)
     plain = model.speculative.seconds(step.num_sampled)
-    return (plain + MARGIN * added) / (step.num_sampled + expected)
+    return (plain + (DRAFTER_MARGIN if drafting else MARGIN) * added) / (step.num_sampled + expected)
 
 
 @examples(80)
@@ -97,7 +97,7 @@ def test_what_a_drafter_costs_its_steps_counts_once() -> None:
     gain, speed_up = model.gain(drafted[0]), model.speedup(0.8, 4, is_drafted=True)
     for num_tokens in range(1, 9):
         model.drafter_steps.record(num_tokens, model.speculative.seconds(num_tokens) + 1.0)
-    assert model.gain(drafted[0]) == pytest.approx(gain - MARGIN)
+    assert model.gain(drafted[0]) == pytest.approx(gain - DRAFTER_MARGIN)
     assert model.speedup(0.8, 4, is_drafted=True) < speed_up
     assert (
         model.choose_lengths(PlannedStep(1, 1), drafted) == [0]
