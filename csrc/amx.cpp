@@ -12,7 +12,7 @@
 #include <initializer_list>
 
 #define ISA amx
-#include "tiles.h"
+#include "amx_tiles.h"
 
 namespace archerfish {
 namespace {

@@ -12,7 +12,7 @@
 #include "program.h"
 #include "rows.h"
 #ifdef ARCHERFISH_TILES
-#include "linear_tiles.h"
+#include "linear_amx.h"
 #endif
 
 namespace archerfish::ISA {

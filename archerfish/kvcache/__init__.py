@@ -1,1 +1,1 @@
-"""The KV cache: who holds which block (pool, prefix, tables: ids only) and the tensors themselves (storage)."""
+"""The KV cache: which sequence holds which block (`pool`, `prefix_cache`, `tables`: ids only), and the tensors (`storage`)."""

@@ -1,1 +1,4 @@
-"""Sampling: from logits to tokens. Filters, penalties, seeded noise, log-probabilities."""
+"""Sampling state of the rows: edits of logits, penalties, grammars, log-probabilities.
+
+The draw itself, with filters and seeded noise, is an operation: `ops.reference.drawing` and what equals it bit by bit.
+"""

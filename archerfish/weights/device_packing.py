@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from archerfish.models.decoder import Experts
 from archerfish.models.layers import Linear
 from archerfish.quant import WeightFormat
-from archerfish.quant.device import device_experts, device_weight
+from archerfish.quant.device_weights import device_experts, device_weight
 from archerfish.weights.packing import Network, ParameterOwners
 
 

@@ -10,7 +10,7 @@ from archerfish.models.decoder import Decoder
 from archerfish.ops import KernelTarget, choose_ops
 from archerfish.ops.triton.device_weight import DeviceExperts, DeviceWeight
 from archerfish.quant import WeightFormat
-from archerfish.quant.device import device_weight
+from archerfish.quant.device_weights import device_weight
 from archerfish.weights.device_packing import DevicePacker
 from archerfish.weights.load import random_weights
 from tests.execution.small_models import arch, layer

@@ -233,7 +233,7 @@ def _prefetch_tiles(
 @triton.jit
 def _counts(packed, right, second):
     """Return sums of products, times 16, of the first and the second group of a pair, for each side."""
-    lower, upper = _signed_nibbles(packed)
+    lower, upper = _unpack_int4(packed)
     return counted(lower, right), counted(upper, second)
 
 
@@ -276,7 +276,7 @@ def _with_group(total, counts, row_scales, sums, inside, scales, shifts, SHIFTED
 
 
 @triton.jit
-def _signed_nibbles(packed):
+def _unpack_int4(packed):
     """Return the lower and the upper four bits of each byte, as signed numbers times 16."""
     if _INTERPRETED:
         return packed << 4, packed & -16

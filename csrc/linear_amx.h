@@ -11,7 +11,7 @@
 #include "lanes.h"
 #include "panels.h"
 #include "program.h"
-#include "tiles.h"
+#include "amx_tiles.h"
 
 namespace archerfish::ISA {
 namespace {

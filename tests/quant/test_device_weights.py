@@ -6,7 +6,7 @@ from torch import Tensor
 
 from archerfish.ops.triton.device_weight import DeviceWeight
 from archerfish.quant import InputStatistics, WeightFormat, rounding
-from archerfish.quant.device import device_weight
+from archerfish.quant.device_weights import device_weight
 from archerfish.quant.rounding import round_fp8, round_int4, round_int8
 
 
