@@ -319,21 +319,17 @@ class SpeculationController:
         if self._num_speculative_tokens is not None:
             return self._most_draft_tokens(methods)
         num_steps, self._num_credited = self._step - self._num_credited, self._step
-        share = CONSTANTS.share_in_vain / max(1, len(methods))
-        self._credit([method.name for method in methods], num_steps * share * len(methods))
+        self._credit([method.name for method in methods], CONSTANTS.share_in_vain * num_steps)
         for cost_model in self._cost_models.values():
             cost_model.record_steps(num_steps, num_steps, num_steps)
         if self._num_speculative >= CONSTANTS.plain_interval:
             return 0
         if not rows or (due := [method for method in methods if any(self._is_due(method, row) for row in rows)]):
             return self._most_draft_tokens(due if rows else methods)
+        share = CONSTANTS.share_in_vain / max(1, len(methods))
+        credited = {method.name: self._step + ceil(-self.budgets[method.name] / share) for method in methods}
         self._idle_until = min(
-            (
-                max(method.rows[row].until, self._step + ceil(-self.budgets[method.name] / share))
-                for method in methods
-                for row in rows
-            ),
-            default=0,
+            (max(method.rows[row].until, credited[method.name]) for method in methods for row in rows), default=0
         )
         return 0
 
@@ -368,10 +364,9 @@ class SpeculationController:
             latency.record(last.num_tokens, seconds - last.drafting_seconds - last.excluded_seconds)
         if not planned.num_sampled or not cost_model:
             return 0.0
-        num_gained = last.num_saved
         num_lost = cost_model.extra_steps(planned, last.num_tokens, last.drafting_seconds)
-        self._credit(last.drafted or last.considered, num_gained - num_lost)
-        cost_model.record_steps(0, num_gained, num_lost)
+        self._credit(last.drafted or last.considered, last.num_saved - num_lost)
+        cost_model.record_steps(0, last.num_saved, num_lost)
         plain_seconds = cost_model.step_seconds(planned.num_sampled)
         return last.num_written * plain_seconds / planned.num_sampled - seconds
 
