@@ -276,6 +276,9 @@ class WrongProposer:
 
     def extend(self, row: int, tokens: Sequence[int]) -> None: ...
 
+    def has_hint(self, row: int) -> bool:
+        return True
+
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         return [Draft.chain([3] * request.max_tokens) for request in requests]
 

@@ -1,1 +1,1 @@
-"""The KV cache: which sequence holds which block (`pool`, `prefix_cache`, `tables`: ids only), and the tensors (`storage`)."""
+"""The KV cache: block ids of sequences (`pool`, `prefix_cache`, `tables`), and the tensors (`storage`)."""

@@ -21,6 +21,8 @@ class SpeculationConstants:
     """Draft length while it is not."""
     max_backoff: int = 16
     """Steps between two looks at a sequence for which no draft is verified: at first 1, then 2, 4 ..."""
+    hint_interval: int = 4
+    """Steps between two checks for a hint, for each sequence that runs; at most `max_backoff`."""
     plain_interval: int = 64
     """Steps with drafts after which some are run without, because gains are measured against them."""
     timing_interval: int = 8

@@ -5,7 +5,7 @@ how many draft tokens each chunk of the next step may have. What drafts cost in 
 that speculation never slows an engine down by much, whatever it is given.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from math import ceil
@@ -53,8 +53,6 @@ class _TimedStep:
     num_tokens: int = 0
     """Tokens of the step, draft tokens included."""
     num_written: int = 0
-    num_saved: float = 0.0
-    """Steps that its drafts saved."""
     drafting_seconds: float = 0.0
     """Seconds of drafter passes."""
     excluded_seconds: float = 0.0
@@ -138,19 +136,19 @@ class SpeculationController:
         last, self._timed, self._offers = self._timed, None, []
         self.saved_seconds = self.proposing_seconds = 0.0
         is_plain = not (plan.max_draft_tokens or plan.starts)
-        is_timed = not is_plain or not self._num_plain % CONSTANTS.timing_interval
+        is_timed = not is_plain or self._num_plain % CONSTANTS.timing_interval == 1
         if not plan.chunks or (last is None and not is_timed):
             return None  # Even reading the clock would take time.
         started = self._clock()
         if last is not None and not plan.starts:  # Before a start the engine may have been idle.
             self.saved_seconds = self._learn_latency(last, started - last.started)
+        planned = PlannedStep(plan.num_tokens, sum(chunk.samples for chunk in plan.chunks))
+        follows_prompt, self._reads_prompt = self._reads_prompt, planned.num_tokens > len(plan.chunks)
         if not is_timed:
             return None
         for start in plan.starts:
             self._idle_until = 0
             self._sequences.start(start)
-        planned = PlannedStep(plan.num_tokens, sum(chunk.samples for chunk in plan.chunks))
-        follows_prompt, self._reads_prompt = self._reads_prompt, planned.num_tokens > len(plan.chunks)
         is_representative = not (follows_prompt or self._reads_prompt)
         self._timed = _TimedStep(started, planned, is_representative, num_tokens=planned.num_tokens)
         if not plan.max_draft_tokens:
@@ -202,6 +200,8 @@ class SpeculationController:
     def _is_due(self, method: SpeculationMethod, row: int) -> bool:
         """Whether a method may propose for a row: while its budget is overdrawn, only where its last draft gained."""
         state = method.rows[row]
+        if not self._sequences.may_use(method, row):
+            return False
         return state.until <= self._step and (state.has_gained or self.budgets[method.name] >= 0)
 
     def _offered(
@@ -224,11 +224,18 @@ class SpeculationController:
         return offers
 
     def _request(self, method: SpeculationMethod, chunk: Chunk) -> DraftRequest:
-        """Return a request for a chunk, and give the proposer those tokens of the row that it does not have yet."""
         row, length = chunk.row, chunk.start + chunk.length
-        state, started = method.rows[row], self._clock()
+        self._feed(method, row, length)
+        max_tokens = min(chunk.max_draft_tokens, method.max_draft_tokens)
+        if self._num_speculative_tokens is not None:
+            max_tokens = min(max_tokens, self._num_speculative_tokens * method.width)
+        return DraftRequest(row, max_tokens, length)
+
+    def _feed(self, method: SpeculationMethod, row: int, length: int) -> None:
+        """Give a proposer the tokens of a row up to a length that it does not have yet."""
+        state = method.rows[row]
         if not state.num_given:
-            start = self._sequences.starts[row]
+            start, started = self._sequences.starts[row], self._clock()
             method.proposer.start(row, start.tokens, start.num_prompt_tokens, start.tenant)
             state.num_given = len(start.tokens)
             if self._timed is not None:
@@ -236,10 +243,6 @@ class SpeculationController:
         if state.num_given < length:
             method.proposer.extend(row, self._rows.tokens[row, state.num_given : length].tolist())
             state.num_given = length
-        max_tokens = min(chunk.max_draft_tokens, method.max_draft_tokens)
-        if self._num_speculative_tokens is not None:
-            max_tokens = min(max_tokens, self._num_speculative_tokens * method.width)
-        return DraftRequest(row, max_tokens, length)
 
     def _future_offer(self, method: SpeculationMethod, request: DraftRequest) -> DraftOffer:
         """Return the offer of a draft that a drafter could propose."""
@@ -309,13 +312,14 @@ class SpeculationController:
                 offer.method.proposer.observe(row, offer.draft, result.sampled)
                 offer.method.record_verified(row, max(offer.draft.depths), len(result.path))
                 self._sequences.record_accepted(row, len(result.path))
-        if self._timed is not None:
-            self._timed.num_saved = self._sequences.take_saved_steps(rows, others_wait=plan.others_wait)
-        self.max_draft_tokens = self._published(rows)
+            assert self._timed is not None, "there were drafts"
+            saved = self._sequences.take_saved_steps(rows, others_wait=plan.others_wait)
+            self._book(self._timed.drafted, self._timed.planned, saved, 0.0)
+        self.max_draft_tokens = self._published(plan, tokens)
 
-    def _published(self, rows: Sequence[int]) -> int:
-        """Return how many draft tokens chunks of the next step may have, if it has these rows."""
-        methods = self._sequences.methods_in_use(rows)
+    def _published(self, plan: Plan, tokens: Sequence[Sequence[int]]) -> int:
+        """Return how many draft tokens chunks of the next step may have, after one that wrote these tokens."""
+        methods = self._sequences.methods_in_use([chunk.row for chunk in plan.chunks])
         if self._num_speculative_tokens is not None:
             return self._most_draft_tokens(methods)
         num_steps, self._num_credited = self._step - self._num_credited, self._step
@@ -324,14 +328,47 @@ class SpeculationController:
             cost_model.record_steps(num_steps, num_steps, num_steps)
         if self._num_speculative >= CONSTANTS.plain_interval:
             return 0
-        if not rows or (due := [method for method in methods if any(self._is_due(method, row) for row in rows)]):
-            return self._most_draft_tokens(due if rows else methods)
+        lengths = {
+            chunk.row: chunk.start + chunk.length + len(drawn)
+            for chunk, drawn in zip(plan.chunks, tokens, strict=True)
+            if drawn
+        }
+        due = [method for method in methods if self._has_due(method, lengths)]
+        if due or len(lengths) < len(plan.chunks):
+            # A sequence whose prompt is being computed is new, and may be drafted for as soon as it has a token.
+            return self._most_draft_tokens(due)
         share = CONSTANTS.share_in_vain / max(1, len(methods))
         credited = {method.name: self._step + ceil(-self.budgets[method.name] / share) for method in methods}
         self._idle_until = min(
-            (max(method.rows[row].until, credited[method.name]) for method in methods for row in rows), default=0
+            (max(method.rows[row].until, credited[method.name]) for method in methods for row in lengths), default=0
         )
         return 0
+
+    def _has_due(self, method: SpeculationMethod, lengths: Mapping[int, int]) -> bool:
+        """Whether a method should look at any row of these lengths. Rows without a hint wait for their next token.
+
+        With many rows, each waits longer: hints are cheap, but not free.
+        """
+        if method.drafter is not None:
+            return any(self._is_due(method, row) for row in lengths)
+        has_due = False
+        for row, length in lengths.items():
+            if not self._is_due(method, row):
+                continue
+            state = method.rows[row]
+            if state.backoff:
+                self._feed(method, row, length)
+                if not method.proposer.has_hint(row):
+                    state.until = self._step + min(CONSTANTS.max_backoff, CONSTANTS.hint_interval * len(lengths))
+                    continue
+            has_due = True
+        return has_due
+
+    def _book(self, names: Sequence[str], planned: PlannedStep, saved: float, lost: float) -> None:
+        """Book steps that methods saved and lost. With a fixed draft length nothing depends on it."""
+        if self._num_speculative_tokens is None:
+            self._credit(names, saved - lost)
+            self._cost_model_of(planned).record_steps(0, saved, lost)
 
     def _credit(self, names: Sequence[str], steps: float) -> None:
         """Share steps among methods' budgets; they were lost if negative."""
@@ -365,8 +402,7 @@ class SpeculationController:
         if not planned.num_sampled or not cost_model:
             return 0.0
         num_lost = cost_model.extra_steps(planned, last.num_tokens, last.drafting_seconds)
-        self._credit(last.drafted or last.considered, last.num_saved - num_lost)
-        cost_model.record_steps(0, last.num_saved, num_lost)
+        self._book(last.drafted or last.considered, planned, 0.0, num_lost)
         plain_seconds = cost_model.step_seconds(planned.num_sampled)
         return last.num_written * plain_seconds / planned.num_sampled - seconds
 

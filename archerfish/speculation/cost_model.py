@@ -68,6 +68,7 @@ class SpeculationCostModel:
     def for_other_batches(self) -> "SpeculationCostModel":
         """Return a model for steps of other numbers of sequences, with nothing measured but passes of the drafter."""
         other = SpeculationCostModel()
+        other.margin, other.drafter_margin = self.margin, self.drafter_margin
         other.plain, other.speculative = self.plain.unmeasured(), self.speculative.unmeasured()
         other.drafter_steps, other.drafter_passes = self.drafter_steps.unmeasured(), self.drafter_passes
         return other
@@ -88,7 +89,9 @@ class SpeculationCostModel:
         """Return what a step of `num_tokens`, drafts included, takes more than the planned one, in such steps."""
         added, latency = drafting_seconds, self.verifying(is_drafted=drafting_seconds > 0)
         if latency:
-            added += latency.seconds(num_tokens) - self.step_seconds(step.num_tokens)
+            # Prompts are left out: what steps of thousands of tokens take is not known well enough to compare.
+            num_sampled = step.num_sampled
+            added += latency.seconds(num_sampled + num_tokens - step.num_tokens) - self.step_seconds(num_sampled)
         plain = self.step_seconds(step.num_sampled)
         return added / plain if plain else 0.0  # A coarse clock may not see it.
 
@@ -97,7 +100,7 @@ class SpeculationCostModel:
         """Recent cost of tokens as a share of their cost without speculation. A drafter's tokens save no more: where
         other methods make tokens cheap, they would have come as cheaply later."""
         prior = CONSTANTS.price_prior_steps
-        return min(1.0, (self._taken + prior) / (self._worth + prior))
+        return min(1.0, max(0.0, self._taken + prior) / (self._worth + prior))
 
     def record_steps(self, num_steps: float, worth: float, taken: float) -> None:
         """Record what the last steps were worth and took, in plain steps."""
@@ -144,9 +147,9 @@ class SpeculationCostModel:
             ],
             reverse=True,
         )
-        drafting, before = _DraftingCost(self.drafter_passes, offers), self.step_seconds(step.num_tokens)
-        num_tokens, num_expected = step.num_tokens, float(step.num_sampled)
-        plain = self.step_seconds(step.num_sampled)
+        # Prompts in the same step are left out: what thousands of tokens take is not known well enough to compare.
+        drafting, plain = _DraftingCost(self.drafter_passes, offers), self.step_seconds(step.num_sampled)
+        num_tokens, num_expected = step.num_sampled, float(step.num_sampled)
         cheapest, count = plain / num_expected, 0
         latency, margin = self.speculative, self.margin
         for number, (value, depth, index) in enumerate(ranked, 1):
@@ -155,7 +158,7 @@ class SpeculationCostModel:
             if offers[index].num_uncomputed:
                 drafting.add(index, -depth)
                 latency, margin = self.verifying(is_drafted=True), self.drafter_margin
-            added = latency.seconds(num_tokens) - before + drafting.seconds
+            added = latency.seconds(num_tokens) - plain + drafting.seconds
             token = (plain + margin * added) / num_expected
             if token < cheapest:
                 cheapest, count = token, number

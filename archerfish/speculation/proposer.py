@@ -26,6 +26,12 @@ class Proposer(Protocol):
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         """Append tokens that were written to the row's sequence."""
 
+    def has_hint(self, row: int) -> bool:
+        """Whether a draft could succeed for a row without recent success. Much cheaper than a draft.
+
+        It may be true in vain, but is never false in vain.
+        """
+
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Return drafts that follow each row's last token; a draft may be empty.
 

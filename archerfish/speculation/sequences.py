@@ -30,7 +30,7 @@ class SpeculatedSequences:
         """Begin a sequence on its row."""
         row, before = start.row, self.starts.get(start.row)
         if before is not None:
-            given = max(method.rows[row].num_given for method in self._methods)
+            given = max((method.rows[row].num_given for method in self._methods), default=0)
             if (length := given - before.num_prompt_tokens) > 0:
                 decay = CONSTANTS.answer_length_decay
                 self._mean_answer_length = decay * self._mean_answer_length + (1 - decay) * length

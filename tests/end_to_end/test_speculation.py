@@ -70,6 +70,9 @@ class Oracle:
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         self._rows[row] += tokens
 
+    def has_hint(self, row: int) -> bool:
+        return True
+
     def propose(self, asks: Sequence[DraftRequest]) -> list[Draft]:
         return [self._guess(ask) for ask in asks]
 

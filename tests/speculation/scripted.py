@@ -22,6 +22,9 @@ class ScriptedProposer:
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         self.given[row] += tokens
 
+    def has_hint(self, row: int) -> bool:
+        return True
+
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         return [self.draft.truncated(request.max_tokens) for request in requests]
 

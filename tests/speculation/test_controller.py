@@ -51,7 +51,7 @@ class Engine:
             return propose(requests)
 
         self.proposer.propose = timed  # type: ignore[method-assign]
-        rows = Rows(num_rows, 1 << 16, 1, 1 << 16)
+        rows = Rows(num_rows, 1 << 18, 1, 1 << 18)
         methods = [SpeculationMethod("suffix", self.proposer, max_draft_tokens=8)]
         self.controller = SpeculationController(methods, "auto", rows, lambda: self.now, num_speculative_tokens)
         self._rng = random.Random(0)
@@ -196,6 +196,46 @@ def test_where_all_requests_are_without_speculation_nothing_is_drafted() -> None
     engine.start([1])
     engine.run(100)
     assert engine.num_lookups > 0
+
+
+def test_a_request_without_speculation_keeps_no_method_looking() -> None:
+    engine = Engine(num_rows=2)
+    engine.proposer.draft = Draft((), ())
+    engine.start([1], "off")
+    published = []
+    for _ in range(400):
+        engine.step()
+        published.append(engine.controller.max_draft_tokens)
+    assert published.count(0) > 350, "the other row has backed off"
+
+
+def test_a_prompt_in_a_step_is_not_charged_to_drafts() -> None:
+    """What steps of thousands of tokens take is not known."""
+    engine = Engine()
+    engine.run(300)
+    before = engine.budget
+    for length in (900, 500, 1300):
+        chunks = [
+            Chunk(0, engine.lengths[0] - 1, 1, samples=True, max_draft_tokens=8),
+            Chunk(1, 0, length, samples=False),
+        ]
+        engine._run([], chunks, 8)
+        engine.run(1)
+    assert engine.budget == pytest.approx(before, abs=2.0)
+
+
+def test_rows_without_a_hint_are_not_looked_up() -> None:
+    engine = Engine()
+    engine.acceptance = [0.0]
+    engine.run(100)
+    engine.proposer.has_hint = lambda row: False  # type: ignore[method-assign]
+    engine.num_lookups = 0
+    engine.run(2000)
+    assert engine.num_lookups == 0
+    engine.proposer.has_hint = lambda row: True  # type: ignore[method-assign]
+    engine.acceptance = [1.0]
+    engine.run(400)
+    assert engine.run(100) > 4.0
 
 
 def test_plain_steps_are_measured_between_those_with_drafts() -> None:

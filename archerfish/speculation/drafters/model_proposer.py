@@ -117,6 +117,9 @@ class ModelProposer:
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         """Do nothing: the rows have the tokens."""
 
+    def has_hint(self, row: int) -> bool:
+        return True
+
     def max_depth(self, length: int) -> int:
         """Return the draft length that fits after a sequence of `length` tokens."""
         return max(0, self._max_model_len - length)

@@ -205,6 +205,9 @@ class LookaheadProposer:
         for last in tokens[-1:]:
             self._rows[row].set_last(last)
 
+    def has_hint(self, row: int) -> bool:
+        return True
+
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         return [self._rows[request.row].draft(min(request.max_tokens, MAX_NODES)) for request in requests]
 

@@ -170,8 +170,8 @@ class _Row:
         *earlier, last = pairwise((None, *tokens))
         self._pairs = set(earlier)
         """Pairs of tokens that followed each other."""
-        self._has_repeated = last in self._pairs
-        """Whether any two tokens followed each other twice."""
+        self.repeats = self._has_repeated = last in self._pairs
+        """Whether the last two tokens followed each other before; and whether any did."""
         self._pairs.add(last)
         self._shared = shared
         self._ends = ends
@@ -182,13 +182,24 @@ class _Row:
         """The last draft and the length of its match, until something is learned of it."""
 
     def extend(self, tokens: Sequence[int]) -> None:
-        for pair in pairwise((self._last, *tokens)) if not self._has_repeated else ():
-            self._has_repeated |= pair in self._pairs
-            self._pairs.add(pair)
-        self._last = (self._last, *tokens)[-1]
+        last, pairs = self._last, self._pairs
+        for token in tokens:
+            pair = last, token
+            self.repeats = pair in pairs
+            if self.repeats:
+                self._has_repeated = True
+            else:
+                pairs.add(pair)
+            last = token
+        self._last = last
         self._unread += tokens
         if self._shared is not None:
             self._shared.write(tokens)
+
+    @property
+    def occurs_in_shared(self) -> bool:
+        """Whether the last two tokens occur in the tenant's texts."""
+        return self._shared is not None and any(match.length > 1 for match in self._shared.matches())
 
     def match(self) -> Match:
         """Return the longest match, the sequence's own before others of the same length."""
@@ -365,6 +376,11 @@ class SuffixProposer:
         sequence = self._rows[row]
         sequence.learn_unverified(tokens)
         sequence.extend(tokens)
+
+    def has_hint(self, row: int) -> bool:
+        """Whether the last two tokens followed each other before. One alone is enough only after recent success."""
+        sequence = self._rows[row]
+        return sequence.repeats or sequence.occurs_in_shared
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         return [self._draft(self._rows[request.row], min(request.max_tokens, MAX_NODES)) for request in requests]

@@ -87,6 +87,21 @@ def test_until_a_pair_of_tokens_comes_again_nothing_is_looked_for() -> None:
     assert propose(proposer).tokens[0] == 6, "from then on one token is enough"
 
 
+def test_a_hint_is_a_pair_of_tokens_that_came_before() -> None:
+    proposer = SuffixProposer(shared=True)
+    proposer.start(0, [5, 6, 7, 5], 4, "tenant")
+    assert not proposer.has_hint(0)
+    hints = []
+    for token in (6, 9, 6, 7, 3):
+        proposer.extend(0, [token])
+        hints.append(proposer.has_hint(0))
+    assert hints == [True, False, False, True, False], "5 6 and 6 7"
+    proposer.start(1, [1, 2], 2, "tenant")
+    assert not proposer.has_hint(1)
+    proposer.extend(1, [6, 7])
+    assert proposer.has_hint(1), "another sequence wrote it"
+
+
 def test_a_short_match_makes_a_short_draft_and_a_long_one_a_long() -> None:
     lengths = [len(propose(started([*PROSE, 7, *PROSE[:length]]))) for length in (1, 2, 4)]
     # A draft stands with a chance of one in four at least: three times its match, where doubt is one.

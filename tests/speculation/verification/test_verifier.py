@@ -100,6 +100,9 @@ class Proposer:
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         self._rows[row] += tokens
 
+    def has_hint(self, row: int) -> bool:
+        return True
+
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         return [
             self.draft_for(draft_request.row, tuple(self._rows[draft_request.row]), draft_request.max_tokens)
