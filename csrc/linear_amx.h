@@ -8,10 +8,10 @@
 #include <cstdint>
 #include <cstring>
 
+#include "amx_tiles.h"
 #include "lanes.h"
 #include "panels.h"
 #include "program.h"
-#include "amx_tiles.h"
 
 namespace archerfish::ISA {
 namespace {

@@ -23,9 +23,10 @@ PATIENCE = 30.0
 
 MAX_API_MODULES = 42
 """Modules of the API process and its preprocessing workers: 39, and more where the snapshot of each second falls in."""
-MAX_ENGINE_MODULES = 53
+MAX_ENGINE_MODULES = 50
 MAX_API_WRAPPERS = 9
-MAX_ENGINE_WRAPPERS = 9
+MAX_ENGINE_WRAPPERS = 11
+"""Drafts and their verification among them: whether a step has drafts depends on how fast it is."""
 
 
 @pytest.fixture(scope="module")
